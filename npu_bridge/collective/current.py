@@ -1,0 +1,47 @@
+"""Finding the communicator of this process."""
+
+from __future__ import annotations
+
+import sys
+
+from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.single_process import SingleProcess
+from npu_bridge.options import environment
+
+
+def current() -> Communicator:
+    """The communicator of this process, found afresh at each call.
+
+    Horovod is used when a launcher started more than one rank, or when the script itself has initialised Horovod
+    with more than one rank. Anything else is one process.
+
+    Raises:
+      RuntimeError: the environment declares several ranks, but this process is not part of such a job. Training
+        alone without a word would give another result than the one asked for.
+      HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
+    """
+    launched = environment.launched()
+    if (launched is not None and launched.size > 1) or _script_started_horovod():
+        from npu_bridge.collective.horovod_ranks import HorovodCommunicator
+
+        communicator = HorovodCommunicator()
+    else:
+        communicator = SingleProcess()
+    _check_declared_size(communicator)
+    return communicator
+
+
+def _script_started_horovod():
+    """True when the user's script has called `hvd.init()` with several ranks (mpirun without known variables)."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and hvd.is_initialized() and hvd.size() > 1
+
+
+def _check_declared_size(communicator):
+    declared = environment.declared_world_size()
+    if declared not in (1, communicator.size):
+        raise RuntimeError(
+            f"npu_bridge.collective: the environment declares another number of ranks than there are. Expected "
+            f"RANK_SIZE (or CM_WORKER_SIZE) = {communicator.size}; got {declared}. Start the script with "
+            f"`npu-run -np {declared} script.py`, or unset the variable to train on {communicator.size}."
+        )

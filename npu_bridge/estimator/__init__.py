@@ -1,0 +1,1 @@
+"""The documented face: `npu_bridge.estimator.npu` and its modules."""

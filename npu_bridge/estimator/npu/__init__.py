@@ -1,0 +1,1 @@
+"""Run configuration, estimator, optimizers, loss-scale managers and hooks, each in the module its page names."""

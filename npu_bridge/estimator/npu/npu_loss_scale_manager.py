@@ -1,0 +1,198 @@
+"""Loss-scale managers: what the loss is multiplied by, and how that number moves."""
+
+from __future__ import annotations
+
+import abc
+import numbers
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+__all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
+
+# Growth stops once the scale has reached this limit divided by the growth ratio. Source: documentation of the
+# NPU stack's loss-scale manager; a little below the largest float32.
+_LARGEST_SCALE = 3.4e38
+
+
+class LossScaleManager(tf.Module, abc.ABC):
+    """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> tf.Tensor:
+        """The scale of the next step, a float32 scalar of at least 1."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
+        """Moves the scale on after a step.
+
+        Args:
+          finite_grads: boolean scalar, True when the step's gradients could be used.
+        Returns:
+          The op to run in a TF 1 graph; None when executed eagerly.
+        """
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """A loss scale that never changes.
+
+    Args:
+      loss_scale: the scale, a number of at least 1. A power of two changes no bit of float32 training.
+      enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, also one with Inf or NaN
+        gradients. `NPUOptimizer` always checks.
+    Raises:
+      TypeError: `loss_scale` is not a number.
+      ValueError: `loss_scale` is below 1 or not finite.
+    Graph: a float32 constant named `loss_scale`, so that fetching `loss_scale:0` gives the number.
+    """
+
+    def __init__(self, loss_scale: float, enable_overflow_check: bool = True):
+        super().__init__(name="fixed_loss_scale")
+        if not isinstance(loss_scale, numbers.Real):
+            raise TypeError(
+                f"FixedLossScaleManager: loss_scale is not a number. Expected a number of at least 1; got "
+                f"{loss_scale!r} of type {type(loss_scale).__name__}. Pass a Python number such as 1024."
+            )
+        if not 1 <= loss_scale <= _LARGEST_SCALE:
+            raise ValueError(
+                f"FixedLossScaleManager: loss_scale is out of range. Expected 1 <= loss_scale <= {_LARGEST_SCALE:g}; "
+                f"got {loss_scale!r}. Use 1 to switch scaling off."
+            )
+        self._enable_overflow_check = enable_overflow_check
+        self._loss_scale = tf.constant(float(loss_scale), dtype=tf.float32, name="loss_scale")
+
+    def get_loss_scale(self):
+        """The fixed scale, a float32 scalar."""
+        return self._loss_scale
+
+    def get_enable_overflow_check(self) -> bool:
+        """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
+        return self._enable_overflow_check
+
+    def update_loss_scale(self, finite_grads):
+        """Does nothing; returns an op that does nothing (None when executed eagerly)."""
+        return None if tf.executing_eagerly() else tf.no_op()
+
+
+class ScaleState(NamedTuple):
+    """What a dynamic loss scale remembers between steps: numbers or scalar tensors.
+
+    Attributes:
+      scale: float32, the loss scale.
+      good_steps: int32, steps with usable gradients in a row since the scale or a counter last changed.
+      bad_steps: int32, steps with unusable gradients since the scale last changed; usable steps do not reset it.
+    """
+
+    scale: Any
+    good_steps: Any
+    bad_steps: Any
+
+
+class ExponentialUpdateLossScaleManager(LossScaleManager):
+    """A loss scale that grows while gradients stay usable and shrinks when they overflow.
+
+    After `incr_every_n_steps` good steps in a row the scale is multiplied by `incr_ratio`; after
+    `decr_every_n_nan_or_inf` bad steps, which need not follow each other, by `decr_ratio`, but never below 1. Either
+    event, also a growth that would pass 3.4e38 and is left out, sets both counters to 0. The first steps of a large
+    initial scale overflow by design: that is how the largest scale that works is found.
+
+    Args:
+      init_loss_scale: scale of the first step, at least 1.
+      incr_every_n_steps: whole steps, at least 1.
+      decr_every_n_nan_or_inf: whole steps, at least 1.
+      incr_ratio: factor of growth, at least 1.
+      decr_ratio: factor of shrinking, above 0 and at most 1.
+    Raises:
+      TypeError: an argument is not a number, or a step count not an integer.
+      ValueError: an argument is out of its range.
+    Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
+      In a TF 1 graph they are reference variables, so that fetching `loss_scale:0` gives the number.
+    Source: documentation of the NPU stack's loss-scale manager.
+    """
+
+    def __init__(
+        self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8
+    ):
+        super().__init__(name="exponential_update_loss_scale")
+        _check_number("init_loss_scale", init_loss_scale, lowest=0, highest=_LARGEST_SCALE, lowest_is_allowed=False)
+        _check_step_count("incr_every_n_steps", incr_every_n_steps)
+        _check_step_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        _check_number("incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
+        _check_number("decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
+        self._incr_every_n_steps = incr_every_n_steps
+        self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
+        self._incr_ratio = incr_ratio
+        self._decr_ratio = decr_ratio
+        self._loss_scale = _state_variable(float(init_loss_scale), tf.float32, "loss_scale")
+        self._good_steps = _state_variable(0, tf.int32, "good_steps")
+        self._bad_steps = _state_variable(0, tf.int32, "bad_steps")
+
+    def get_loss_scale(self):
+        """The current scale, a float32 scalar."""
+        return tf.convert_to_tensor(self._loss_scale)
+
+    def update_loss_scale(self, finite_grads):
+        """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
+        variables = (self._loss_scale, self._good_steps, self._bad_steps)
+        state = self._next_state(ScaleState(*(tf.convert_to_tensor(variable) for variable in variables)), finite_grads)
+        with tf.control_dependencies(state):  # all three are computed before the first changes
+            assigned = [variable.assign(value) for variable, value in zip(variables, state)]
+        return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
+
+    def _next_state(self, state: ScaleState, finite) -> ScaleState:
+        good_steps = tf.where(finite, state.good_steps + 1, 0)
+        bad_steps = tf.where(finite, state.bad_steps, state.bad_steps + 1)
+        grows = tf.logical_and(finite, good_steps >= self._incr_every_n_steps)
+        shrinks = tf.logical_and(tf.logical_not(finite), bad_steps >= self._decr_every_n_nan_or_inf)
+        grown = tf.where(
+            state.scale < tf.constant(_LARGEST_SCALE / self._incr_ratio, tf.float32),
+            state.scale * self._incr_ratio,
+            state.scale,
+        )
+        shrunk = tf.maximum(1.0, state.scale * self._decr_ratio)
+        is_settled = tf.logical_or(grows, shrinks)
+        return ScaleState(
+            scale=tf.where(grows, grown, tf.where(shrinks, shrunk, state.scale)),
+            good_steps=tf.where(is_settled, 0, good_steps),
+            bad_steps=tf.where(is_settled, 0, bad_steps),
+        )
+
+
+def _state_variable(initial_value, dtype, name):
+    """A scalar that is saved with the model, made outside any control flow or control dependency of the caller."""
+    with tf.init_scope():
+        is_graph = not tf.executing_eagerly()
+    return tf.compat.v1.Variable(
+        initial_value=lambda: tf.constant(initial_value, dtype),
+        dtype=dtype,
+        name=name,
+        trainable=False,
+        use_resource=not is_graph,
+    )
+
+
+def _check_number(name, value, lowest, highest, lowest_is_allowed=True):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"ExponentialUpdateLossScaleManager: {name} is not a number. Expected a Python number; got {value!r} of "
+            f"type {type(value).__name__}. Pass a number such as {max(lowest, 0.5)}."
+        )
+    if not (lowest <= value if lowest_is_allowed else lowest < value) or not value <= highest:
+        relation = "<=" if lowest_is_allowed else "<"
+        raise ValueError(
+            f"ExponentialUpdateLossScaleManager: {name} is out of range. Expected {lowest} {relation} {name} <= "
+            f"{highest:g}; got {value!r}. Choose a number in that range."
+        )
+
+
+def _check_step_count(name, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(
+            f"ExponentialUpdateLossScaleManager: {name} is not an integer. Expected whole steps, at least 1; got "
+            f"{value!r} of type {type(value).__name__}. Pass an int."
+        )
+    if value < 1:
+        raise ValueError(
+            f"ExponentialUpdateLossScaleManager: {name} is out of range. Expected whole steps, at least 1; got "
+            f"{value!r}. Use 1 to act on every such step."
+        )

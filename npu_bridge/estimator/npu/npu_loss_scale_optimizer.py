@@ -1,0 +1,38 @@
+"""The optimizer that only scales the loss."""
+
+from __future__ import annotations
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.gradients import LossScaling, OverflowCheck, Pipeline, PipelineOptimizer
+
+__all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
+
+
+class NPULossScaleOptimizer(PipelineOptimizer):
+    """Loss scaling around any optimizer; it reduces nothing itself.
+
+    For several ranks, put it around a distributed optimizer and say so:
+    `NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True)`.
+
+    Args:
+      opt: as `opt` of `NPUOptimizer`.
+      loss_scale_manager: a `LossScaleManager`. A `FixedLossScaleManager` with `enable_overflow_check=False` makes
+        every step happen, also one with Inf or NaN gradients.
+      is_distributed: decide together with the other ranks whether a step happens.
+    Raises:
+      TypeError: `opt` is not an optimizer.
+      ValueError: there is no manager.
+    """
+
+    def __init__(self, opt, loss_scale_manager, is_distributed=False):
+        name = "NPULossScaleOptimizer" + type(opt).__name__
+        if loss_scale_manager is None:
+            raise ValueError(
+                "NPULossScaleOptimizer: loss_scale_manager is missing. Expected a FixedLossScaleManager or an "
+                "ExponentialUpdateLossScaleManager; got None. Pass one."
+            )
+        stages = [LossScaling(loss_scale_manager)]
+        is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()
+        if is_checked:
+            stages.append(OverflowCheck(name, is_joint=is_distributed))
+        super().__init__(opt, Pipeline(stages), name)

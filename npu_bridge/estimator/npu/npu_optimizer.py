@@ -1,0 +1,92 @@
+"""The optimizers of the distributed and loss-scaled kind; each names the stages its gradients meet."""
+
+from __future__ import annotations
+
+import logging
+
+from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, PipelineOptimizer
+
+__all__ = ["NPUDistributedOptimizer", "NPUOptimizer"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class NPUOptimizer(PipelineOptimizer):
+    """Loss scaling, distribution and tail optimisation around any optimizer.
+
+    A step: scale the loss, differentiate, average over the ranks, divide by the scale; then, unless the gradients
+    overflowed on some rank, apply. An overflow on one rank skips the step on every rank: variables, slots and
+    `global_step` keep every bit, and only the loss scale moves.
+
+    Args:
+      opt: a `tf.compat.v1.train.Optimizer`, a Keras legacy optimizer (such as tensorflow-addons' `LAMB`) or a Keras
+        optimizer.
+      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`.
+      is_distributed: average gradients over the ranks. With one rank it has no effect.
+      is_loss_scale: scale the loss and skip steps whose gradients overflowed.
+      is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
+        last aggregation fragment is reduced, so that only that fragment's own updates wait for it. The numbers are
+        the same. Without distribution it has no effect.
+      name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
+    Raises:
+      TypeError: `opt` is not an optimizer.
+      ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
+        where this optimizer is to be distributed.
+    Example:
+      >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
+      >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
+      >>> grads_and_vars = optimizer.compute_gradients(loss)
+      >>> train_op = optimizer.apply_gradients(grads_and_vars, global_step=global_step)
+    """
+
+    def __init__(
+        self,
+        opt,
+        loss_scale_manager=None,
+        is_distributed=False,
+        is_loss_scale=False,
+        is_tailing_optimization=False,
+        name=None,
+    ):
+        name = name or "NPUOptimizer" + type(opt).__name__
+        if is_loss_scale and loss_scale_manager is None:
+            raise ValueError(
+                "NPUOptimizer: is_loss_scale needs a manager. Expected loss_scale_manager to be a "
+                "FixedLossScaleManager or an ExponentialUpdateLossScaleManager; got None. Pass one, or "
+                "is_loss_scale=False."
+            )
+        if loss_scale_manager is not None and not is_loss_scale:
+            _LOG.info("NPUOptimizer: loss_scale_manager has no effect because is_loss_scale is False.")
+        stages = []
+        if is_loss_scale:
+            is_tailed = is_distributed and is_tailing_optimization
+            stages += [
+                LossScaling(loss_scale_manager),
+                OverflowCheck(name, is_joint=is_distributed, judges_local=is_distributed, decides_early=is_tailed),
+            ]
+        if is_distributed:
+            stages.insert(1, AllReduce(name))
+        super().__init__(opt, Pipeline(stages), name)
+
+
+class NPUDistributedOptimizer(PipelineOptimizer):
+    """Averages gradients over the ranks, around any optimizer.
+
+    Args:
+      optimizer: as `opt` of `NPUOptimizer`.
+      is_weight_update_sharding: let every rank update a part of the variables only. Not available yet.
+      name: name of this optimizer; "Distributed" and the type name of `optimizer` by default.
+    Raises:
+      TypeError: `optimizer` is not an optimizer.
+      ValueError: `optimizer` itself averages gradients or scales the loss.
+      NotImplementedError: `is_weight_update_sharding` is True.
+    """
+
+    def __init__(self, optimizer, is_weight_update_sharding=False, name=None):
+        name = name or "Distributed" + type(optimizer).__name__
+        if is_weight_update_sharding:
+            raise NotImplementedError(
+                "NPUDistributedOptimizer: is_weight_update_sharding is not available. Every rank updates all "
+                "variables; leave it False."
+            )
+        super().__init__(optimizer, Pipeline([AllReduce(name)]), name)

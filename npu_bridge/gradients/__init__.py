@@ -1,0 +1,15 @@
+"""A training step is a gradient's journey; every feature is one stop on it.
+
+`stage.py` defines a stop (`Stage`) and what travels (`Step`), `pipeline.py` runs a list of stages, `optimizer.py`
+puts a pipeline around somebody else's optimizer. The stages: `loss_scaling.py`, `all_reduce.py`, `overflow.py`.
+A new feature is a new file beside them.
+"""
+
+from npu_bridge.gradients.all_reduce import AllReduce
+from npu_bridge.gradients.loss_scaling import LossScaling
+from npu_bridge.gradients.optimizer import PipelineOptimizer
+from npu_bridge.gradients.overflow import OverflowCheck
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stage import Stage, Step
+
+__all__ = ["AllReduce", "LossScaling", "OverflowCheck", "Pipeline", "PipelineOptimizer", "Stage", "Step"]

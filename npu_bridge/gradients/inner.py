@@ -1,0 +1,162 @@
+"""Somebody else's optimizer, whatever its family, behind one small interface.
+
+Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
+kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask which family they hold.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.graph_mode import building_graph
+
+
+class InnerOptimizer(abc.ABC):
+    """What a pipeline needs from the optimizer it is put around."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def prepare(self, variables: list) -> None:
+        """Creates the slots before any gate is built, where the family would not lift them out of it by itself."""
+
+    @abc.abstractmethod
+    def compute_gradients(self, loss: Any, **arguments: Any) -> list:
+        """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
+
+    @abc.abstractmethod
+    def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
+        """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""
+
+    @abc.abstractmethod
+    def get_slot(self, variable, name):
+        """The slot variable, or None when there is none of that name."""
+
+    @abc.abstractmethod
+    def get_slot_names(self) -> list:
+        """Sorted names of the slots."""
+
+    @abc.abstractmethod
+    def variables(self) -> list:
+        """The optimizer's own variables."""
+
+
+def adapt(optimizer: Any) -> InnerOptimizer:
+    """Finds the adapter for an optimizer.
+
+    Raises:
+      TypeError: it is no optimizer of a known family.
+    """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _Tf1Optimizer(optimizer)
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        return _KerasLegacyOptimizer(optimizer)
+    if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        return _KerasOptimizer(optimizer)
+    raise TypeError(
+        "NPUOptimizer: opt is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
+        f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
+        f"{type(optimizer).__name__}. Pass the optimizer object itself."
+    )
+
+
+class _Tf1Optimizer(InnerOptimizer):
+    def compute_gradients(self, loss, **arguments):
+        return self.optimizer.compute_gradients(loss, **arguments)
+
+    def apply_gradients(self, grads_and_vars, global_step, name):
+        return self.optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def get_slot(self, variable, name):
+        return self.optimizer.get_slot(variable, name)
+
+    def get_slot_names(self):
+        return self.optimizer.get_slot_names()
+
+    def variables(self):
+        return self.optimizer.variables()
+
+
+class _KerasFamily(InnerOptimizer):
+    """What both Keras families share: gradients are taken the TF 1 way, and nobody counts `global_step` for us."""
+
+    def compute_gradients(self, loss, **arguments):
+        differentiator = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.0)
+        return differentiator.compute_gradients(loss, **arguments)
+
+    def apply_gradients(self, grads_and_vars, global_step, name):
+        if all(grad is None for grad, _ in grads_and_vars):
+            names = ", ".join(variable.name for _, variable in grads_and_vars)
+            raise ValueError(f"No gradients provided for any variable: {names}. Check that the loss depends on them.")
+        update = self._update(grads_and_vars, name)
+        if global_step is None or global_step is self.optimizer.iterations:
+            return update
+        with tf.control_dependencies([] if update is None else [update]):
+            counted = tf.compat.v1.assign_add(global_step, 1)
+        return None if tf.executing_eagerly() else tf.group(update, counted)
+
+    @abc.abstractmethod
+    def _update(self, grads_and_vars, name):
+        """Updates the variables; returns the op to wait for, None when executed eagerly."""
+
+
+class _KerasLegacyOptimizer(_KerasFamily):
+    def _update(self, grads_and_vars, name):
+        return self.optimizer.apply_gradients(grads_and_vars, name=name)
+
+    def get_slot(self, variable, name):
+        return self.optimizer.get_slot(variable, name) if name in self.get_slot_names() else None
+
+    def get_slot_names(self):
+        return sorted(self.optimizer.get_slot_names())
+
+    def variables(self):
+        return self.optimizer.variables()
+
+
+class _KerasOptimizer(_KerasFamily):
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self._updated_variables = []
+
+    def prepare(self, variables):
+        self._updated_variables = variables
+        with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
+            self.optimizer.build(variables)
+
+    def _update(self, grads_and_vars, name):
+        if not building_graph():
+            return self.optimizer.apply_gradients(grads_and_vars)
+        # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
+        # A tf.function keeps them, and orders them as written.
+        gradients = [grad for grad, _ in grads_and_vars]
+        variables = [variable for _, variable in grads_and_vars]
+
+        @tf.function(autograph=False)
+        def update(gradients):
+            self.optimizer.apply_gradients(zip(gradients, variables))
+            return tf.constant(True)
+
+        return update(gradients).op
+
+    def get_slot(self, variable, name):
+        return self._slots_by_name().get(name, {}).get(variable.name)
+
+    def get_slot_names(self):
+        return sorted(self._slots_by_name())
+
+    def variables(self):
+        return list(self.optimizer.variables)
+
+    def _slots_by_name(self):
+        """Slot name to variable name to slot: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
+        slots = {}
+        for own in self.optimizer.variables:
+            for variable in self._updated_variables:
+                suffix = "/" + variable.name
+                if own.name.endswith(suffix):
+                    slots.setdefault(own.name[: -len(suffix)].split("/")[-1], {})[variable.name] = own
+        return slots

@@ -1,0 +1,64 @@
+"""Loss scaling: keeps small gradients representable while they are computed and transferred."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.dense_or_sparse import map_values
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.stage import Stage
+
+
+class LossScaling(Stage):
+    """Multiplies the loss by the manager's scale and divides the combined gradients by it.
+
+    Args:
+      manager: an object with `get_loss_scale()` giving a float32 scalar, and `update_loss_scale(finite)` that moves
+        the scale on after a step and returns an op (None when executed eagerly).
+    """
+
+    scales_loss = True
+
+    def __init__(self, manager):
+        self._manager = manager
+
+    def begin(self, step):
+        step.loss_scale = _snapshot(self._manager.get_loss_scale())
+        step.multiplied_by(step.loss_scale)
+        collections.publish(collections.LOSS_SCALE, step.loss_scale)
+
+    def scale(self, loss, step):
+        return loss * tf.cast(step.loss_scale, loss.dtype)
+
+    def reduced(self, step):
+        step.map(lambda grad: in_true_units(grad, step.divisor))
+        step.divisor = None
+
+    def after(self, step):
+        is_unchecked = step.should_apply is None
+        return self._manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
+
+
+def in_true_units(grad, divisor):
+    """A dense or sparse gradient divided by `divisor`, in its own dtype.
+
+    The division is done in float32 at least: in float16 a scale above 65504 does not exist, and its reciprocal is
+    zero above 2**24. It is a division because the reciprocal of 2**127 is zero on processors that flush denormals.
+    """
+    return grad if divisor is None else map_values(grad, lambda values: _divide(values, divisor))
+
+
+def _divide(values, divisor):
+    if values.dtype.size < tf.float32.size:
+        return tf.cast(tf.cast(values, tf.float32) / divisor, values.dtype)
+    return values / tf.cast(divisor, values.dtype)
+
+
+def _snapshot(scale):
+    """The scale as it is now, whatever happens to the variable behind it later in the same run.
+
+    A TF 1 reference variable hands out its own buffer: a late reader would see the value after this step's update.
+    """
+    scale = tf.convert_to_tensor(scale)
+    return tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale

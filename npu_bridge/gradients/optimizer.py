@@ -1,0 +1,162 @@
+"""A pipeline of stages around somebody else's optimizer, as a TF 1 optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stage import Step
+
+_LOG = logging.getLogger(__name__)
+
+
+class PipelineOptimizer(tf.compat.v1.train.Optimizer):
+    """Computes gradients with an inner optimizer, takes them through a pipeline and applies them with it.
+
+    Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class does
+    not have are those of the inner optimizer.
+
+    Args:
+      optimizer: a TF 1, Keras legacy or Keras optimizer.
+      pipeline: the stages a gradient meets.
+      name: name of this optimizer.
+    Raises:
+      TypeError: `optimizer` is none.
+      ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
+    """
+
+    def __init__(self, optimizer, pipeline: Pipeline, name: str):
+        super().__init__(use_locking=False, name=name)
+        _check_nesting(optimizer, pipeline, type(self).__name__)
+        self._pipeline = pipeline
+        self._inner = adapt(optimizer)
+        self._track_trackable(optimizer, "optimizer")
+        self._open_steps = []
+        self._has_computed = False
+
+    def compute_gradients(
+        self,
+        loss,
+        var_list=None,
+        gate_gradients=tf.compat.v1.train.Optimizer.GATE_OP,
+        aggregation_method=None,
+        colocate_gradients_with_ops=False,
+        grad_loss=None,
+    ):
+        """Gradients of the unscaled loss, averaged over the ranks where the pipeline communicates.
+
+        Args:
+          loss: scalar tensor, or a callable that returns one (required when executing eagerly).
+          var_list: variables to differentiate by; all trainable ones by default.
+          gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss: as in
+            `tf.compat.v1.train.Optimizer.compute_gradients`.
+        Returns:
+          List of (gradient, variable); a gradient may be None, a sparse one is `tf.IndexedSlices`.
+        Ranks: collective where the pipeline communicates.
+        """
+        step = self._pipeline.begin()
+        grads_and_vars = self._inner.compute_gradients(
+            self._scaled(loss, step),
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            grad_loss=grad_loss,
+        )
+        delivered = self._pipeline.combine(step, grads_and_vars)
+        self._remember(step)
+        return delivered
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """Applies gradients with the inner optimizer, if the pipeline's stages agree.
+
+        Args:
+          grads_and_vars: pairs as `compute_gradients` returns them, clipped or otherwise changed if you like.
+          global_step: variable to increase by 1 when the update happens.
+          name: name of the update op.
+        Returns:
+          The op that runs the step; None when executed eagerly.
+        Raises:
+          ValueError: there is no gradient at all.
+        """
+        grads_and_vars = list(grads_and_vars)
+        step = self._recall(grads_and_vars)
+        step.grads_and_vars = grads_and_vars
+        updated = [variable for grad, variable in grads_and_vars if grad is not None]
+        if updated:
+            self._inner.prepare(updated)
+        return self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
+
+    def get_slot(self, var, name):
+        """The inner optimizer's slot `name` for `var`, or None."""
+        return self._inner.get_slot(var, name)
+
+    def get_slot_names(self):
+        """Names of the inner optimizer's slots."""
+        return self._inner.get_slot_names()
+
+    def variables(self):
+        """The inner optimizer's variables."""
+        return self._inner.variables()
+
+    def __getattr__(self, name):
+        # `_inner` is missing while an object is copied; `_self_...` and dunder names are checkpointing's and Python's
+        # own bookkeeping, which must not be shared with the inner optimizer.
+        if name == "_inner" or name.startswith(("_self_", "__")):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._inner.optimizer, name)
+
+    def _scaled(self, loss, step):
+        if callable(loss):
+            return lambda: self._pipeline.scale(loss(), step)
+        collections.publish(collections.UNSCALED_LOSS, loss)
+        return self._pipeline.scale(loss, step)
+
+    def _remember(self, step):
+        self._has_computed = True
+        context = _building_context()
+        self._open_steps = [(where, other) for where, other in self._open_steps if where is context]
+        if context is None:
+            self._open_steps.clear()  # eager steps come one after the other
+        self._open_steps.append((context, step))
+
+    def _recall(self, grads_and_vars):
+        """The step these gradients belong to: the latest one computed here for at least these variables."""
+        given = {id(variable) for _, variable in grads_and_vars}
+        for context, step in reversed(self._open_steps):
+            if context is _building_context() and given <= {id(variable) for _, variable in step.grads_and_vars}:
+                return dataclasses.replace(step)
+        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
+            _LOG.warning(
+                "%s: these gradients were not averaged over the ranks, because they did not come from "
+                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
+                self.get_name(),
+            )
+        return Step()
+
+
+def _building_context():
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _check_nesting(optimizer, pipeline, owner):
+    if not isinstance(optimizer, PipelineOptimizer) or not pipeline.communicates:
+        return
+    inner = optimizer._pipeline
+    if inner.communicates:
+        raise ValueError(
+            f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
+            f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
+        )
+    if inner.scales_loss:
+        raise ValueError(
+            f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
+            f"check, update; got {type(optimizer).__name__} inside {owner}. Write "
+            f"NPULossScaleOptimizer(NPUDistributedOptimizer(opt), manager, is_distributed=True), or one NPUOptimizer."
+        )

@@ -1,0 +1,121 @@
+"""Overflow check: a step whose gradients cannot be used changes nothing, on any rank."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.ancestry import sources_of
+from npu_bridge.gradients.dense_or_sparse import sum_repeated_rows, values_of
+from npu_bridge.gradients.graph_mode import building_graph, classic_control_flow
+from npu_bridge.gradients.loss_scaling import in_true_units
+from npu_bridge.gradients.stage import Stage
+
+
+class OverflowCheck(Stage):
+    """Lets an update happen only when the gradients are usable on every rank.
+
+    Usable means that the global norm of the gradients, in true units, is a finite float32. So there is no NaN and no
+    Inf among them, and the optimizer can square every one of them without overflowing its slots.
+
+    What is checked: the gradients given to the update, and those this pipeline delivered if the given ones were made
+    from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank's
+    gradients are also judged before communication; the mean of usable gradients is usable.
+
+    Args:
+      name: prefix of the transfer's name; the same on every rank.
+      is_joint: decide together with the other ranks.
+      judges_local: also judge this rank's gradients before communication.
+      decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that
+        nothing but that fragment's own updates waits for it. A changed gradient (clipped, say) is checked again.
+    Graph: publishes `collections.STEP_SKIPPED`.
+    """
+
+    def __init__(self, name: str, is_joint: bool, judges_local: bool = False, decides_early: bool = False):
+        self._name = name
+        self._is_joint = is_joint
+        self._judges_local = judges_local
+        self._decides_early = decides_early
+
+    def local(self, step):
+        if not self._judges_local or collective.current().size == 1:
+            return
+        with tf.name_scope(f"{self._name}_Allreduce"):
+            step.is_usable_here = has_finite_norm([in_true_units(grad, step.divisor) for grad in step.gradients])
+            if self._decides_early and step.gradients:
+                step.should_apply = self._agree(step.is_usable_here, "early")
+
+    def gate(self, step, apply):
+        with tf.name_scope(f"{self._name}_OverflowCheck"):
+            step.should_apply = self._decide(step)
+            if building_graph():
+                collections.publish(collections.STEP_SKIPPED, tf.logical_not(step.should_apply))
+        return _apply_if(step.should_apply, apply)
+
+    def _decide(self, step):
+        changed, sources = _changed_and_their_sources(step)
+        if step.should_apply is not None and not changed:
+            return step.should_apply
+        verdict = has_finite_norm(step.gradients + sources)
+        for earlier in (step.is_usable_here, step.should_apply):
+            if earlier is not None:
+                verdict = tf.logical_and(verdict, earlier)
+        return self._agree(verdict, "final")
+
+    def _agree(self, verdict, moment):
+        return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self._is_joint else verdict
+
+
+def has_finite_norm(gradients) -> tf.Tensor:
+    """True when the global norm of the gradients is finite in float32 (in float64 for float64 gradients).
+
+    One pass over each gradient and one op for each, which is cheaper than testing every element for finiteness.
+
+    Args:
+      gradients: dense or sparse gradients of floating dtypes; may be empty, which is usable.
+    Returns:
+      Boolean scalar.
+    """
+    half_squares = {}
+    for grad in gradients:
+        if isinstance(grad, tf.IndexedSlices) and grad.dtype.size < tf.float32.size:
+            grad = sum_repeated_rows(grad)  # in 16 bits the sum of repeated rows may overflow where no row does
+        values = values_of(grad)
+        if values.dtype.size < tf.float32.size:
+            values = tf.cast(values, tf.float32)
+        half_squares.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
+    verdicts = [tf.math.is_finite(tf.add_n(terms)) for terms in half_squares.values()]
+    return tf.reduce_all(tf.stack(verdicts)) if len(verdicts) != 1 else verdicts[0]
+
+
+def _changed_and_their_sources(step):
+    """The given gradients that the pipeline did not deliver, and the delivered ones they were made from."""
+    delivered = [grad for grad in step.delivered if grad is not None]
+    delivered_ids = {id(grad) for grad in delivered}
+    given_ids = {id(grad) for grad in step.gradients}
+    changed = [grad for grad in step.gradients if id(grad) not in delivered_ids]
+    replaced = [grad for grad in delivered if id(grad) not in given_ids]
+    return changed, sources_of(changed, replaced)
+
+
+def _apply_if(should_apply, apply):
+    """Runs `apply` when the decision is True, else nothing; the same in graphs, functions and eager execution."""
+    if tf.executing_eagerly():
+        return apply() if bool(should_apply) else None
+    if building_graph():
+        # Slots made inside the branch keep the names they have without a gate, and so in checkpoints.
+        name_scope = tf.compat.v1.get_default_graph().get_name_scope()
+
+        def applied():
+            with tf.name_scope(name_scope + "/" if name_scope else ""):
+                return tf.group(apply())
+
+        with classic_control_flow():
+            return tf.cond(should_apply, applied, tf.no_op)
+
+    def applied_in_function():
+        apply()
+        return True
+
+    return tf.cond(should_apply, applied_in_function, lambda: False)

@@ -1,0 +1,99 @@
+"""Runs a list of stages around a backward pass and an update."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import tensorflow as tf
+
+from npu_bridge.gradients.stage import Stage, Step
+
+
+class Pipeline:
+    """The stages of one optimizer, in the order a gradient meets them.
+
+    One pipeline serves every way to train: TF 1 graphs through `PipelineOptimizer`, and a Keras `train_step` or any
+    `tf.function` loop directly.
+
+    Args:
+      stages: the stages; at most one of them communicates.
+    Raises:
+      ValueError: more than one stage communicates.
+    Example:
+      >>> step = pipeline.begin()
+      >>> with tf.GradientTape() as tape:
+      ...     loss = pipeline.scale(loss_of(model, batch), step)
+      >>> gradients = tape.gradient(loss, model.trainable_variables)
+      >>> grads_and_vars = pipeline.combine(step, zip(gradients, model.trainable_variables))
+      >>> pipeline.apply(step, lambda: optimizer.apply_gradients(grads_and_vars))
+    """
+
+    def __init__(self, stages: Sequence[Stage]):
+        self._stages = tuple(stages)
+        communicating = [type(stage).__name__ for stage in self._stages if stage.communicates]
+        if len(communicating) > 1:
+            raise ValueError(
+                f"Pipeline: gradients would be reduced more than once. Expected at most one stage that communicates; "
+                f"got {', '.join(communicating)}. Keep one of them."
+            )
+
+    @property
+    def scales_loss(self) -> bool:
+        """True when a stage changes the loss before it is differentiated."""
+        return any(stage.scales_loss for stage in self._stages)
+
+    @property
+    def communicates(self) -> bool:
+        """True when a stage exchanges gradients between ranks."""
+        return any(stage.communicates for stage in self._stages)
+
+    def begin(self) -> Step:
+        """Starts a step; call it once per step, before `scale`."""
+        step = Step()
+        for stage in self._stages:
+            stage.begin(step)
+        return step
+
+    def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
+        """The loss to differentiate instead of `loss`."""
+        for stage in self._stages:
+            loss = stage.scale(loss, step)
+        return loss
+
+    def combine(self, step: Step, grads_and_vars: Sequence) -> list:
+        """Takes this rank's gradients of the scaled loss to the gradients of the job, in true units.
+
+        Args:
+          step: the step that `begin` returned.
+          grads_and_vars: pairs of (gradient or None, variable).
+        Returns:
+          List of pairs in the same order; a None stays None, a sparse gradient stays sparse.
+        Ranks: collective when a stage communicates.
+        """
+        step.grads_and_vars = list(grads_and_vars)
+        for hook in ("local", "reduce", "reduced"):
+            for stage in self._stages:
+                getattr(stage, hook)(step)
+        step.delivered = [grad for grad, _ in step.grads_and_vars]
+        return list(step.grads_and_vars)
+
+    def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
+        """Runs the update, or does not, as the stages decide; then moves their state on.
+
+        Args:
+          step: the step, its `grads_and_vars` being what the update will use (clipped, say).
+          apply: makes the update; called once while the graph is built.
+        Returns:
+          What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
+        """
+        for stage in reversed(self._stages):
+            apply = _gated(stage, step, apply)
+        update = apply()
+        state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
+        if update is None or not state_updates or tf.executing_eagerly():
+            return update
+        return tf.group(update, *state_updates)
+
+
+def _gated(stage, step, apply):
+    return lambda: stage.gate(step, apply)

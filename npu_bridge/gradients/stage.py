@@ -1,0 +1,89 @@
+"""What a stop on a gradient's journey can do, and what travels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class Step:
+    """One training step's gradients on their way to the variables.
+
+    Attributes:
+      grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
+      loss_scale: float32 scalar the loss is multiplied by in this step, or None.
+      divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
+        it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
+      is_usable_here: boolean scalar, this rank's own verdict on its gradients before communication, or None.
+      should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
+      delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
+    """
+
+    grads_and_vars: list = dataclasses.field(default_factory=list)
+    loss_scale: Optional[tf.Tensor] = None
+    divisor: Any = None
+    is_usable_here: Optional[tf.Tensor] = None
+    should_apply: Optional[tf.Tensor] = None
+    delivered: list = dataclasses.field(default_factory=list)
+
+    @property
+    def gradients(self) -> list:
+        """The gradients that exist, without the Nones."""
+        return [grad for grad, _ in self.grads_and_vars if grad is not None]
+
+    def map(self, transform: Callable[[Any], Any]) -> None:
+        """Replaces every existing gradient by `transform(gradient)`."""
+        self.grads_and_vars = [
+            (None if grad is None else transform(grad), variable) for grad, variable in self.grads_and_vars
+        ]
+
+    def multiplied_by(self, factor: Any) -> None:
+        """Notes that the gradients carry one more factor."""
+        self.divisor = factor if self.divisor is None else self.divisor * factor
+
+
+class Stage:
+    """One stop on a gradient's journey. Every hook passes on what it gets unless a stage overrides it.
+
+    A pipeline calls each hook of all its stages before the next hook, in this order:
+
+        begin ─► scale ─► backward pass ─► local ─► reduce ─► reduced ─► (caller clips) ─► gate ─► update
+                                                                                            └────► after
+
+    Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
+    stage is made of is set at construction; what belongs to one step is kept in its `Step`.
+
+    Attributes:
+      scales_loss: True for a stage whose `scale` changes the loss.
+      communicates: True for a stage whose `reduce` exchanges gradients between ranks.
+    """
+
+    scales_loss = False
+    communicates = False
+
+    def begin(self, step: Step) -> None:
+        """Reads the state that this step uses, before its loss is differentiated."""
+
+    def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
+        """Changes the loss before it is differentiated."""
+        return loss
+
+    def local(self, step: Step) -> None:
+        """Works on this rank's gradients before any communication."""
+
+    def reduce(self, step: Step) -> None:
+        """Combines the gradients of all ranks. At most one stage of a pipeline does this."""
+
+    def reduced(self, step: Step) -> None:
+        """Works on the combined gradients before the caller sees them."""
+
+    def gate(self, step: Step, apply: Callable[[], Any]) -> Any:
+        """Decides whether and when `apply` runs; returns the resulting op."""
+        return apply()
+
+    def after(self, step: Step) -> Any:
+        """Moves the stage's own state on; returns an op, or None when there is nothing to run."""
+        return None

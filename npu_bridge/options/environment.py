@@ -1,0 +1,251 @@
+"""Environment variables: the one module of the package that reads or writes `os.environ`.
+
+A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open MPI's,
+or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`, `RANK_TABLE_FILE`, ...).
+Everything here looks at the live environment when called and keeps nothing. What each documented variable means is
+written in `environment_table.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Launched",
+    "check_cluster_variables",
+    "declared_device",
+    "declared_rank",
+    "declared_world_size",
+    "fill_rank_variables",
+    "is_flag_on",
+    "launched",
+    "probable_rank",
+    "rank_size_text",
+    "read_variable",
+    "tf_config",
+    "write_variable",
+]
+
+
+class Launched(NamedTuple):
+    """Where a launcher placed this process.
+
+    Attributes:
+      rank: position among all processes, from 0.
+      size: number of processes.
+      local_rank: position among the processes of this machine, from 0.
+      local_size: number of processes on this machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+_LAUNCHERS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+_CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
+_CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
+
+
+def read_variable(name: str) -> str | None:
+    """The text of a variable, or None when it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def write_variable(name: str, value: object) -> None:
+    """Sets a variable of this process to `str(value)`."""
+    os.environ[name] = str(value)
+
+
+def is_flag_on(name: str) -> bool:
+    """True when a variable is `1` or `true`; anything else, unset included, is off."""
+    return (read_variable(name) or "").strip().lower() in ("1", "true")
+
+
+def launched() -> Launched | None:
+    """Tells who started this process and where it stands among its siblings.
+
+    Horovod's launcher is asked first, then Open MPI, then PMI launchers (MPICH, Intel MPI). A launcher that says
+    nothing about the local placement is taken to have put every process on one machine.
+
+    Returns:
+      The placement, or None when no launcher started this process.
+    Raises:
+      ValueError: a launcher variable is not a non-negative integer, or a rank does not fit its size.
+    """
+    for rank_name, size_name, local_rank_name, local_size_name in _LAUNCHERS:
+        rank, size = _integer(rank_name), _integer(size_name)
+        if rank is None or size is None:
+            continue
+        local_rank, local_size = _integer(local_rank_name), _integer(local_size_name)
+        if local_rank is None or local_size is None:
+            local_rank, local_size = rank, size
+        if rank >= size or local_rank >= local_size:
+            raise ValueError(
+                f"environment: {rank_name} does not fit {size_name}. Expected ranks below their sizes; got rank {rank}"
+                f" of {size}, local rank {local_rank} of {local_size}. Start the job again through its launcher."
+            )
+        return Launched(rank, size, local_rank, local_size)
+    return None
+
+
+def rank_size_text() -> str:
+    """The declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
+
+    Raises:
+      ValueError: both variables are set.
+    """
+    rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
+    if rank_size is not None and worker_size is not None:
+        raise ValueError(
+            "environment: RANK_SIZE and CM_WORKER_SIZE are both set. Expected one of them; got "
+            f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}. Unset one."
+        )
+    return rank_size or worker_size or "1"
+
+
+def declared_world_size() -> int:
+    """The number of ranks the environment declares; 1 when it declares none.
+
+    Text that is not a decimal number counts as 1, as it does on the NPU stack.
+
+    Raises:
+      ValueError: `RANK_SIZE` and `CM_WORKER_SIZE` are both set, or the number is below 1.
+    """
+    text = rank_size_text().strip()
+    try:
+        size = int(text)
+    except ValueError:
+        return 1
+    if size < 1:
+        raise ValueError(
+            f"environment: the number of ranks is not positive. Expected RANK_SIZE (or CM_WORKER_SIZE) of at least 1; "
+            f"got {text!r}. Unset it to train on one rank."
+        )
+    return size
+
+
+def declared_rank() -> int | None:
+    """This process's rank as `RANK_ID` declares it, or None when it is unset.
+
+    Raises:
+      ValueError: `RANK_ID` is not a non-negative integer.
+    """
+    return _integer("RANK_ID")
+
+
+def probable_rank() -> int:
+    """This process's rank as far as the environment tells: the launcher's, else `RANK_ID`, else 0.
+
+    For deciding who speaks before any collective exists; a malformed variable counts as unset.
+    """
+    try:
+        placed = launched()
+        return placed.rank if placed else declared_rank() or 0
+    except ValueError:
+        return 0
+
+
+def declared_device() -> int:
+    """The device ordinal the environment declares: `ASCEND_DEVICE_ID`, else `DEVICE_ID`, else 0.
+
+    Raises:
+      ValueError: the variable is not a non-negative integer.
+    """
+    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+        device = _integer(name)
+        if device is not None:
+            return device
+    return 0
+
+
+def fill_rank_variables(launched: Launched | None) -> None:
+    """Sets the rank variables that scripts read themselves, from the launcher's placement, where they are missing.
+
+    `RANK_ID`, `RANK_SIZE`, `DEVICE_ID` and `ASCEND_DEVICE_ID` are filled; one that exists is never overwritten. A
+    job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they exclude each other.
+
+    Args:
+      launched: what `launched()` returned; None leaves the environment alone.
+    """
+    if launched is None:
+        return
+    values = {"DEVICE_ID": launched.local_rank, "ASCEND_DEVICE_ID": launched.local_rank}
+    if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
+        values.update(RANK_ID=launched.rank, RANK_SIZE=launched.size)
+    for name, value in values.items():
+        os.environ.setdefault(name, str(value))
+
+
+def check_cluster_variables() -> None:
+    """Checks that the variables describing the cluster do not contradict each other.
+
+    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's address
+    (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses one of them, or none.
+
+    Raises:
+      ValueError: both are used, one is incomplete, or a number is outside its documented range.
+    """
+    set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
+    for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
+        if set_names and read_variable(excluded):
+            raise ValueError(
+                f"environment: {excluded} and {', '.join(set_names)} describe the cluster twice. Expected either the "
+                f"CM_* variables or RANK_TABLE_FILE/RANK_ID/RANK_SIZE; got both. Unset one family."
+            )
+    _check_range("CM_CHIEF_PORT", 65520)
+    _check_range("CM_WORKER_SIZE", 32768)
+    _check_range("CM_CHIEF_DEVICE", None)
+    if read_variable("CM_CHIEF_IP"):
+        missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
+        if missing:
+            raise ValueError(
+                "environment: CM_CHIEF_IP is set but the chief is not fully described. Expected "
+                f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE; got no {', '.join(missing)}. Set the missing ones."
+            )
+    declared_world_size()
+
+
+def tf_config() -> dict[str, Any]:
+    """`TF_CONFIG` as a dictionary; empty when the variable is unset.
+
+    Raises:
+      json.JSONDecodeError: (a ValueError) the text is not JSON.
+      ValueError: the JSON is not an object.
+    """
+    parsed = json.loads(read_variable("TF_CONFIG") or "{}")
+    if not isinstance(parsed, dict):
+        raise ValueError(
+            f"environment: TF_CONFIG does not describe a cluster. Expected a JSON object; got {type(parsed).__name__}."
+            ' Write it as {"cluster": ..., "task": ...} or unset it.'
+        )
+    return parsed
+
+
+def _integer(name: str) -> int | None:
+    text = read_variable(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"environment: {name} is not a whole number. Expected decimal digits; got {text!r}. Correct or unset it."
+        )
+    return int(text)
+
+
+def _check_range(name: str, largest: int | None) -> None:
+    value = _integer(name)
+    if value is not None and largest is not None and value > largest:
+        raise ValueError(f"environment: {name} is too large. Expected 0..{largest}; got {value}. Correct or unset it.")
