@@ -7,9 +7,10 @@ A new feature is a new file beside them.
 
 from npu_bridge.gradients.all_reduce import AllReduce
 from npu_bridge.gradients.loss_scaling import LossScaling
+from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Stage, Step
 
-__all__ = ["AllReduce", "LossScaling", "OverflowCheck", "Pipeline", "PipelineOptimizer", "Stage", "Step"]
+__all__ = ["AllReduce", "LossScaling", "NarrowVariableGuard", "OverflowCheck", "Pipeline", "PipelineOptimizer", "Stage", "Step"]

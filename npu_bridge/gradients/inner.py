@@ -23,6 +23,12 @@ class InnerOptimizer(abc.ABC):
     def prepare(self, variables: list) -> None:
         """Creates the slots before any gate is built, where the family would not lift them out of it by itself."""
 
+    def make_slots(self, variables: list) -> list:
+        """The slots of `variables`, made now if they do not exist yet."""
+        self.prepare(variables)
+        slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
+        return [slot for slot in slots if slot is not None]
+
     @abc.abstractmethod
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
         """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
@@ -64,6 +70,11 @@ def adapt(optimizer: Any) -> InnerOptimizer:
 
 
 class _Tf1Optimizer(InnerOptimizer):
+    def make_slots(self, variables):
+        with tf.init_scope():
+            self.optimizer._create_slots(variables)
+        return super().make_slots(variables)
+
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
 
@@ -104,6 +115,11 @@ class _KerasFamily(InnerOptimizer):
 
 
 class _KerasLegacyOptimizer(_KerasFamily):
+    def make_slots(self, variables):
+        with tf.name_scope(self.optimizer._name), tf.init_scope():
+            self.optimizer._create_all_weights(variables)
+        return super().make_slots(variables)
+
     def _update(self, grads_and_vars, name):
         return self.optimizer.apply_gradients(grads_and_vars, name=name)
 

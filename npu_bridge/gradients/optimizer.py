@@ -91,6 +91,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         updated = [variable for grad, variable in grads_and_vars if grad is not None]
         if updated:
             self._inner.prepare(updated)
+        step.make_slots = lambda: self._inner.make_slots(updated)
         return self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
 
     def get_slot(self, var, name):
@@ -111,6 +112,14 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._inner.optimizer, name)
+
+    def __dir__(self):
+        # Object-based checkpoints save the slots of everything whose dir() lists get_slot_names. The inner optimizer is
+        # a dependency of this one and saves its own; saved twice they are an error.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
+    def _create_slots(self, var_list):
+        self._inner.make_slots(var_list)
 
     def _scaled(self, loss, step):
         if callable(loss):

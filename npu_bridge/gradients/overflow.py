@@ -86,7 +86,9 @@ def has_finite_norm(gradients) -> tf.Tensor:
             values = tf.cast(values, tf.float32)
         half_squares.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
     verdicts = [tf.math.is_finite(tf.add_n(terms)) for terms in half_squares.values()]
-    return tf.reduce_all(tf.stack(verdicts)) if len(verdicts) != 1 else verdicts[0]
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
 
 
 def _changed_and_their_sources(step):

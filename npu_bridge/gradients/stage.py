@@ -19,6 +19,7 @@ class Step:
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       is_usable_here: boolean scalar, this rank's own verdict on its gradients before communication, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
+      make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
     """
 
@@ -27,6 +28,7 @@ class Step:
     divisor: Any = None
     is_usable_here: Optional[tf.Tensor] = None
     should_apply: Optional[tf.Tensor] = None
+    make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-from npu_bridge.gradients import LossScaling, OverflowCheck, Pipeline, PipelineOptimizer
+from npu_bridge.gradients import LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, PipelineOptimizer
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
@@ -34,5 +34,5 @@ class NPULossScaleOptimizer(PipelineOptimizer):
         stages = [LossScaling(loss_scale_manager)]
         is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()
         if is_checked:
-            stages.append(OverflowCheck(name, is_joint=is_distributed))
+            stages += [OverflowCheck(name, is_joint=is_distributed), NarrowVariableGuard()]
         super().__init__(opt, Pipeline(stages), name)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, PipelineOptimizer
+from npu_bridge.gradients import (
+    AllReduce,
+    LossScaling,
+    NarrowVariableGuard,
+    OverflowCheck,
+    Pipeline,
+    PipelineOptimizer,
+)
 
 __all__ = ["NPUDistributedOptimizer", "NPUOptimizer"]
 
@@ -63,6 +70,7 @@ class NPUOptimizer(PipelineOptimizer):
             stages += [
                 LossScaling(loss_scale_manager),
                 OverflowCheck(name, is_joint=is_distributed, judges_local=is_distributed, decides_early=is_tailed),
+                NarrowVariableGuard(),
             ]
         if is_distributed:
             stages.insert(1, AllReduce(name))

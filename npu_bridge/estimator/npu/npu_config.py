@@ -1,0 +1,215 @@
+"""The configuration objects: `NPURunConfig` and its helpers.
+
+Parameters, defaults, order, types and checks come from the table in `npu_bridge.options`; this module says
+what the objects are and what `tf.estimator` sees of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.distribute_config import DistributeConfig  # not exported by TF 2.15
+
+from npu_bridge.options import construction, read_run_config
+from npu_bridge.options.construction import DeclaredConfig, declared
+from npu_bridge.options.table import (
+    DUMP,
+    DYNAMIC_INPUT,
+    EXPERIMENTAL,
+    GRAPH_MEMORY,
+    MEMORY,
+    PROFILING,
+    RUN_CONFIG,
+)
+
+__all__ = [
+    "DumpConfig",
+    "DynamicInputConfig",
+    "ExperimentalConfig",
+    "GraphMemoryOptimizeConfig",
+    "MemoryConfig",
+    "NPURunConfig",
+    "NpuExecutePlacement",
+    "ProfilingConfig",
+]
+
+
+class NpuExecutePlacement(enum.Enum):
+    """Where an operator is meant to run on the NPU stack; recorded here."""
+
+    ALL = "all"
+    CUBE = "cube"
+    VECTOR = "vector"
+    TAISHAN = "taishan"
+    DVPP = "dvpp"
+    HOST = "host"
+
+
+@declared(PROFILING)
+class ProfilingConfig(DeclaredConfig):
+    """Whether and what to profile.
+
+    Raises:
+      TypeError, ValueError: a value is illegal; with profiling on, `profiling_options` must be a JSON object.
+    """
+
+
+@declared(DUMP)
+class DumpConfig(DeclaredConfig):
+    """Which tensors of which steps to dump, or whether to look for overflow.
+
+    Raises:
+      TypeError, ValueError: a value is illegal; both switches are on; a switch is on without a usable
+        `dump_path`.
+    """
+
+
+@declared(MEMORY)
+class MemoryConfig(DeclaredConfig):
+    """Memory policies of the device.
+
+    Raises:
+      TypeError, ValueError: a value is illegal.
+    """
+
+
+@declared(DYNAMIC_INPUT)
+class DynamicInputConfig(DeclaredConfig):
+    """Profiles of inputs with dynamic dimensions; counts only when all four values are set.
+
+    Raises:
+      TypeError, ValueError: a value is missing or illegal.
+    """
+
+
+@declared(GRAPH_MEMORY)
+class GraphMemoryOptimizeConfig(DeclaredConfig):
+    """Recomputation and slicing of the graph.
+
+    Raises:
+      ValueError: a value is neither None, "auto" nor "manual".
+    """
+
+
+@declared(EXPERIMENTAL)
+class ExperimentalConfig(DeclaredConfig):
+    """Experimental switches, among them `accelerate_train_mode`.
+
+    Raises:
+      TypeError, ValueError: a value is illegal.
+    """
+
+
+@declared(RUN_CONFIG)
+class NPURunConfig(tf.estimator.RunConfig):
+    """The configuration of a training, for `NPUEstimator` and for a plain `tf.estimator.Estimator`.
+
+    Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination is an error here, at
+    construction; an option that is kept without having an effect on stock TensorFlow says so once at INFO.
+    `docs/options.md` lists what each option does.
+
+    Ranks: only rank 0 writes checkpoints and summaries. On other ranks the properties
+      `save_checkpoints_steps`,
+    `save_checkpoints_secs` and `log_step_count_steps` read None and `save_summary_steps` reads 0, whatever
+    was given; the values given are kept for `replace`, copies and `TrainingOptions`.
+
+    Raises:
+      TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
+    """
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
+        """Builds the configuration a TOML file describes.
+
+        Top-level keys are parameters; a table named like a helper parameter holds that helper's parameters:
+
+            save_checkpoints_steps = 500
+            precision_mode_v2 = "mixed_bfloat16"
+
+            [dump_config]
+            dump_path = "dump"
+            enable_dump = true
+
+        Args:
+          path: the file.
+          **overrides: parameters that win over the file, or that a file cannot hold (`session_config`,
+            strategies).
+        Raises:
+          TypeError, ValueError: as from the constructor; the message starts with file, line and key.
+          OSError: the file cannot be read.
+        """
+        from npu_bridge.options.config_file import build_from_file
+
+        return build_from_file(cls, path, overrides, _HELPERS)
+
+    def _set_up(self, values: dict[str, Any]) -> None:
+        construction.check_run_config(values, self._option_table)
+        strategy = values["distribute"]
+        super().__init__(
+            model_dir=values["model_dir"],
+            tf_random_seed=values["tf_random_seed"],
+            save_summary_steps=values["save_summary_steps"],
+            save_checkpoints_steps=construction.checkpoint_steps(values),
+            save_checkpoints_secs=values["save_checkpoints_secs"],
+            session_config=values["session_config"],
+            keep_checkpoint_max=values["keep_checkpoint_max"],
+            keep_checkpoint_every_n_hours=values["keep_checkpoint_every_n_hours"],
+            log_step_count_steps=values["log_step_count_steps"],
+            train_distribute=values["train_distribute"],
+            eval_distribute=values["eval_distribute"],
+            experimental_distribute=None if strategy is None else DistributeConfig(strategy, strategy),
+        )
+        for option in self._option_table.of(RUN_CONFIG):
+            if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
+                setattr(self, option.attribute, values[option.name])
+        construction.warn_about_checkpoints(
+            self._save_checkpoints_steps, self._save_checkpoints_secs, values["iterations_per_loop"]
+        )
+        self._is_set_up = True
+        read_run_config(self)
+
+    @property
+    def save_checkpoints_steps(self):
+        """Steps between checkpoints; None on ranks above 0."""
+        return self._save_checkpoints_steps if self._writes() else None
+
+    @property
+    def save_checkpoints_secs(self):
+        """Seconds between checkpoints; None on ranks above 0."""
+        return self._save_checkpoints_secs if self._writes() else None
+
+    @property
+    def save_summary_steps(self):
+        """Steps between summaries; 0 on ranks above 0."""
+        return self._save_summary_steps if self._writes() else 0
+
+    @property
+    def log_step_count_steps(self):
+        """Steps between log lines; None on ranks above 0."""
+        return self._log_step_count_steps if self._writes() else None
+
+    def _writes(self) -> bool:
+        # The base constructor reads the properties to validate them; no rank needs to be known for that.
+        return not self.__dict__.get("_is_set_up") or _is_writing_rank()
+
+
+_HELPERS = {
+    cls._declared_as: cls
+    for cls in (
+        ProfilingConfig,
+        DumpConfig,
+        MemoryConfig,
+        DynamicInputConfig,
+        GraphMemoryOptimizeConfig,
+        ExperimentalConfig,
+    )
+}
+
+
+def _is_writing_rank() -> bool:
+    from npu_bridge import collective
+
+    return collective.current().rank == 0

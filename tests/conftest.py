@@ -1,0 +1,41 @@
+"""What every test shares: quiet TensorFlow, fresh graphs, and ranks that stay up between cases."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Like a rank of a 2-rank job on the smallest machine we support; also keeps sums in one order.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
+
+import pytest  # noqa: E402
+
+from tests.rank_pool import RankPools  # noqa: E402
+
+
+@pytest.fixture
+def graph():
+    """The test builds a TF 1 graph of its own; without this fixture it executes eagerly."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as new_graph:
+        yield new_graph
+
+
+@pytest.fixture(scope="session")
+def rank_pools(tmp_path_factory):
+    """Running Horovod jobs, one for each number of ranks asked for so far."""
+    pools = RankPools(tmp_path_factory.mktemp("ranks"))
+    yield pools
+    pools.close()
+
+
+@pytest.fixture
+def on_ranks(rank_pools):
+    """Runs a module-level function on N real ranks: `on_ranks(2, function, *arguments)` gives a list of N results.
+
+    The ranks are started once, through the launcher, and run case after case. A rank that raises fails the test with
+    the tracebacks of all ranks.
+    """
+    return rank_pools.run

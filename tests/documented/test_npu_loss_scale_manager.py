@@ -1,0 +1,186 @@
+"""The documented loss-scale managers: state machine, limits, names in graphs and checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu import npu_loss_scale_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.usefixtures("graph")
+
+# (finite, scale used, (good, bad) before, scale after, (good, bad) after): initial scale 1024, growth after 3, 2 to shrink
+WORKED_EXAMPLE = [
+    (True, 1024, (0, 0), 1024, (1, 0)),
+    (True, 1024, (1, 0), 1024, (2, 0)),
+    (False, 1024, (2, 0), 1024, (0, 1)),
+    (True, 1024, (0, 1), 1024, (1, 1)),
+    (True, 1024, (1, 1), 1024, (2, 1)),
+    (True, 1024, (2, 1), 2048, (0, 0)),
+    (False, 2048, (0, 0), 2048, (0, 1)),
+    (True, 2048, (0, 1), 2048, (1, 1)),
+    (False, 2048, (1, 1), 1638.4, (0, 0)),
+    (True, 1638.4, (0, 0), 1638.4, (1, 0)),
+    (True, 1638.4, (1, 0), 1638.4, (2, 0)),
+    (True, 1638.4, (2, 0), 3276.8, (0, 0)),
+]
+
+
+def scales_after(manager_arguments, finites):
+    """The scale after each update, in a TF 1 graph."""
+    manager = ExponentialUpdateLossScaleManager(**manager_arguments)
+    finite = tf1.placeholder(tf.bool, [])
+    update = manager.update_loss_scale(finite)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        scales = []
+        for value in finites:
+            session.run(update, {finite: value})
+            scales.append(session.run("loss_scale:0"))
+    return scales
+
+
+def test_worked_example_step_by_step():
+    manager = ExponentialUpdateLossScaleManager(1024, 3)
+    finite = tf1.placeholder(tf.bool, [])
+    update = manager.update_loss_scale(finite)
+    state = ["loss_scale:0", "good_steps:0", "bad_steps:0"]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for is_finite, scale, counters, scale_after, counters_after in WORKED_EXAMPLE:
+            before = session.run(state)
+            assert (before[0], tuple(before[1:])) == (np.float32(scale), counters)
+            session.run(update, {finite: is_finite})
+            after = session.run(state)
+            assert (after[0], tuple(after[1:])) == (np.float32(scale_after), counters_after)
+
+
+@pytest.mark.parametrize(
+    "arguments, finites, expected",
+    [
+        (
+            dict(init_loss_scale=1.2, incr_every_n_steps=2, decr_every_n_nan_or_inf=1),
+            "NNFFN",
+            [1, 1, 1, 2, 1.6],
+        ),
+        (
+            dict(init_loss_scale=2.0**127, incr_every_n_steps=1, decr_every_n_nan_or_inf=1, decr_ratio=0.5),
+            "FFN",
+            [2.0**127, 2.0**127, 2.0**126],
+        ),
+        (dict(init_loss_scale=0.5, incr_every_n_steps=9, decr_every_n_nan_or_inf=1), "FN", [0.5, 1]),
+    ],
+    ids=["shrinks to 1", "stops below the largest float32", "starts below 1"],
+)
+def test_limits_of_the_scale(arguments, finites, expected):
+    scales = scales_after(arguments, [letter == "F" for letter in finites])
+    np.testing.assert_array_equal(np.float32(scales), np.float32(expected))
+
+
+def test_variables_are_global_not_trainable_and_named_as_in_checkpoints():
+    ExponentialUpdateLossScaleManager(1024, 3)
+    with tf1.name_scope("second"):
+        ExponentialUpdateLossScaleManager(2048, 3)
+    ExponentialUpdateLossScaleManager(4096, 3)
+    names = {variable.op.name: variable.dtype.base_dtype for variable in tf1.global_variables()}
+    assert names == {
+        f"{prefix}{name}{suffix}": dtype
+        for prefix, suffix in (("", ""), ("second/", ""), ("", "_1"))
+        for name, dtype in (("loss_scale", tf.float32), ("good_steps", tf.int32), ("bad_steps", tf.int32))
+    }
+    assert tf1.trainable_variables() == []
+
+
+def test_fetching_loss_scale_by_name_gives_a_float():
+    ExponentialUpdateLossScaleManager(2**32, 1000, 2, decr_ratio=0.5)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        assert session.run("loss_scale:0") == 2.0**32
+
+
+def test_fixed_scale_is_a_constant_of_that_name():
+    manager = FixedLossScaleManager(8589935000.0)
+    with tf1.Session() as session:
+        assert (
+            session.run("loss_scale:0") == session.run(manager.get_loss_scale()) == np.float32(8589935000.0)
+        )
+        session.run(manager.update_loss_scale(tf.constant(False)))
+        assert session.run("loss_scale:0") == np.float32(8589935000.0)
+
+
+def test_fixed_scale_remembers_whether_to_check():
+    assert FixedLossScaleManager(1).get_enable_overflow_check() is True
+    assert FixedLossScaleManager(1, enable_overflow_check=False).get_enable_overflow_check() is False
+
+
+def test_managers_share_a_base_and_a_second_home():
+    assert issubclass(FixedLossScaleManager, LossScaleManager)
+    assert issubclass(ExponentialUpdateLossScaleManager, LossScaleManager)
+    assert npu_loss_scale_optimizer.FixedLossScaleManager is FixedLossScaleManager
+
+
+def test_state_survives_a_checkpoint(tmp_path):
+    """Counters go on where they were: a restored run and an uninterrupted one give the same trace."""
+    finites = [is_finite for is_finite, *_ in WORKED_EXAMPLE]
+    saved_at = 7
+
+    def run(start, stop, restore):
+        with tf.Graph().as_default():
+            manager = ExponentialUpdateLossScaleManager(1024, 3)
+            finite = tf1.placeholder(tf.bool, [])
+            update = manager.update_loss_scale(finite)
+            saver = tf1.train.Saver()
+            with tf1.Session() as session:
+                if restore:
+                    saver.restore(session, str(tmp_path / "model"))
+                else:
+                    session.run(tf1.global_variables_initializer())
+                for is_finite in finites[start:stop]:
+                    session.run(update, {finite: is_finite})
+                saver.save(session, str(tmp_path / "model"))
+                return session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"])
+
+    run(0, saved_at, restore=False)
+    assert sorted(name for name, _ in tf.train.list_variables(str(tmp_path / "model"))) == [
+        "bad_steps",
+        "good_steps",
+        "loss_scale",
+    ]
+    assert run(saved_at, None, restore=True) == [np.float32(3276.8), 0, 0]
+
+
+def test_can_be_made_under_control_dependencies_that_need_data():
+    """A batch-norm update op in the surroundings must not become part of the initialiser."""
+    data = tf1.placeholder(tf.float32, [])
+    with tf.control_dependencies([tf.identity(data)]):
+        ExponentialUpdateLossScaleManager(1024, 3)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())  # without feeding
+
+
+@pytest.mark.parametrize(
+    "make, error, parts",
+    [
+        (lambda: FixedLossScaleManager(0.5), ValueError, ["loss_scale", "0.5", "1 <="]),
+        (lambda: FixedLossScaleManager(float("nan")), ValueError, ["loss_scale", "nan"]),
+        (lambda: FixedLossScaleManager("1024"), TypeError, ["loss_scale", "'1024'", "number"]),
+        (lambda: ExponentialUpdateLossScaleManager(0, 10), ValueError, ["init_loss_scale", "0 <"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 0), ValueError, ["incr_every_n_steps", "at least 1"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 1.5), TypeError, ["incr_every_n_steps", "1.5"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 1, 0), ValueError, ["decr_every_n_nan_or_inf"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 0.5), ValueError, ["incr_ratio", "0.5"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 2, 1.5), ValueError, ["decr_ratio", "1.5"]),
+        (lambda: ExponentialUpdateLossScaleManager(8, 1, 1, 2, None), TypeError, ["decr_ratio", "None"]),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(make, error, parts):
+    with pytest.raises(error) as caught:
+        make()
+    assert all(part in str(caught.value) for part in parts), caught.value

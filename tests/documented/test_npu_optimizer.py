@@ -1,0 +1,243 @@
+"""The documented optimizers: signatures, errors, delegation, and what a step looks like in a graph."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients import collections
+from tests.training import OPTIMIZERS, TF1_OPTIMIZERS, TwoLayers, assert_all_finite, token_batches, train
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.usefixtures("graph")
+
+SIGNATURES = {
+    NPUOptimizer: [
+        ("opt", inspect.Parameter.empty),
+        ("loss_scale_manager", None),
+        ("is_distributed", False),
+        ("is_loss_scale", False),
+        ("is_tailing_optimization", False),
+        ("name", None),
+    ],
+    NPUDistributedOptimizer: [
+        ("optimizer", inspect.Parameter.empty),
+        ("is_weight_update_sharding", False),
+        ("name", None),
+    ],
+    NPULossScaleOptimizer: [
+        ("opt", inspect.Parameter.empty),
+        ("loss_scale_manager", inspect.Parameter.empty),
+        ("is_distributed", False),
+    ],
+    FixedLossScaleManager: [("loss_scale", inspect.Parameter.empty), ("enable_overflow_check", True)],
+    ExponentialUpdateLossScaleManager: [
+        ("init_loss_scale", inspect.Parameter.empty),
+        ("incr_every_n_steps", inspect.Parameter.empty),
+        ("decr_every_n_nan_or_inf", 2),
+        ("incr_ratio", 2),
+        ("decr_ratio", 0.8),
+    ],
+    NPUOptimizer.compute_gradients: [
+        ("self", inspect.Parameter.empty),
+        ("loss", inspect.Parameter.empty),
+        ("var_list", None),
+        ("gate_gradients", tf1.train.Optimizer.GATE_OP),
+        ("aggregation_method", None),
+        ("colocate_gradients_with_ops", False),
+        ("grad_loss", None),
+    ],
+    NPUOptimizer.apply_gradients: [
+        ("self", inspect.Parameter.empty),
+        ("grads_and_vars", inspect.Parameter.empty),
+        ("global_step", None),
+        ("name", None),
+    ],
+}
+
+
+def scaled(name="momentum", scale=8.0, **arguments):
+    return NPUOptimizer(OPTIMIZERS[name](), FixedLossScaleManager(scale), is_loss_scale=True, **arguments)
+
+
+@pytest.mark.parametrize("documented", SIGNATURES, ids=lambda documented: documented.__qualname__)
+def test_signature(documented):
+    parameters = inspect.signature(documented).parameters.values()
+    assert [(parameter.name, parameter.default) for parameter in parameters] == SIGNATURES[documented]
+
+
+def test_default_names_tell_the_inner_optimizer():
+    adam = tf1.train.AdamOptimizer()
+    manager = FixedLossScaleManager(1)
+    assert NPUOptimizer(adam).get_name() == "NPUOptimizerAdamOptimizer"
+    assert NPUDistributedOptimizer(adam).get_name() == "DistributedAdamOptimizer"
+    assert NPULossScaleOptimizer(adam, manager).get_name() == "NPULossScaleOptimizerAdamOptimizer"
+    assert NPUOptimizer(adam, name="mine").get_name() == "mine"
+    assert isinstance(NPUOptimizer(adam), tf1.train.Optimizer)
+
+
+@pytest.mark.parametrize(
+    "make, error, parts",
+    [
+        (lambda: NPUOptimizer(OPTIMIZERS["sgd"](), is_loss_scale=True), ValueError, ["manager", "None"]),
+        (
+            lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), None),
+            ValueError,
+            ["loss_scale_manager", "None"],
+        ),
+        (lambda: NPUOptimizer("adam"), TypeError, ["opt", "'adam'", "str"]),
+        (
+            lambda: NPUOptimizer(NPUDistributedOptimizer(OPTIMIZERS["sgd"]()), is_distributed=True),
+            ValueError,
+            ["twice"],
+        ),
+        (
+            lambda: NPUDistributedOptimizer(
+                NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))
+            ),
+            ValueError,
+            ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
+        ),
+        (lambda: NPUDistributedOptimizer(OPTIMIZERS["sgd"](), True), NotImplementedError, ["sharding"]),
+    ],
+)
+def test_bad_arguments_are_refused(make, error, parts):
+    with pytest.raises(error) as caught:
+        make()
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_an_ignored_manager_is_mentioned(caplog):
+    with caplog.at_level(logging.INFO, logger="npu_bridge"):
+        NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))
+    assert "loss_scale_manager has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_slots_and_variables_are_those_of_the_inner_optimizer(name):
+    expected_slots = {"sgd": [], "momentum": ["momentum"]}.get(name, ["m", "v"])
+    model = TwoLayers()
+    optimizer = scaled(name)
+    optimizer.minimize(model.loss)
+    assert optimizer.get_slot_names() == expected_slots
+    for slot in expected_slots:
+        assert optimizer.get_slot(model.kernel, slot).shape == model.kernel.shape
+    assert optimizer.get_slot(model.kernel, "no such slot") is None
+    # iteration counters and powers come on top of one slot per updated variable
+    assert len(optimizer.variables()) >= 2 * len(expected_slots)
+
+
+def test_attributes_of_the_inner_optimizer_show_through():
+    assert NPUOptimizer(tf1.train.AdamOptimizer(0.25))._lr == 0.25
+    assert NPUOptimizer(tf.keras.optimizers.legacy.Adam(0.25)).beta_1 is not None
+    with pytest.raises(AttributeError):
+        _ = NPUOptimizer(tf1.train.AdamOptimizer(0.25)).learning_rat
+
+
+@pytest.mark.parametrize("is_tailing", [False, True])
+def test_none_stays_none_and_sparse_stays_sparse(is_tailing):
+    model = TwoLayers()
+    optimizer = scaled(is_distributed=True, is_tailing_optimization=is_tailing)
+    grads = [grad for grad, _ in optimizer.compute_gradients(model.loss, model.variables())]
+    assert isinstance(grads[0], tf.IndexedSlices)
+    assert isinstance(grads[1], tf.Tensor)
+    assert grads[2] is None
+
+
+def test_no_gradient_at_all_is_the_inner_error():
+    model = TwoLayers()
+    for name in OPTIMIZERS:
+        with pytest.raises(ValueError, match="No gradients provided"):
+            scaled(name).apply_gradients([(None, model.kernel)])
+
+
+def test_minimize_counts_applied_steps_only():
+    variables, _ = train(
+        lambda: _Minimizing(scaled("adam")), batches=token_batches(4), poisons=[0, np.inf, 0, 0]
+    )
+    assert variables["global_step:0"] == 3
+
+
+class _Minimizing:
+    """Goes through `minimize` where the trainer calls compute and apply."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def compute_gradients(self, loss):
+        self._loss = loss
+        return [(None, None)]
+
+    def apply_gradients(self, grads_and_vars, global_step):
+        return self._optimizer.minimize(self._loss, global_step=global_step)
+
+
+def test_fixed_scale_without_overflow_check_applies_everything():
+    """Documented for NPULossScaleOptimizer; NPUOptimizer checks in any case."""
+
+    def unchecked(opt):
+        return NPULossScaleOptimizer(opt, FixedLossScaleManager(8, enable_overflow_check=False))
+
+    variables, _ = train(lambda: unchecked(OPTIMIZERS["sgd"]()), batches=token_batches(1), poisons=[np.inf])
+    assert not np.all(np.isfinite(variables["kernel:0"]))
+    checked, _ = train(
+        lambda: NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8, False), is_loss_scale=True),
+        batches=token_batches(1),
+        poisons=[np.inf],
+    )
+    assert_all_finite(checked)
+
+
+def test_accumulated_gradients_do_not_pull_in_the_batch_they_came_from():
+    """Applying accumulators must not depend on this step's loss: its input may not even be fed."""
+    model = TwoLayers()
+    optimizer = scaled("sgd")
+    (grad, kernel), *_ = optimizer.compute_gradients(model.loss, [model.kernel])
+    accumulator = tf1.get_variable(
+        "accumulator", kernel.shape, initializer=tf1.zeros_initializer(), trainable=False
+    )
+    accumulate = tf1.assign_add(accumulator, grad)
+    apply = optimizer.apply_gradients([(accumulator.read_value(), kernel)])
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        before = session.run(kernel)
+        session.run(accumulate, {model.tokens: [1, 2, 3]})
+        session.run(apply)  # feeds nothing
+        assert np.any(session.run(kernel) != before)
+
+
+def test_two_losses_of_one_optimizer_are_judged_apart():
+    """As in a GAN: the overflow of one loss does not skip the step of the other."""
+    generator = tf1.get_variable("generator", [], initializer=tf1.ones_initializer())
+    discriminator = tf1.get_variable("discriminator", [], initializer=tf1.ones_initializer())
+    poison = tf1.placeholder(tf.float32, [])
+    optimizer = scaled("sgd")
+    for_generator = optimizer.compute_gradients(generator * poison, [generator])
+    for_discriminator = optimizer.compute_gradients(discriminator * 2.0, [discriminator])
+    steps = [optimizer.apply_gradients(for_generator), optimizer.apply_gradients(for_discriminator)]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(steps, {poison: np.nan})
+        assert session.run([generator, discriminator]) == [1.0, np.float32(1.0 - 0.1 * 2.0)]
+        assert len(tf1.get_collection(collections.STEP_SKIPPED)) == 2
+
+
+@pytest.mark.parametrize("name", TF1_OPTIMIZERS)
+def test_checkpoints_are_those_of_the_bare_optimizer_plus_the_scale(name):
+    """A checkpoint made without loss scaling can be continued with it, and the other way round."""
+    bare, _ = train(OPTIMIZERS[name], steps=1)
+    ours, _ = train(
+        lambda: NPUOptimizer(OPTIMIZERS[name](), ExponentialUpdateLossScaleManager(8, 9), is_loss_scale=True),
+        steps=1,
+    )
+    assert set(ours) == set(bare) | {"loss_scale:0", "good_steps:0", "bad_steps:0"}

@@ -1,0 +1,165 @@
+"""One pipeline, three ways to train: TF 1 graph, `tf.function` and eager execution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage
+from tests.training import OPTIMIZERS
+
+
+class Recorder(Stage):
+    """Writes down which hook was called."""
+
+    def __init__(self, name, calls):
+        for hook in ("begin", "scale", "local", "reduce", "reduced", "gate", "after"):
+            setattr(self, hook, self._recording(hook, f"{name}.{hook}", calls))
+
+    def _recording(self, hook, entry, calls):
+        def record(first, second=None):
+            calls.append(entry)
+            if hook == "scale":
+                return first
+            return second() if hook == "gate" else None
+
+        return record
+
+
+def test_stages_meet_a_gradient_in_order():
+    calls = []
+    pipeline = Pipeline([Recorder("a", calls), Recorder("b", calls)])
+    step = pipeline.begin()
+    pipeline.scale(tf.constant(1.0), step)
+    pipeline.combine(step, [(tf.constant(1.0), "variable")])
+    pipeline.apply(step, lambda: calls.append("update"))
+    hooks = ["begin", "scale", "local", "reduce", "reduced", "gate"]
+    assert calls == [
+        *(f"{stage}.{hook}" for hook in hooks for stage in "ab"),
+        "update",
+        "a.after",
+        "b.after",
+    ]
+
+
+def test_gradients_are_reduced_once():
+    with pytest.raises(ValueError, match="AllReduce, AllReduce"):
+        Pipeline([AllReduce("a"), AllReduce("b")])
+
+
+class LossScaledModel(tf.keras.Sequential):
+    """A Keras model whose train_step takes its gradients through a pipeline."""
+
+    def __init__(self, pipeline):
+        super().__init__([tf.keras.layers.Dense(3, kernel_initializer=tf.keras.initializers.Constant(0.5))])
+        self.pipeline = pipeline
+
+    def train_step(self, data):
+        features, labels = data
+        step = self.pipeline.begin()
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=labels, y_pred=self(features, training=True))
+            scaled_loss = self.pipeline.scale(loss, step)
+        gradients = tape.gradient(scaled_loss, self.trainable_variables)
+        grads_and_vars = self.pipeline.combine(step, zip(gradients, self.trainable_variables))
+        self.pipeline.apply(step, lambda: self.optimizer.apply_gradients(grads_and_vars))
+        return {"loss": loss}
+
+
+def keras_data(poisoned_batch=None):
+    random = np.random.RandomState(3)
+    features, labels = random.randn(24, 4).astype(np.float32), random.randn(24, 3).astype(np.float32)
+    if poisoned_batch is not None:
+        features[4 * poisoned_batch, 0] = np.inf
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["tf.function", "eager"])
+@pytest.mark.parametrize("make", [OPTIMIZERS["keras_adam"], OPTIMIZERS["lamb"]], ids=["keras adam", "lamb"])
+def test_keras_fit_through_the_pipeline_equals_plain_keras(make, run_eagerly):
+    def fitted(model):
+        model.compile(optimizer=make(), loss="mse", run_eagerly=run_eagerly)
+        model.fit(keras_data(), epochs=2, verbose=0)
+        return model.get_weights()
+
+    manager = FixedLossScaleManager(2.0**12)
+    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True), NarrowVariableGuard()]
+    ours = fitted(LossScaledModel(Pipeline(stages)))
+    plain = fitted(tf.keras.Sequential(LossScaledModel(Pipeline([])).layers))
+    for our_value, plain_value in zip(ours, plain):
+        np.testing.assert_array_equal(our_value, plain_value)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["tf.function", "eager"])
+def test_keras_fit_skips_an_overflowing_batch(run_eagerly):
+    manager = ExponentialUpdateLossScaleManager(2.0**12, 100, 1, 2, 0.5)
+    model = LossScaledModel(Pipeline([LossScaling(manager), OverflowCheck("fit", is_joint=False)]))
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse", run_eagerly=run_eagerly)
+    model.fit(keras_data(poisoned_batch=2), epochs=1, verbose=0)
+    assert model.optimizer.iterations.numpy() == 5  # of 6 batches
+    assert manager.get_loss_scale().numpy() == 2.0**11
+    assert all(np.all(np.isfinite(weight)) for weight in model.get_weights())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("decorate", [lambda function: function, tf.function], ids=["eager", "tf.function"])
+def test_minimize_with_a_callable_loss(name, decorate):
+    """`NPUOptimizer` itself outside of TF 1 graphs; the same bits as the inner optimizer alone."""
+
+    def trained(wrap):
+        variable = tf.Variable([1.0, -2.0, 3.0])
+        optimizer = wrap(OPTIMIZERS[name]())
+
+        @decorate
+        def train(poison):
+            optimizer.minimize(lambda: tf.reduce_sum(tf.square(variable) * poison), var_list=[variable])
+
+        for poison in (1.0, 1.0, np.inf, 1.0):
+            if np.isfinite(poison) or isinstance(optimizer, NPUOptimizer):
+                train(tf.constant(poison))
+        return variable.numpy()
+
+    manager = ExponentialUpdateLossScaleManager(2.0**12, 100, 1, 2, 0.5)
+    ours = trained(lambda optimizer: NPUOptimizer(optimizer, manager, is_distributed=True, is_loss_scale=True))
+    np.testing.assert_array_equal(ours, trained(lambda optimizer: optimizer))
+    assert manager.get_loss_scale().numpy() == 2.0**11
+
+
+def test_the_loss_scale_rule_is_the_same_eagerly_and_in_functions():
+    finites = [True, True, False, True, True, True, False, True, False, True, True, True]
+    scales = [1024, 1024, 1024, 1024, 1024, 2048, 2048, 2048, 1638.4, 1638.4, 1638.4, 3276.8]
+    eager, in_function = (ExponentialUpdateLossScaleManager(1024, 3) for _ in range(2))
+
+    @tf.function
+    def update(is_finite):
+        in_function.update_loss_scale(is_finite)
+
+    for is_finite, scale in zip(finites, scales):
+        assert eager.update_loss_scale(tf.constant(is_finite)) is None
+        update(tf.constant(is_finite))
+        assert eager.get_loss_scale().numpy() == in_function.get_loss_scale().numpy() == np.float32(scale)
+
+
+@pytest.mark.parametrize("name", ["adam", "keras_legacy_adam", "keras_adam"])
+def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_path):
+    def make():
+        manager = ExponentialUpdateLossScaleManager(64.0, 100, 1, 2, 0.5)
+        optimizer = NPUOptimizer(OPTIMIZERS[name](), manager, is_loss_scale=True)
+        return manager, optimizer, tf.Variable(1.0)
+
+    manager, optimizer, variable = make()
+    optimizer.minimize(lambda: variable * np.inf, var_list=[variable])
+    optimizer.minimize(lambda: variable * 2.0, var_list=[variable])
+    path = tf.train.Checkpoint(optimizer=optimizer, manager=manager, variable=variable).save(str(tmp_path / "model"))
+    restored_manager, restored_optimizer, restored_variable = make()
+    tf.train.Checkpoint(optimizer=restored_optimizer, manager=restored_manager, variable=restored_variable).restore(path)
+    assert restored_manager.get_loss_scale().numpy() == 32.0
+    for one, other in ((optimizer, variable), (restored_optimizer, restored_variable)):
+        one.minimize(lambda variable=other: variable * 0.0, var_list=[other])  # moves by momentum alone
+    assert restored_variable.numpy() == variable.numpy() != 1.0

@@ -1,0 +1,136 @@
+"""Real ranks for tests, started once and given one case after the other.
+
+Starting TensorFlow and Horovod takes seconds, a case takes milliseconds. So a pool starts its ranks through the
+launcher like any script, and every rank then waits for cases: files that name a function. What the function returns
+is pickled back. The cases of one pool run strictly one after the other on all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import time
+import traceback
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_TIME_LIMIT_SECS = 120.0
+_POLL_SECS = 0.01
+
+
+class RankPools:
+    """Pools by their number of ranks; a pool that failed is replaced by a new one at the next case."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._pools = {}
+
+    def run(self, rank_count, function, *arguments, time_limit_secs=_TIME_LIMIT_SECS):
+        """Calls a module-level function on every rank and returns the results in rank order."""
+        pool = self._pools.get(rank_count)
+        if pool is None or not pool.is_alive():
+            self._folder.mkdir(exist_ok=True)
+            folder = self._folder / f"{rank_count}_ranks_{time.monotonic_ns()}"
+            pool = self._pools[rank_count] = _Pool(rank_count, folder)
+        return pool.run(function, arguments, time_limit_secs)
+
+    def close(self):
+        """Stops all ranks."""
+        for pool in self._pools.values():
+            pool.close()
+
+
+class _Pool:
+    def __init__(self, rank_count, folder):
+        folder.mkdir()
+        self._folder = folder
+        self._rank_count = rank_count
+        self._cases = 0
+        self._log = open(folder / "log.txt", "w")  # noqa: SIM115 - lives as long as the ranks
+        command = [sys.executable, "-m", "npu_bridge.run", "-np", str(rank_count), __file__, str(folder)]
+        environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1")
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def is_alive(self):
+        return self._process.poll() is None
+
+    def run(self, function, arguments, time_limit_secs):
+        number = self._cases
+        self._cases += 1
+        case = (sys.modules[function.__module__].__file__, function.__qualname__, arguments)
+        _write(self._folder / f"case_{number}", case)
+        answers = [self._folder / f"answer_{number}_{rank}" for rank in range(self._rank_count)]
+        deadline = time.monotonic() + time_limit_secs
+        while not all(answer.exists() for answer in answers):
+            if not self.is_alive() or time.monotonic() > deadline:
+                self.close()
+                raise AssertionError(f"the ranks did not answer within {time_limit_secs} s\n{self._tail(answers)}")
+            time.sleep(_POLL_SECS)
+        outcomes = [pickle.loads(answer.read_bytes()) for answer in answers]
+        failures = [f"rank {rank}: {text}" for rank, (is_ok, text) in enumerate(outcomes) if not is_ok]
+        if failures:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return [value for _, value in outcomes]
+
+    def close(self):
+        (self._folder / "stop").touch()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+        self._log.close()
+
+    def _tail(self, answers):
+        texts = [pickle.loads(answer.read_bytes())[1] for answer in answers if answer.exists()]
+        return "\n".join([*map(str, texts), (self._folder / "log.txt").read_text()[-6000:]])
+
+
+def _write(path, value):
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_bytes(pickle.dumps(value))
+    unfinished.rename(path)
+
+
+def _function(path, qualname):
+    """Loads a test module by its path, once per rank, and finds the function in it."""
+    name = "case_module_" + "_".join(pathlib.Path(path).with_suffix("").parts[1:])
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return getattr(sys.modules[name], qualname)
+
+
+def _serve(folder):
+    """What every rank does: wait for a case, run it, answer, until told to stop or left alone."""
+    import tensorflow as tf
+
+    from npu_bridge import collective
+
+    rank = collective.current().rank
+    launcher, number = os.getppid(), 0
+    while os.getppid() == launcher and not (folder / "stop").exists():
+        case = folder / f"case_{number}"
+        if not case.exists():
+            time.sleep(_POLL_SECS)
+            continue
+        path, qualname, arguments = pickle.loads(case.read_bytes())
+        tf.compat.v1.reset_default_graph()
+        try:
+            outcome = (True, _function(path, qualname)(*arguments))
+        except BaseException:
+            outcome = (False, traceback.format_exc())
+        _write(folder / f"answer_{number}_{rank}", outcome)
+        number += 1
+
+
+if __name__ == "__main__":
+    _serve(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,106 @@
+"""A small model that tests train, with gradients they can choose."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+with warnings.catch_warnings():  # tensorflow-addons announces its end of life at import
+    warnings.simplefilter("ignore")
+    import tensorflow_addons as tfa
+
+OPTIMIZERS = {
+    "sgd": lambda: tf1.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+    "adam": lambda: tf1.train.AdamOptimizer(0.1),
+    "lamb": lambda: tfa.optimizers.LAMB(0.1, weight_decay=0.01, exclude_from_weight_decay=["embedding"]),
+    "keras_legacy_adam": lambda: tf.keras.optimizers.legacy.Adam(0.1),
+    "keras_adam": lambda: tf.keras.optimizers.Adam(0.1),
+}
+TF1_OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+class TwoLayers:
+    """A dense layer on top of an embedding, in the default TF 1 graph; the embedding's gradient is sparse.
+
+    Attributes:
+      loss: scalar; `poison` is added to it multiplied by the kernel, so that it becomes part of the gradient.
+    """
+
+    def __init__(self, use_resource=True, seed=1):
+        initializer = tf1.random_normal_initializer(seed=seed)
+        self.embedding = tf1.get_variable("embedding", [20, 4], initializer=initializer, use_resource=use_resource)
+        self.kernel = tf1.get_variable("kernel", [4, 3], initializer=initializer, use_resource=use_resource)
+        self.unused = tf1.get_variable("unused", [2], initializer=initializer, use_resource=use_resource)
+        self.tokens = tf1.placeholder(tf.int32, [None])
+        self.poison = tf1.placeholder_with_default(0.0, [])
+        features = tf.nn.embedding_lookup(self.embedding, self.tokens)
+        self.loss = tf.reduce_mean(tf.square(tf.matmul(features, self.kernel))) + self.poison * tf.reduce_sum(
+            self.kernel
+        )
+
+    def variables(self):
+        return [self.embedding, self.kernel, self.unused]
+
+
+def token_batches(steps, batch_size=8, seed=0):
+    """One batch of token ids per step."""
+    random = np.random.RandomState(seed)
+    return [random.randint(0, 20, batch_size) for _ in range(steps)]
+
+
+def train(make_optimizer, steps=10, use_resource=True, batches=None, poisons=None, change=None, fetch=()):
+    """Trains `TwoLayers` in a graph of its own.
+
+    Args:
+      make_optimizer: called in the graph; gives an object with compute_gradients and apply_gradients.
+      batches: token ids per step; `token_batches(steps)` by default.
+      poisons: number per step added to every element of the kernel's gradient.
+      change: function of grads_and_vars, applied between compute and apply.
+      fetch: names of tensors or collections' first tensors to fetch in every step.
+    Returns:
+      The values of all global variables by name after the last step, and a list of fetched tuples per step.
+    """
+    batches = token_batches(steps) if batches is None else batches
+    poisons = [0.0] * len(batches) if poisons is None else poisons
+    with tf.Graph().as_default():
+        model = TwoLayers(use_resource)
+        global_step = tf1.train.get_or_create_global_step()
+        optimizer = make_optimizer()
+        grads_and_vars = optimizer.compute_gradients(model.loss)
+        if change is not None:
+            grads_and_vars = change(grads_and_vars)
+        train_op = optimizer.apply_gradients(grads_and_vars, global_step=global_step)
+        fetched_tensors = [_tensor(name) for name in fetch]
+        trace = []
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for tokens, poison in zip(batches, poisons):
+                _, *values = session.run(
+                    [train_op, *fetched_tensors], {model.tokens: tokens, model.poison: poison}
+                )
+                trace.append(tuple(values))
+            return {variable.name: session.run(variable) for variable in tf1.global_variables()}, trace
+
+
+def _tensor(name):
+    collected = tf1.get_collection(name)
+    return collected[0] if collected else tf1.get_default_graph().get_tensor_by_name(name)
+
+
+def assert_same_bits(actual, expected):
+    """Every variable of `expected` is in `actual` with the same bits; names the first that is not."""
+    for name, value in expected.items():
+        assert name in actual, f"{name} is missing; there are {sorted(actual)}"
+        if actual[name].tobytes() != value.tobytes():
+            difference = np.max(np.abs(np.asarray(actual[name], np.float64) - np.asarray(value, np.float64)))
+            raise AssertionError(f"{name} differs by up to {difference}")
+
+
+def assert_all_finite(variables):
+    for name, value in variables.items():
+        assert np.all(np.isfinite(np.asarray(value, np.float64))), f"{name} is not finite: {value}"
