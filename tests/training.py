@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import numpy as np
@@ -22,6 +23,17 @@ OPTIMIZERS = {
     "keras_adam": lambda: tf.keras.optimizers.Adam(0.1),
 }
 TF1_OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+def in_graph(function):
+    """Runs a function, with any arguments, while a new TF 1 graph is the default one."""
+
+    @functools.wraps(function)
+    def run(*arguments):
+        with tf.Graph().as_default():
+            return function(*arguments)
+
+    return run
 
 
 class TwoLayers:

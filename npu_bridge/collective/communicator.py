@@ -53,3 +53,7 @@ class Communicator(abc.ABC):
         Returns:
           The op to run in a TF 1 graph; None when executed eagerly.
         """
+
+    @abc.abstractmethod
+    def number_of_root(self, number: int, root_rank: int) -> int:
+        """The whole number that `root_rank` passes, on every rank; at once, outside of any graph being built."""

@@ -65,6 +65,11 @@ class HorovodCommunicator(Communicator):
         ]
         return None if tf.executing_eagerly() else tf.group(*assigned)
 
+    def number_of_root(self, number, root_rank):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            sent = self._hvd.broadcast(tf.constant(number, tf.int64), root_rank, name="number_of_root")
+            return int(session.run(sent))
+
     def _broadcast_variable(self, variable, root_rank, prefix):
         value = tf.convert_to_tensor(variable)
         wire_dtype = _WIDENED.get(value.dtype, value.dtype)

@@ -1,9 +1,9 @@
 """Environment variables: the one module of the package that reads or writes `os.environ`.
 
-A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open MPI's,
-or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`, `RANK_TABLE_FILE`, ...).
-Everything here looks at the live environment when called and keeps nothing. What each documented variable means is
-written in `environment_table.py`.
+A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
+MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
+`RANK_TABLE_FILE`, ...). Everything here looks at the live environment when called and keeps nothing. What
+each documented variable means is written in `environment_table.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 from typing import Any, NamedTuple
+
+from npu_bridge.options.errors import message
 
 __all__ = [
     "Launched",
@@ -77,8 +79,8 @@ def is_flag_on(name: str) -> bool:
 def launched() -> Launched | None:
     """Tells who started this process and where it stands among its siblings.
 
-    Horovod's launcher is asked first, then Open MPI, then PMI launchers (MPICH, Intel MPI). A launcher that says
-    nothing about the local placement is taken to have put every process on one machine.
+    Horovod's launcher is asked first, then Open MPI, then PMI launchers (MPICH, Intel MPI). A launcher that
+    says nothing about the local placement is taken to have put every process on one machine.
 
     Returns:
       The placement, or None when no launcher started this process.
@@ -93,9 +95,11 @@ def launched() -> Launched | None:
         if local_rank is None or local_size is None:
             local_rank, local_size = rank, size
         if rank >= size or local_rank >= local_size:
-            raise ValueError(
-                f"environment: {rank_name} does not fit {size_name}. Expected ranks below their sizes; got rank {rank}"
-                f" of {size}, local rank {local_rank} of {local_size}. Start the job again through its launcher."
+            raise _error(
+                f"{rank_name} does not fit {size_name}",
+                "ranks below their sizes",
+                f"rank {rank} of {size}, local rank {local_rank} of {local_size}",
+                "Start the job again through its launcher.",
             )
         return Launched(rank, size, local_rank, local_size)
     return None
@@ -109,9 +113,11 @@ def rank_size_text() -> str:
     """
     rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
     if rank_size is not None and worker_size is not None:
-        raise ValueError(
-            "environment: RANK_SIZE and CM_WORKER_SIZE are both set. Expected one of them; got "
-            f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}. Unset one."
+        raise _error(
+            "RANK_SIZE and CM_WORKER_SIZE are both set",
+            "one of them",
+            f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}",
+            "Unset one.",
         )
     return rank_size or worker_size or "1"
 
@@ -130,9 +136,11 @@ def declared_world_size() -> int:
     except ValueError:
         return 1
     if size < 1:
-        raise ValueError(
-            f"environment: the number of ranks is not positive. Expected RANK_SIZE (or CM_WORKER_SIZE) of at least 1; "
-            f"got {text!r}. Unset it to train on one rank."
+        raise _error(
+            "the number of ranks is not positive",
+            "RANK_SIZE (or CM_WORKER_SIZE) of at least 1",
+            repr(text),
+            "Unset it to train on one rank.",
         )
     return size
 
@@ -172,10 +180,11 @@ def declared_device() -> int:
 
 
 def fill_rank_variables(launched: Launched | None) -> None:
-    """Sets the rank variables that scripts read themselves, from the launcher's placement, where they are missing.
+    """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
 
-    `RANK_ID`, `RANK_SIZE`, `DEVICE_ID` and `ASCEND_DEVICE_ID` are filled; one that exists is never overwritten. A
-    job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they exclude each other.
+    `RANK_ID`, `RANK_SIZE`, `DEVICE_ID` and `ASCEND_DEVICE_ID` are filled; one that exists is never
+    overwritten. A job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they
+    exclude each other.
 
     Args:
       launched: what `launched()` returned; None leaves the environment alone.
@@ -192,8 +201,9 @@ def fill_rank_variables(launched: Launched | None) -> None:
 def check_cluster_variables() -> None:
     """Checks that the variables describing the cluster do not contradict each other.
 
-    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's address
-    (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses one of them, or none.
+    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's
+    address (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses one of them, or
+    none.
 
     Raises:
       ValueError: both are used, one is incomplete, or a number is outside its documented range.
@@ -201,9 +211,11 @@ def check_cluster_variables() -> None:
     set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
     for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
         if set_names and read_variable(excluded):
-            raise ValueError(
-                f"environment: {excluded} and {', '.join(set_names)} describe the cluster twice. Expected either the "
-                f"CM_* variables or RANK_TABLE_FILE/RANK_ID/RANK_SIZE; got both. Unset one family."
+            raise _error(
+                f"{excluded} and {', '.join(set_names)} describe the cluster twice",
+                "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE",
+                "both",
+                "Unset one family.",
             )
     _check_range("CM_CHIEF_PORT", 65520)
     _check_range("CM_WORKER_SIZE", 32768)
@@ -211,9 +223,11 @@ def check_cluster_variables() -> None:
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
-            raise ValueError(
-                "environment: CM_CHIEF_IP is set but the chief is not fully described. Expected "
-                f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE; got no {', '.join(missing)}. Set the missing ones."
+            raise _error(
+                "CM_CHIEF_IP is set but the chief is not fully described",
+                f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE",
+                f"no {', '.join(missing)}",
+                "Set the missing ones.",
             )
     declared_world_size()
 
@@ -227,9 +241,11 @@ def tf_config() -> dict[str, Any]:
     """
     parsed = json.loads(read_variable("TF_CONFIG") or "{}")
     if not isinstance(parsed, dict):
-        raise ValueError(
-            f"environment: TF_CONFIG does not describe a cluster. Expected a JSON object; got {type(parsed).__name__}."
-            ' Write it as {"cluster": ..., "task": ...} or unset it.'
+        raise _error(
+            "TF_CONFIG does not describe a cluster",
+            "a JSON object",
+            type(parsed).__name__,
+            'Write it as {"cluster": ..., "task": ...} or unset it.',
         )
     return parsed
 
@@ -239,13 +255,15 @@ def _integer(name: str) -> int | None:
     if text is None:
         return None
     if not text.strip().isdecimal():
-        raise ValueError(
-            f"environment: {name} is not a whole number. Expected decimal digits; got {text!r}. Correct or unset it."
-        )
+        raise _error(f"{name} is not a whole number", "decimal digits", repr(text), "Correct or unset it.")
     return int(text)
 
 
 def _check_range(name: str, largest: int | None) -> None:
     value = _integer(name)
     if value is not None and largest is not None and value > largest:
-        raise ValueError(f"environment: {name} is too large. Expected 0..{largest}; got {value}. Correct or unset it.")
+        raise _error(f"{name} is too large", f"0..{largest}", str(value), "Correct or unset it.")
+
+
+def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(message("environment", problem, expected, got, mend))

@@ -17,6 +17,7 @@ from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
 _LOG = logging.getLogger(__name__)
+_MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
 class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
@@ -83,7 +84,8 @@ class NPUEstimator(tf.estimator.Estimator):
       job_start_file: accepted for compatibility; ranks are known from the launcher.
       warm_start_from: as in `tf.estimator.Estimator`.
     Raises:
-      ValueError: `config` is not an `NPURunConfig`, `model_fn` is None, or the two model folders differ.
+      ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, or the two model
+        folders differ.
     """
 
     def __init__(
@@ -100,20 +102,64 @@ class NPUEstimator(tf.estimator.Estimator):
                 "Pass model_fn."
             )
         super().__init__(
-            model_fn=model_fn,
+            model_fn=_with_broadcast(model_fn),
             model_dir=_model_dir(model_dir, config),
             config=config,
             params=params or {},
             warm_start_from=warm_start_from,
         )
 
-    def _call_model_fn(self, features, labels, mode, config):
-        spec = super()._call_model_fn(features, labels, mode, config)
-        needs_broadcast = mode == tf.estimator.ModeKeys.TRAIN and not config.horovod_mode
-        if not needs_broadcast or collective.current().size == 1:
+    def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
+        """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
+
+        Ranks: collective when `max_steps` is given.
+        """
+        if max_steps is not None and self._reached_step_of_rank_0() >= max_steps:
+            _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
+            return self
+        return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
+
+    def _reached_step_of_rank_0(self):
+        checkpoint = tf.train.latest_checkpoint(self.model_dir)
+        reached = -1
+        if checkpoint is not None:
+            reached = int(tf.train.load_variable(checkpoint, tf.compat.v1.GraphKeys.GLOBAL_STEP))
+        return collective.current().number_of_root(reached, root_rank=0)
+
+    def _assert_members_are_not_overridden(self):
+        """The base class forbids overriding `train`; here it only adds a step before."""
+
+
+def _with_broadcast(model_fn):
+    """The user's model function, its training begun by a broadcast of rank 0's variables.
+
+    It is given those of labels, mode, params and config that it names.
+    """
+    parameters = inspect.signature(model_fn).parameters
+    unknown = [name for name in parameters if name not in _MODEL_FN_ARGUMENTS]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "features" not in parameters or (unknown and not takes_any):
+        raise ValueError(
+            f"NPUEstimator: model_fn does not fit. Expected features and, if wanted, "
+            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}; got {', '.join(parameters) or 'no arguments'}. Rename its arguments."
+        )
+
+    def npu_model_fn(features, labels, mode, params, config):
+        given = {"labels": labels, "mode": mode, "params": params, "config": config}
+        spec = model_fn(features, **{name: value for name, value in given.items() if takes_any or name in parameters})
+        is_training = mode == tf.estimator.ModeKeys.TRAIN
+        if not isinstance(spec, tf.estimator.EstimatorSpec):
+            raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
+                f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
+                f"{spec!r}. Return one in mode {mode!r}."
+            )
+        communicator = collective.current()
+        if not is_training or communicator.size == 1 or config.horovod_mode:
             return spec
-        hook = NPUBroadcastGlobalVariablesHook(root_rank=0, index=collective.current().rank)
-        return spec._replace(training_hooks=[hook, *(spec.training_hooks or ())])
+        hook = NPUBroadcastGlobalVariablesHook(root_rank=0, index=communicator.rank)
+        return spec._replace(training_hooks=[hook, *spec.training_hooks])
+
+    return npu_model_fn
 
 
 def _model_dir(model_dir, config):

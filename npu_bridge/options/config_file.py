@@ -1,0 +1,135 @@
+"""Run configurations written as TOML: a key for each constructor value, a table for each helper object."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Container, Mapping
+from typing import Any
+
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.errors import message
+from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
+from npu_bridge.options.table import RUN_CONFIG, OptionTable, shown
+
+_TABLE_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+_KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
+
+
+def build_from_file(
+    cls: type, path: str | os.PathLike, overrides: Mapping[str, Any], helpers: Mapping[str, type]
+) -> Any:
+    """Builds a config object from a TOML file.
+
+    Args:
+      cls: `NPURunConfig` or a subclass.
+      path: the file.
+      overrides: constructor values that win over the file.
+      helpers: the helper classes by owner name.
+    Raises:
+      TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or
+        combination; the message starts with file, line and key.
+      OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        text = file.read().decode("utf-8", "replace")
+    reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
+    values = reader.arguments(RUN_CONFIG, _parse(text, os.fspath(path)), "", skip=overrides)
+    try:
+        return cls(**{**values, **overrides})
+    except (TypeError, ValueError) as error:
+        raise reader.located(error, RUN_CONFIG, "") from error
+
+
+class _FileReader:
+    """Turns parsed TOML into constructor values and knows where each key stood."""
+
+    def __init__(self, path: str, text: str, table: OptionTable, helpers: Mapping[str, type]):
+        self._path = path
+        self._lines = _key_lines(text)
+        self._table = table
+        self._helpers = helpers
+
+    def arguments(
+        self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
+    ) -> dict[str, Any]:
+        names = [option.name for option in self._table.of(owner)]
+        values = {}
+        for key, value in content.items():
+            if key not in names:
+                raise self.located(self._table.unknown(ValueError, owner, key), owner, section)
+            if key not in skip:
+                values[key] = self._value(key, value, section)
+        return values
+
+    def _value(self, key: str, value: Any, section: str) -> Any:
+        kind = self._table[key].kind
+        if isinstance(kind, Helper):
+            if not isinstance(value, dict):
+                place, expected = (
+                    self._place(section + key),
+                    f"[{section}{key}] with {kind.owner}'s parameters",
+                )
+                raise ValueError(
+                    message(place, f"{key} is a table", expected, shown(value), "Write a table.")
+                )
+            inner = f"{section}{key}."
+            arguments = self.arguments(kind.owner, value, inner)
+            try:
+                return self._helpers[kind.owner](**arguments)
+            except (TypeError, ValueError) as error:
+                raise self.located(error, kind.owner, inner) from error
+        if isinstance(kind, (TensorFlowObject, RawBytes)):
+            place, mend = self._place(section + key), f"Pass it as from_file(path, {key}=...)."
+            raise ValueError(message(place, f"a file cannot hold {key}", "it in code", shown(value), mend))
+        return value
+
+    def located(self, error: Exception, owner: str, section: str) -> Exception:
+        """The same error with file, line and key in front; unchanged when it already has them."""
+        if getattr(error, "is_located", False):
+            return error
+        option = getattr(error, "option", None)
+        in_file = next(
+            (k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None
+        )
+        located = type(error)(f"{self._place(in_file or section.rstrip('.'))}: {error}")
+        located.option = option  # type: ignore[attr-defined]
+        located.is_located = True  # type: ignore[attr-defined]
+        return located
+
+    def _by_last_part(self, option: str | None) -> str | None:
+        return next((key for key in self._lines if key.rpartition(".")[2] == option), None)
+
+    def _place(self, key: str) -> str:
+        line = self._lines.get(key)
+        return ":".join(part for part in (self._path, str(line or ""), f" key {key}" if key else "") if part)
+
+
+def _parse(text: str, path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(
+            f"{path}: it is not TOML. Expected key = value lines; got {error}. Correct it."
+        ) from error
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """Line number of every dotted key and table header; a table's own keys carry its name in front."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = _TABLE_HEADER.match(line)
+        if header:
+            section = f"{header.group(1)}."
+            lines.setdefault(header.group(1), number)
+            continue
+        key = _KEY.match(line)
+        if key:
+            lines.setdefault(section + key.group(1), number)
+    return lines

@@ -1,0 +1,164 @@
+"""Building config objects from the table: constructors, and the order of `NPURunConfig`'s checks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Callable
+
+from npu_bridge.options import environment
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.errors import message, option_error, say_once
+from npu_bridge.options.reading import check_helper
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable, shown
+
+# What tf.estimator.RunConfig takes, in the order it checks them.
+BASE_PARAMETERS = (
+    "model_dir",
+    "save_summary_steps",
+    "save_checkpoints_steps",
+    "save_checkpoints_secs",
+    "session_config",
+    "keep_checkpoint_max",
+    "keep_checkpoint_every_n_hours",
+    "log_step_count_steps",
+    "tf_random_seed",
+    "train_distribute",
+    "eval_distribute",
+)
+DEFAULT_CHECKPOINT_STEPS = 100
+
+
+def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:
+    """Class decorator: gives a config class the constructor its options describe.
+
+    The class says in `_set_up(values)` what happens with the bound values. Signature and the `Args` of the
+    class docstring come from the table.
+
+    Args:
+      owner: the owner under which the table lists the options.
+      table: the options.
+    """
+
+    def give_constructor(cls: type) -> type:
+        def __init__(self, *args, **kwargs):
+            self._set_up(table.bind(owner, args, kwargs))
+
+        __init__.__signature__ = table.signature(owner)  # type: ignore[attr-defined]
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        __init__.__module__ = cls.__module__
+        cls.__init__ = __init__  # type: ignore[misc]
+        cls._declared_as = owner  # type: ignore[attr-defined]
+        cls._option_table = table  # type: ignore[attr-defined]
+        lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.of(owner)]
+        cls.__doc__ = "\n    ".join([(cls.__doc__ or "").rstrip(), "", "Args:", *lines, ""])
+        return cls
+
+    return give_constructor
+
+
+class DeclaredConfig:
+    """Base of the helper config objects: checks the values, then keeps them as attributes."""
+
+    _declared_as = ""
+    _option_table = OPTIONS
+
+    def _set_up(self, values: Mapping[str, Any]) -> None:
+        check_helper(self._declared_as, values, self._option_table)
+        for option in self._option_table.of(self._declared_as):
+            setattr(self, option.attribute, values[option.name])
+
+    def __repr__(self) -> str:
+        options = self._option_table.of(self._declared_as)
+        shown_values = (f"{option.name}={getattr(self, option.attribute)!r}" for option in options)
+        return f"{self._declared_as}({', '.join(shown_values)})"
+
+
+def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:
+    """Checks what an NPURunConfig was given, in the documented order; rules between options come later.
+
+    Raises:
+      TypeError, ValueError: the first check that fails.
+    """
+
+    def check(*names: str, only_type: bool = False) -> None:
+        for name in names:
+            table[name].check(values[name], IN_OBJECT, only_type=only_type)
+
+    check("iterations_per_loop", "mix_compile_mode")
+    if values["mix_compile_mode"] and values["iterations_per_loop"] != 1:
+        raise _conflict(
+            "iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1."
+        )
+    check("jit_compile", only_type=True)
+    _check_cluster(values)
+    check("dump_config", "horovod_mode", "graph_run_mode", "enable_exception_dump")
+    check("dynamic_input_config", "experimental_config")
+    check(*BASE_PARAMETERS)
+    if values["save_checkpoints_steps"] is not None and values["save_checkpoints_secs"] is not None:
+        raise _conflict(
+            "save_checkpoints_secs",
+            values,
+            "is set together with save_checkpoints_steps",
+            "one of them",
+            "Keep one.",
+        )
+    check(*(option.name for option in table.of(RUN_CONFIG)))
+
+
+def _check_cluster(values: Mapping[str, Any]) -> None:
+    """A cluster in TF_CONFIG and a parameter-server strategy come together, with mix_compile_mode."""
+    cluster = environment.tf_config().get("cluster")
+    if values["distribute"] is not None:
+        OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
+    if bool(cluster) != (values["distribute"] is not None):
+        raise _conflict(
+            "distribute",
+            values,
+            "does not fit TF_CONFIG, which " + ("describes a cluster" if cluster else "describes no cluster"),
+            "a ParameterServerStrategy exactly when TF_CONFIG has a cluster",
+            "Set both or none.",
+        )
+    if cluster and not values["mix_compile_mode"]:
+        raise _conflict(
+            "mix_compile_mode",
+            values,
+            "is off although TF_CONFIG describes a cluster",
+            "True",
+            "Set it to True.",
+        )
+
+
+def checkpoint_steps(values: Mapping[str, Any]) -> Any:
+    """`save_checkpoints_steps` as it is kept: 100 when neither steps nor seconds are given."""
+    if values["save_checkpoints_steps"] is None and values["save_checkpoints_secs"] is None:
+        return DEFAULT_CHECKPOINT_STEPS
+    return values["save_checkpoints_steps"]
+
+
+def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
+    """Warns once when checkpoints come late, between loops, or follow the clocks of several ranks."""
+    if steps and steps % loop:
+        below = int(steps // loop * loop)
+        fitting = f"{below} or {below + loop}" if below else f"{loop}"
+        problem = "save_checkpoints_steps does not fit the training loop, so checkpoints come late"
+        expected = f"a multiple of iterations_per_loop={loop}"
+        mend = f"Use {fitting}, or set iterations_per_loop=1."
+        say_once(
+            logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", mend)
+        )
+    placed = environment.launched()
+    if secs and placed and placed.size > 1:
+        problem = "save_checkpoints_secs is not meant for several ranks, whose clocks differ"
+        mend = "Use save_checkpoints_steps."
+        say_once(logging.WARNING, message(RUN_CONFIG, problem, "None", f"save_checkpoints_secs={secs}", mend))
+
+
+def _conflict(name: str, values: Mapping[str, Any], problem: str, expected: str, mend: str) -> Exception:
+    return option_error(
+        ValueError, RUN_CONFIG, name, f"{name} {problem}", expected, f"{name}={shown(values[name])}", mend
+    )
+
+
+def _sentence_start(text: str) -> str:
+    return text[:1].upper() + text[1:]

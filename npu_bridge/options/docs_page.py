@@ -1,0 +1,106 @@
+"""The page `docs/options.md`, generated: `python -m npu_bridge.options.docs_page docs/options.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.environment_table import VARIABLES
+from npu_bridge.options.table import (
+    DUMP,
+    DYNAMIC_INPUT,
+    EXPERIMENTAL,
+    GRAPH_MEMORY,
+    MEMORY,
+    PROFILING,
+    REQUIRED,
+    RUN_CONFIG,
+    SESSION,
+    Option,
+    OptionTable,
+)
+
+_OWNERS = (RUN_CONFIG, PROFILING, DUMP, MEMORY, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, SESSION)
+_SLOTS = {"s": ".s", "i": ".i", "b": ".b", None: ""}
+_INTRODUCTION = """# Options
+
+Generated from the option table by `python -m npu_bridge.options.docs_page docs/options.md`; do not edit.
+
+An option can be given to `NPURunConfig` (or to the helper object it belongs to), in a TOML file read by
+`NPURunConfig.from_file`, or in a session: the entry named `NpuOptimizer` of
+`config.graph_options.rewrite_options.custom_optimizers` holds a `parameter_map` from session key to a value
+in the slot shown (`.s` text, `.i` integer, `.b` boolean). All ways are checked alike and mean the same.
+
+*Effect here* is **works**, **recorded** (checked and kept; a value other than the default is mentioned once
+in the log of rank 0) or **refused** (an error). A default of *none* means the option is not set. Limits
+marked *(advice)* draw a warning only.
+"""
+
+
+def render(table: OptionTable = OPTIONS) -> str:
+    """The whole page as Markdown."""
+    parts = [_INTRODUCTION]
+    for owner in _OWNERS:
+        heading = "Session only" if owner == SESSION else f"`{owner}`"
+        parts.append(f"## {heading}\n\n{_option_rows(table.of(owner))}")
+    parts.append(f"## Environment variables\n\n{_variable_rows()}")
+    return "\n".join(parts)
+
+
+def _option_rows(options: Iterable[Option]) -> str:
+    header = ("#", "name", "session key", "allowed", "default", "meaning", "effect here")
+    return _rows(header, (_cells(option) for option in options))
+
+
+def _cells(option: Option) -> tuple[str, ...]:
+    slot = _SLOTS[option.kind.session_field]
+    allowed = option.expected + ("" if getattr(option.kind, "enforced", True) else " (advice)")
+    status = "" if option.status == "documented" else f" *{option.status.capitalize()}.*"
+    if option.replaced_by:
+        status += f" Use `{option.replaced_by}`."
+    default = {REQUIRED: "*required*", None: "*none*"}.get(option.default, f"`{option.default!r}`")
+    return (
+        str(option.position),
+        f"`{option.name}`",
+        f"`{option.key}` {slot}" if option.key else "",
+        allowed,
+        default,
+        option.doc + status,
+        f"**{option.effect.level}** {option.effect.note}".strip(),
+    )
+
+
+def _variable_rows() -> str:
+    header = ("name", "documented", "meaning", "effect here")
+    return _rows(
+        header,
+        (
+            (
+                f"`{variable.name}`",
+                "yes" if variable.is_documented else "no",
+                variable.doc,
+                f"**{variable.effect.level}** {variable.effect.note}".strip(),
+            )
+            for variable in VARIABLES
+        ),
+    )
+
+
+def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Writes the page to the path given, or prints it."""
+    paths = sys.argv[1:] if arguments is None else arguments
+    if not paths:
+        print(render())
+        return
+    with open(paths[0], "w", encoding="utf-8") as file:
+        file.write(render())
+
+
+if __name__ == "__main__":
+    main()

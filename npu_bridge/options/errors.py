@@ -1,0 +1,61 @@
+"""One form for every message about an option: where, what is wrong, expected, got, how to mend."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+def message(where: str, problem: str, expected: str, got: str, mend: str) -> str:
+    """The house form as one line of text."""
+    return f"{where}: {problem}. Expected {expected}; got {got}. {mend}".rstrip()
+
+
+def option_error(
+    kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, mend: str
+) -> Exception:
+    """An exception in the house form that remembers which option it is about.
+
+    Args:
+      kind: `ValueError` or `TypeError`.
+      where: the class or map the option was given to.
+      option: the option's name; kept as attribute `option`, for a caller that knows in which file and line
+        it stood.
+      problem: what is wrong, starting with the option's name.
+      expected: what would have been right.
+      got: what was given.
+      mend: one sentence saying what to do.
+    """
+    error = kind(message(where, problem, expected, got, mend))
+    error.option = option  # type: ignore[attr-defined]
+    return error
+
+
+def unknown_name_error(
+    kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = ""
+) -> Exception:
+    """The error for an option that does not exist there, with the nearest spelling unless a mend is given."""
+    known = list(known)
+    near = nearest(name, known)
+    mend = mend or (f"Did you mean {near!r}?" if near else "Remove it; docs/options.md lists every option.")
+    return option_error(
+        kind, where, name, f"unknown option {name!r}", f"one of its {len(known)} options", repr(name), mend
+    )
+
+
+def nearest(word: Any, known: Iterable[str]) -> str | None:
+    """The known word that looks most like `word`, or None when none does."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[found[0]] if found else None
+
+
+@functools.cache
+def say_once(level: int, text: str) -> None:
+    """Logs a line the first time it comes up in this process."""
+    _log.log(level, "%s", text)

@@ -1,0 +1,338 @@
+"""What values an option takes: one small class for each kind of value.
+
+A kind finds the problem with a value, says what it expects (messages and the documentation page print that),
+and turns a legal value into the plain form engines read (`str`, `int`, `bool`). Limits that the NPU stack
+documents but never enforces are `enforced=False`: outside them the value is kept and a warning names them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable, NamedTuple
+
+from npu_bridge.options.errors import nearest
+
+_INT64_LIMITS = (-(2**63), 2**63 - 1)
+
+
+class Problem(NamedTuple):
+    """What is wrong with a value: exception type, mend, and whether it stops the caller or only warns."""
+
+    error: type[Exception]
+    mend: str
+    is_fatal: bool = True
+    says: str = "has a value outside its range"
+
+
+class Kind:
+    """Any value at all. Base of the other kinds."""
+
+    session_field: str | None = None
+
+    @property
+    def expected(self) -> str:
+        """What to expect, as the noun phrase of a sentence."""
+        return "any value"
+
+    def problem(self, value: Any) -> Problem | None:
+        """The problem with `value`, or None when there is none."""
+        return None
+
+    def normalise(self, value: Any) -> Any:
+        """The plain form of a legal value."""
+        return value
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """`str` or `bytes` holding UTF-8 text.
+
+    Attributes:
+      choices: the legal texts; empty when any text is.
+      parse: reads the text and raises ValueError with the reason; None when there is no grammar.
+      says: the grammar in words.
+      enforced: False when a text outside `choices` or the grammar only draws a warning.
+      refused: legal texts that cannot be honoured here, each with the reason.
+      only_str: whether `bytes` is a wrong type.
+      wrong_type: what a wrong type raises.
+    """
+
+    choices: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    says: str = "text"
+    enforced: bool = True
+    refused: Mapping[str, str] = field(default_factory=dict)
+    only_str: bool = False
+    wrong_type: type[Exception] = TypeError
+    session_field = "s"
+
+    @property
+    def expected(self) -> str:
+        usable = [repr(choice) for choice in self.choices if choice not in self.refused]
+        return " or ".join(usable) or self.says
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, str if self.only_str else (str, bytes)):
+            return Problem(self.wrong_type, "Write it as a string.", says="has the wrong type")
+        try:
+            text = self.normalise(value)
+            text.encode("utf-8")
+        except UnicodeError:
+            return Problem(ValueError, "Encode it as UTF-8.")
+        if text in self.refused:
+            return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
+        if self.choices and text not in self.choices:
+            near = nearest(text, self.choices)
+            mend = f"Did you mean {near!r}?" if near else "Use one of these."
+            return Problem(ValueError, mend, self.enforced, "is not one of its values")
+        if self.parse is not None:
+            try:
+                self.parse(text)
+            except ValueError as reason:
+                return Problem(
+                    ValueError, f"Correct it: {reason}.", self.enforced, "does not follow its grammar"
+                )
+        return None
+
+    def normalise(self, value: Any) -> Any:
+        return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True)
+class Stringified(Kind):
+    """Anything; `str()` of it is kept."""
+
+    session_field = "s"
+
+    @property
+    def expected(self) -> str:
+        return "anything, kept as text"
+
+    def normalise(self, value: Any) -> Any:
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+@dataclass(frozen=True)
+class RawBytes(Kind):
+    """Only `bytes`, and only when empty: the content cannot be honoured here."""
+
+    refusal: str = ""
+    session_field = "s"
+
+    @property
+    def expected(self) -> str:
+        return "no value"
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, bytes):
+            return Problem(TypeError, "It only ever took bytes; leave it out.", says="has the wrong type")
+        if value:
+            return Problem(ValueError, self.refusal, says="is refused here")
+        return None
+
+    def normalise(self, value: Any) -> Any:
+        return value.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Integer(Kind):
+    """`int` between `low` and `high`, both included; `bool` counts as an integer.
+
+    Attributes:
+      low, high: the limits; None for the limit of 64-bit integers.
+      enforced: False when a value outside them only draws a warning.
+      clamps: whether a value outside is replaced by the nearest limit, with a warning.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    enforced: bool = True
+    clamps: bool = False
+    session_field = "i"
+
+    @property
+    def expected(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"an integer in {self.low}..{self.high}"
+        return "an integer" if self.low is None else f"an integer of at least {self.low}"
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, int):
+            return Problem(TypeError, "Pass an int.", says="has the wrong type")
+        if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
+            return Problem(ValueError, "Use a number that fits 64 bits.")
+        if self._clamped(value) != value:
+            mend = f"{self._clamped(value)} is used." if self.clamps else f"Use {self._clamped(value)}."
+            return Problem(ValueError, mend, self.enforced and not self.clamps)
+        return None
+
+    def normalise(self, value: Any) -> Any:
+        return self._clamped(int(value)) if self.clamps else int(value)
+
+    def _clamped(self, value: int) -> int:
+        if self.low is not None:
+            value = max(value, self.low)
+        return value if self.high is None else min(value, self.high)
+
+
+@dataclass(frozen=True)
+class OneOf(Kind):
+    """One of a few integers that are not a range."""
+
+    choices: tuple[int, ...] = ()
+    enforced: bool = True
+    session_field = "i"
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(str(choice) for choice in self.choices)
+
+    def problem(self, value: Any) -> Problem | None:
+        wrong = Integer().problem(value)
+        if wrong is None and value not in self.choices:
+            return Problem(ValueError, "Use one of these.", self.enforced, "is not one of its values")
+        return wrong
+
+    def normalise(self, value: Any) -> Any:
+        return int(value)
+
+
+@dataclass(frozen=True)
+class Boolean(Kind):
+    """`bool`; a plain `int` counts as its truth unless `only_bool`.
+
+    Attributes:
+      only_bool: whether an `int` is a wrong type.
+      wrong_type: what a wrong type raises.
+    """
+
+    only_bool: bool = False
+    wrong_type: type[Exception] = TypeError
+    session_field = "b"
+
+    @property
+    def expected(self) -> str:
+        return "True or False"
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, bool if self.only_bool else int):
+            return Problem(self.wrong_type, "Pass True or False.", says="has the wrong type")
+        return None
+
+    def normalise(self, value: Any) -> Any:
+        return bool(value)
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """`int` or `float`, at least 0 or above 0. For the parameters `tf.estimator.RunConfig` itself checks."""
+
+    above_zero: bool = False
+
+    @property
+    def expected(self) -> str:
+        return "a number above 0" if self.above_zero else "a number of at least 0"
+
+    def problem(self, value: Any) -> Problem | None:
+        try:
+            fits = value > 0 if self.above_zero else value >= 0
+        except TypeError:
+            fits = None
+        if not isinstance(fits, (bool, _numpy_bool())):
+            return Problem(TypeError, "Pass a number.", says="has the wrong type")
+        return None if fits else Problem(ValueError, f"Use {int(self.above_zero)} or more.")
+
+
+def _numpy_bool() -> type:
+    import numpy
+
+    return numpy.bool_
+
+
+@dataclass(frozen=True)
+class Seed(Kind):
+    """An integer; a wrong type is a ValueError, as in `tf.estimator.RunConfig`."""
+
+    @property
+    def expected(self) -> str:
+        return "an integer"
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, int):
+            return Problem(ValueError, "Pass an int.", says="has the wrong type")
+        return None
+
+
+@dataclass(frozen=True)
+class Directory(Kind):
+    """A path: non-empty `str`, `bytes` or path object."""
+
+    @property
+    def expected(self) -> str:
+        return "a non-empty path"
+
+    def problem(self, value: Any) -> Problem | None:
+        if not isinstance(value, (str, bytes, os.PathLike)):
+            return Problem(TypeError, "Pass a path.", says="has the wrong type")
+        return None if os.fspath(value) else Problem(ValueError, "Name a directory or leave it out.")
+
+    def normalise(self, value: Any) -> Any:
+        return os.fsdecode(value)
+
+
+@dataclass(frozen=True)
+class Helper(Kind):
+    """One of the helper config objects, known by the name it is declared under."""
+
+    owner: str = ""
+
+    @property
+    def expected(self) -> str:
+        return f"a {self.owner}"
+
+    def problem(self, value: Any) -> Problem | None:
+        if getattr(type(value), "_declared_as", None) != self.owner:
+            return Problem(ValueError, f"Build it with {self.owner}(...).", says="has the wrong type")
+        return None
+
+
+@dataclass(frozen=True)
+class TensorFlowObject(Kind):
+    """An instance of a TensorFlow class; TensorFlow is imported when a value is checked.
+
+    Attributes:
+      classes: the class names below `tensorflow`, any of which will do.
+    """
+
+    classes: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        return "a tf." + " or tf.".join(self.classes)
+
+    def problem(self, value: Any) -> Problem | None:
+        import tensorflow as tf
+
+        for path in self.classes:
+            found: Any = tf
+            for part in path.split("."):
+                found = getattr(found, part)
+            if isinstance(value, found):
+                return None
+        return Problem(ValueError, f"Pass {self.expected}.", says="has the wrong type")
+
+
+def usable_directory(path: str) -> str:
+    """The real path of an existing directory that can be read and written.
+
+    Raises:
+      ValueError: it does not exist, is no directory, or lacks permission.
+    """
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise ValueError(f"{path!r} is not an existing directory")
+    if not os.access(real, os.R_OK | os.W_OK):
+        raise ValueError(f"{path!r} cannot be read and written")
+    return real

@@ -1,0 +1,216 @@
+"""Rank tables: the JSON files that say which rank runs on which device of which server.
+
+Three forms are read: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more
+fields), and the older one with groups (`group_list`), where ranks follow the order of listing. Unknown
+fields are ignored; addresses are not used, since Horovod finds its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from npu_bridge.options import environment
+
+
+class Placement(NamedTuple):
+    """One rank of a table.
+
+    Attributes:
+      rank: global rank.
+      server: identity of its server.
+      device: device ordinal on that server.
+      local_rank: position among the server's ranks.
+      local_size: number of ranks on the server.
+      pod: pod name in the older form, else "".
+    """
+
+    rank: int
+    server: str
+    device: int
+    local_rank: int
+    local_size: int
+    pod: str = ""
+
+
+class RankTable(NamedTuple):
+    """A whole table: its ranks in order."""
+
+    placements: tuple[Placement, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.placements)
+
+    @property
+    def servers(self) -> tuple[tuple[str, int], ...]:
+        """Every server with its number of ranks, in the order of their first ranks: Horovod's hosts."""
+        return tuple({p.server: p.local_size for p in self.placements}.items())
+
+    def own(self) -> Placement:
+        """This process's placement: by `RANK_ID`, else by `POD_NAME`, else the only one there is.
+
+        Raises:
+          ValueError: the process is not in the table, or does not say which rank it is.
+        """
+        rank, pod = environment.declared_rank(), environment.read_variable("POD_NAME")
+        if rank is not None:
+            if rank < self.size:
+                return self.placements[rank]
+            mend = "Correct RANK_ID or the table"
+            raise _error("rank table", "RANK_ID is not in the table", f"0..{self.size - 1}", str(rank), mend)
+        in_pod = [p for p in self.placements if pod is not None and p.pod == pod]
+        if len(in_pod) == 1:
+            return in_pod[0]
+        if self.size == 1:
+            return self.placements[0]
+        raise _error(
+            "rank table",
+            "this process does not say which rank it is",
+            f"RANK_ID in 0..{self.size - 1}",
+            f"none, and POD_NAME={pod!r} names {len(in_pod)} ranks",
+            "Set RANK_ID",
+        )
+
+
+def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
+    """Reads a rank table and checks it against itself and against `RANK_SIZE`.
+
+    Args:
+      path: the file; by default what `RANK_TABLE_FILE` names.
+    Returns:
+      The table, or None when no path is given and `RANK_TABLE_FILE` is unset.
+    Raises:
+      ValueError: the file is unreadable or not JSON, not completed, or contradicts itself or `RANK_SIZE`.
+    """
+    chosen = path if path is not None else environment.read_variable("RANK_TABLE_FILE")
+    if chosen is None:
+        return None
+    where = f"rank table {os.fspath(chosen)}"
+    try:
+        with open(chosen, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path."
+        ) from error
+    table = parse_rank_table(content, where)
+    declared = environment.read_variable("RANK_SIZE")
+    if declared is not None and environment.declared_world_size() != table.size:
+        raise _error(
+            where, "RANK_SIZE differs from the table", f"{table.size}", declared, "Correct one of them"
+        )
+    return table
+
+
+def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
+    """Turns the JSON of a rank table into a `RankTable`.
+
+    Args:
+      content: the parsed JSON, in one of the three forms.
+      where: how messages call the table.
+    Raises:
+      ValueError: a field is missing or malformed, ranks are not 0..n-1, or a count is wrong.
+    """
+    if not isinstance(content, dict):
+        raise _error(where, "it is no object", "a JSON object", type(content).__name__, "Correct the file")
+    if content.get("status") != "completed":
+        mend = (
+            "Wait until the cluster has written it"
+            if content.get("status") == "initializing"
+            else "Correct it"
+        )
+        raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), mend)
+    rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
+    ranks = sorted(rank for rank, *_ in rows)
+    if ranks != list(range(len(rows))) or not rows:
+        raise _error(
+            where,
+            "rank ids are not consecutive",
+            f"each of 0..{max(len(rows) - 1, 0)} once",
+            str(ranks),
+            "Renumber them",
+        )
+    by_server: dict[str, list[int]] = {}
+    for rank, server, *_ in sorted(rows):
+        by_server.setdefault(server, []).append(rank)
+    return RankTable(
+        tuple(
+            Placement(rank, server, device, by_server[server].index(rank), len(by_server[server]), pod)
+            for rank, server, device, pod in sorted(rows)
+        )
+    )
+
+
+def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str]]:
+    servers = _list(content, "server_list", where)
+    _check_count(content, "server_count", len(servers), where)
+    rows, seen = [], set()
+    for server in servers:
+        identity = _text(server, "server_id", where)
+        if identity in seen:
+            raise _error(
+                where, "server_id is not unique", "each server once", repr(identity), "Merge its devices"
+            )
+        seen.add(identity)
+        for device in _list(server, "device", where):
+            rows.append(
+                (_number(device, "rank_id", where), identity, _number(device, "device_id", where), "")
+            )
+    return rows
+
+
+def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]]:
+    groups = _list(content, "group_list", where)
+    _check_count(content, "group_count", len(groups), where)
+    rows: list[tuple[int, str, int, str]] = []
+    for group in groups:
+        instances = _list(group, "instance_list", where)
+        _check_count(group, "instance_count", len(instances), where)
+        before = len(rows)
+        for instance in instances:
+            server, pod = _text(instance, "server_id", where), str(instance.get("pod_name", ""))
+            for device in _list(instance, "devices", where):
+                rows.append((len(rows), server, _number(device, "device_id", where), pod))
+        _check_count(group, "device_count", len(rows) - before, where)
+    return rows
+
+
+def _list(parent: Any, field: str, where: str) -> list:
+    value = parent.get(field) if isinstance(parent, dict) else None
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _error(
+            where, f"{field} is missing or malformed", "an array of objects", repr(value), "Correct it"
+        )
+    return value
+
+
+def _text(parent: dict, field: str, where: str) -> str:
+    value = parent.get(field)
+    if not isinstance(value, str) or not value:
+        raise _error(
+            where, f"{field} is missing or malformed", "a non-empty string", repr(value), "Correct it"
+        )
+    return value
+
+
+def _number(parent: dict, field: str, where: str) -> int:
+    value = str(parent.get(field))
+    if not value.isdecimal():
+        raise _error(
+            where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it"
+        )
+    return int(value)
+
+
+def _check_count(parent: dict, field: str, found: int, where: str) -> None:
+    if field in parent and str(parent[field]) != str(found):
+        raise _error(
+            where, f"{field} does not fit", str(found), repr(parent[field]), "Correct the count or the list"
+        )
+
+
+def _error(where: str, problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. {mend}.")

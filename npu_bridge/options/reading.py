@@ -1,0 +1,300 @@
+"""Readers: an NPURunConfig or a session's ConfigProto in, one `TrainingOptions` out. And the writer back.
+
+Nothing here changes an object of the caller: session settings are copied before an entry is added.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from npu_bridge.options import environment
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.errors import message, option_error, say_once
+from npu_bridge.options.kinds import Helper, Integer, RawBytes
+from npu_bridge.options.rules import HELPER_RULES, RULES, Settings
+from npu_bridge.options.table import (
+    DYNAMIC_INPUT,
+    IN_OBJECT,
+    IN_SESSION,
+    RUN_CONFIG,
+    SESSION,
+    Option,
+    OptionTable,
+    Place,
+)
+from npu_bridge.options.training_options import TrainingOptions
+
+ENTRY_NAME = "NpuOptimizer"
+_SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
+
+
+def read_run_config(config: Any) -> TrainingOptions:
+    """The options of an NPURunConfig.
+
+    An `NpuOptimizer` entry in its `session_config` is read first; the object's own values win over it.
+
+    Args:
+      config: an NPURunConfig.
+    Raises:
+      TypeError, ValueError: an option, or a combination of options, is illegal.
+    """
+    table = table_of(config)
+    given = _entry_values(config._session_config, table)
+    given.update(_sent_values(config, table))
+    given.update(_values_without_key(config, table))
+    return TrainingOptions(_settle(given, IN_OBJECT, table))
+
+
+def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
+    """The options of a session.
+
+    All entries named `NpuOptimizer` are read in order; for each key the last one wins.
+
+    Args:
+      session_config: a ConfigProto, with or without such an entry, or None.
+      table: the options to know.
+    Raises:
+      ValueError: a key is unknown, its value illegal, or a combination of options illegal.
+    """
+    return TrainingOptions(_settle(_entry_values(session_config, table), IN_SESSION, table))
+
+
+def parameter_values(config: Any) -> dict[str, Any]:
+    """What an NPURunConfig puts into the parameter_map: plain `str`, `int` or `bool` by session key."""
+    table = table_of(config)
+    return {table[name].key: table[name].kind.normalise(v) for name, v in _sent_values(config, table).items()}
+
+
+def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
+    """A copy of session settings with one more `NpuOptimizer` entry at the end.
+
+    Args:
+      session_config: a ConfigProto, left unchanged; None for an empty one.
+      values: by session key, as `parameter_values` gives them.
+      table: the options to know.
+    Returns:
+      A new ConfigProto.
+    Raises:
+      ValueError: a key is unknown.
+    """
+    if session_config is None:
+        from tensorflow.compat.v1 import ConfigProto as proto_type
+    else:
+        proto_type = type(session_config)
+    changed = proto_type()
+    if session_config is not None:
+        changed.CopyFrom(session_config)
+    entry = changed.graph_options.rewrite_options.custom_optimizers.add()
+    entry.name = ENTRY_NAME
+    for key, value in values.items():
+        slot = table.by_key(key).kind.session_field
+        setattr(entry.parameter_map[key], slot, value.encode("utf-8") if isinstance(value, str) else value)
+    return changed
+
+
+def session_config_of(config: Any) -> Any:
+    """A copy of an NPURunConfig's session settings whose last `NpuOptimizer` entry says all its options."""
+    return with_entry(config._session_config, parameter_values(config), table_of(config))
+
+
+def table_of(config: Any) -> OptionTable:
+    """The table a config object was declared from."""
+    return getattr(type(config), "_option_table", OPTIONS)
+
+
+def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> None:
+    """Checks the values of one helper object: each by itself, then those that only depend on each other.
+
+    Raises:
+      TypeError, ValueError: a value, or a combination, is illegal.
+    """
+    options = table.of(owner)
+    for option in options:
+        option.check(values[option.name], IN_OBJECT)
+    plain = {o.name: o.normalise(values[o.name]) for o in options if o.is_plain}
+    given = frozenset(name for name, value in values.items() if value is not None)
+    for rule in HELPER_RULES.get(owner, ()):
+        rule(Settings(plain, given, IN_OBJECT, table))
+
+
+def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> dict[str, Any]:
+    """Checks what was given, fills in the rest and applies the rules."""
+    plain_options = [option for option in table if option.is_plain]
+    for option in plain_options:
+        if option.name in given:
+            option.check(given[option.name], place)
+    values = {option.name: _plain_value(option, given) for option in plain_options}
+    for option in plain_options:
+        if option.variable and option.name not in given:
+            _read_variable(option, values, place)
+    settings = Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
+    for rule in RULES:
+        rule(settings)
+    _announce(settings)
+    return values
+
+
+def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
+    # Without a session key there is no "absent" key either: None that was given means None.
+    if option.key is None and option.name in given and given[option.name] is None:
+        return None
+    return option.normalise(given.get(option.name))
+
+
+def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None:
+    """Lets an environment variable speak for an option nobody set."""
+    text = environment.read_variable(option.variable)
+    if text is None:
+        return
+    value: Any = text
+    if option.kind.session_field == "b":
+        value = environment.is_flag_on(option.variable)
+    elif isinstance(option.kind, Integer):
+        if not text.strip().isdecimal():
+            raise option_error(
+                ValueError,
+                "environment",
+                option.name,
+                f"{option.variable} is not a whole number",
+                option.kind.expected,
+                repr(text),
+                "Correct or unset it.",
+            )
+        value = int(text)
+    option.check(value, place)
+    values[option.name] = option.normalise(value)
+
+
+def _announce(settings: Settings) -> None:
+    """Says, once for each option and only on rank 0, what is kept without effect or deprecated."""
+    if environment.probable_rank() != 0:
+        return
+    for option in settings.table:
+        value = settings.values.get(option.name)
+        usual = option.absent if settings.place.is_session else option.default
+        if option.name not in settings.given or value == usual:
+            continue
+        place, name = settings.place.where(option), settings.place.spelling(option)
+        if option.effect.level == "recorded":
+            say_once(
+                logging.INFO,
+                f"{place}: {name}={value!r} is kept but has no effect here. {option.effect.note}".rstrip(),
+            )
+        if option.status == "deprecated":
+            mend = f" Use {option.replaced_by}." if option.replaced_by else ""
+            say_once(logging.WARNING, f"{place}: {name} is deprecated.{mend}")
+
+
+def _sent_values(config: Any, table: OptionTable) -> dict[str, Any]:
+    """The values an NPURunConfig sends to a session, by option name."""
+    owners = _helper_objects(config, table)
+    read: dict[str, Any] = {}
+    for option in table:
+        if option.is_plain and option.owner != SESSION:
+            owner = owners.get(option.owner)
+            if owner is not None:
+                read[option.name] = getattr(owner, option.attribute)
+            elif option.sent_without_helper:
+                read[option.name] = option.default
+    dynamic = [read.get(option.name) for option in table.of(DYNAMIC_INPUT)]
+    sent = {}
+    for option in table:
+        if option.name not in read or not option.key:
+            continue
+        value = read[option.name]
+        if option.needs and not read.get(option.needs):
+            continue
+        if option.needs and value is None:
+            value = option.absent
+        if option.owner == DYNAMIC_INPUT and None in dynamic:
+            continue
+        if value is not None or not option.accepts_none:
+            sent[option.name] = value
+    sent.update(_task_values(table))
+    return sent
+
+
+def _helper_objects(config: Any, table: OptionTable) -> dict[str, Any]:
+    """The config object and its helper objects by owner name; None for a helper that is not set."""
+    owners = {RUN_CONFIG: config}
+    # An owner's helpers may hold helpers of their own, so the loop runs until nothing new turns up.
+    pending = [RUN_CONFIG]
+    while pending:
+        owner = pending.pop()
+        for option in table.of(owner):
+            if isinstance(option.kind, Helper):
+                holder = owners[owner]
+                helper = None if holder is None else getattr(holder, option.attribute)
+                owners[option.kind.owner] = helper
+                pending.append(option.kind.owner)
+    return owners
+
+
+def _values_without_key(config: Any, table: OptionTable) -> dict[str, Any]:
+    owners = _helper_objects(config, table)
+    values = {}
+    for option in table:
+        owner = owners.get(option.owner)
+        if option.is_plain and option.key is None and owner is not None:
+            values[option.name] = getattr(owner, option.attribute)
+    return values
+
+
+def _task_values(table: OptionTable) -> dict[str, Any]:
+    task = environment.tf_config().get("task") or {}
+    own = {"job": task.get("type", "localhost"), "task_index": int(task.get("index", 0))}
+    own.update(use_off_line=True, min_group_size=True)
+    return {name: value for name, value in own.items() if name in table}
+
+
+def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
+    """Values by option name from every NpuOptimizer entry of session settings."""
+    given: dict[str, Any] = {}
+    if session_config is None:
+        return given
+    for entry in session_config.graph_options.rewrite_options.custom_optimizers:
+        if entry.name != ENTRY_NAME:
+            continue
+        for key in sorted(entry.parameter_map):
+            option = table.by_key(key)
+            value = _slot_value(option, entry.parameter_map[key])
+            if value is not None:
+                given[option.name] = value
+    return given
+
+
+def _slot_value(option: Option, attribute: Any) -> Any:
+    """The value in the slot an option is read from; None when the key is to be skipped."""
+    slot = option.kind.session_field
+    used = attribute.WhichOneof("value")
+    if used == slot:
+        return _text_or_same(option, getattr(attribute, slot))
+    words = (
+        f"{option.key} is in slot .{used} of its AttrValue"
+        if used
+        else f"{option.key} has an empty AttrValue",
+        f"slot .{slot} ({_SLOT_TYPES[slot]})",
+        f"slot .{used}" if used else "nothing",
+        f"Write parameter_map[{option.key!r}].{slot} = ...",
+    )
+    where = IN_SESSION.where(option)
+    if option.strict_slot == "error":
+        raise option_error(ValueError, where, option.name, *words)
+    say_once(logging.WARNING, message(where, *words))
+    if option.strict_slot == "skip":
+        return None
+    zero = _text_or_same(option, getattr(attribute, slot))
+    if option.kind.problem(zero) is not None:
+        raise option_error(ValueError, where, option.name, *words)
+    return zero
+
+
+def _text_or_same(option: Option, value: Any) -> Any:
+    if isinstance(value, bytes) and not isinstance(option.kind, RawBytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return value  # the option's own check says so
+    return value

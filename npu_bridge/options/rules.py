@@ -1,0 +1,315 @@
+"""Rules between options. Each rule looks at the checked, plain values and raises, warns or corrects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
+
+from npu_bridge.options import grammar
+from npu_bridge.options.errors import message, option_error, say_once
+from npu_bridge.options.kinds import usable_directory
+from npu_bridge.options.table import (
+    DUMP,
+    EXPERIMENTAL,
+    PROFILING,
+    OptionTable,
+    Place,
+    shown,
+)
+from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
+
+DEFAULT_PROFILING_OPTIONS = (
+    '{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
+    '"aic_metrics":"PipeUtilization","msproftx":"off"}'
+)
+_ACCELERATED_FROM = ("allow_fp32_to_fp16", "must_keep_origin_dtype")
+_DYNAMIC_TRIO = ("input_shape", "dynamic_dims", "dynamic_node_type")
+
+
+class Settings(NamedTuple):
+    """What a rule looks at.
+
+    Attributes:
+      values: plain values by option name; rules that correct a value write into it.
+      given: names somebody set, the others hold what the NPU stack assumes.
+      place: where they were set.
+      table: the options.
+    """
+
+    values: dict[str, Any]
+    given: frozenset[str]
+    place: Place
+    table: OptionTable
+
+    def error(self, name: str, problem: str, expected: str, mend: str) -> Exception:
+        """A ValueError about option `name`; `{}` in a text stands for the option's spelling."""
+        option = self.table[name]
+        spelling = self.place.spelling(option)
+        got = shown(self.values[name])
+        return option_error(
+            ValueError, self.place.where(option), name, problem.format(spelling), expected, got, mend
+        )
+
+    def warn(self, name: str, problem: str, expected: str, mend: str) -> None:
+        """The same as a warning, once."""
+        option = self.table[name]
+        problem = problem.format(self.place.spelling(option))
+        say_once(
+            logging.WARNING,
+            message(self.place.where(option), problem, expected, shown(self.values[name]), mend),
+        )
+
+    def spell(self, name: str) -> str:
+        """An option as the user spells it here."""
+        return self.place.spelling(self.table[name])
+
+    def one_of(self, name: str, choices: Iterable[str]) -> None:
+        """Raises unless the value is one of `choices`."""
+        choices = tuple(choices)
+        if self.values[name] not in choices:
+            listed = " or ".join(repr(choice) for choice in choices)
+            raise self.error(name, "{} is not one of its values", listed, "Use one of these.")
+
+    def parsed(self, name: str, parse: Callable[[str], Any]) -> None:
+        """Raises unless `parse` accepts the text."""
+        try:
+            parse(self.values[name])
+        except ValueError as reason:
+            raise self.error(
+                name, "{} does not fit", self.table[name].expected, f"Correct it: {reason}."
+            ) from reason
+
+
+def one_precision_mode(s: Settings) -> None:
+    """`precision_mode` and `precision_mode_v2` exclude each other."""
+    if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
+        raise s.error(
+            "precision_mode_v2",
+            f"{{}} is set together with {s.spell('precision_mode')}={s.values['precision_mode']!r}",
+            "one of them",
+            "Keep precision_mode_v2.",
+        )
+
+
+def mixlist_needs_mixed_precision(s: Settings) -> None:
+    """`modify_mixlist` edits lists that only mixed precision has."""
+    if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
+        return
+    raise s.error(
+        "modify_mixlist",
+        f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}",
+        "no mixlist or a mixed precision mode",
+        "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out.",
+    )
+
+
+def acceleration_fits_precision(s: Settings) -> None:
+    """`accelerate_train_mode` starts from a configured mode that is not already reduced."""
+    if not s.values["accelerate_train_mode"]:
+        return
+    v2, v1 = s.values["precision_mode_v2"], s.values["precision_mode"]
+    fits = v2 == "origin" if v2 is not None else v1 is None or v1 in _ACCELERATED_FROM
+    if not fits:
+        raise s.error(
+            "accelerate_train_mode",
+            f"{{}} does not go with the precision mode {_precision(s)!r}",
+            "no acceleration, or precision_mode_v2='origin', or precision_mode="
+            + " or ".join(repr(mode) for mode in _ACCELERATED_FROM),
+            "Leave both precision modes out, or use one of these.",
+        )
+
+
+def _precision(s: Settings) -> str | None:
+    return s.values["precision_mode_v2"] or s.values["precision_mode"]
+
+
+def dump_is_complete(s: Settings) -> None:
+    """A dump needs a directory, takes one switch, and only then are its other fields read."""
+    dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
+    if dumps and debugs:
+        raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Keep one.")
+    if dumps or debugs:
+        if s.values["dump_path"] is None:
+            raise s.error(
+                "dump_path",
+                "{} is missing although a dump is switched on",
+                "an existing directory",
+                "Name one.",
+            )
+        s.parsed("dump_path", usable_directory)
+    if dumps:
+        if s.values["dump_step"] is not None:
+            s.parsed("dump_step", grammar.parse_dump_step)
+        s.one_of("dump_mode", ("input", "output", "all"))
+    if debugs:
+        s.one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
+
+
+def profiling_is_complete(s: Settings) -> None:
+    """Profiling options are read, or filled in, only when profiling is on."""
+    if not s.values["enable_profiling"]:
+        return
+    if s.values["profiling_options"] is None:
+        s.values["profiling_options"] = DEFAULT_PROFILING_OPTIONS
+    s.parsed("profiling_options", grammar.parse_profiling_options)
+
+
+def compile_cache_exists(s: Settings) -> None:
+    """The directory of compiled graphs must exist."""
+    if s.values["graph_compiler_cache_dir"] is not None:
+        s.parsed("graph_compiler_cache_dir", usable_directory)
+
+
+def implementation_types_need_a_mode(s: Settings) -> None:
+    """`optypelist_for_implmode` says for which types `op_select_implmode` holds."""
+    if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
+        raise s.error(
+            "optypelist_for_implmode",
+            "{} is set without op_select_implmode",
+            "both or none",
+            "Set op_select_implmode='high_precision' or 'high_performance', or leave it out.",
+        )
+
+
+def one_way_to_compress(s: Settings) -> None:
+    """`enable_compress_weight` and `compress_weight_conf` exclude each other, whatever their values."""
+    if {"enable_compress_weight", "compress_weight_conf"} <= s.given:
+        raise s.error(
+            "compress_weight_conf",
+            "{} cannot go with enable_compress_weight, which is "
+            + ("there too" if s.place.is_session else "always sent"),
+            "None",
+            "Leave it out.",
+        )
+
+
+def dynamic_dims_are_complete(s: Settings) -> None:
+    """Dynamic dimensions come as three options together and exclude other ways of saying it."""
+    set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
+    if set_names and len(set_names) < len(_DYNAMIC_TRIO):
+        missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
+        raise s.error(
+            set_names[0],
+            f"{{}} is set without {', '.join(missing)}",
+            f"all of {', '.join(_DYNAMIC_TRIO)}, or none",
+            f"Set {', '.join(missing)} too.",
+        )
+    if s.values["compile_hybrid_mode"] == 1 and (not set_names or s.values["dynamic_node_type"] != 1):
+        raise s.error(
+            "compile_hybrid_mode",
+            f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}",
+            f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1",
+            "Set it to 0.",
+        )
+    if not set_names:
+        return
+    _profiles_fit_shapes(s)
+    for excluded in ("mix_compile_mode", "compile_dynamic_mode"):
+        if s.values.get(excluded):
+            raise s.error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
+    if s.values.get("dynamic_inputs_shape_range") is not None:
+        s.warn(
+            "dynamic_inputs_shape_range",
+            "{} is ignored because dynamic_dims is set",
+            "one of them",
+            "Leave one out.",
+        )
+        s.values["dynamic_inputs_shape_range"] = None
+
+
+def _profiles_fit_shapes(s: Settings) -> None:
+    shapes = grammar.parse_input_shape(s.values["input_shape"])
+    dynamic = sum(dim < 0 for dims in shapes.values() for dim in dims)
+    profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
+    if len(profile) != dynamic:
+        raise s.error(
+            "dynamic_dims",
+            f"{{}} has profiles of {len(profile)} for {dynamic} dynamic dimensions in input_shape",
+            f"{dynamic} dimensions in each profile",
+            "Write one value for each -1 of input_shape.",
+        )
+
+
+def dynamic_input_fits_the_loop(s: Settings) -> None:
+    """The execution mode is read only for dynamic inputs; lazy recompilation takes one step at a time."""
+    if not s.values["dynamic_input"]:
+        return
+    s.one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
+    if s.values["dynamic_graph_execute_mode"] == "lazy_recompile" and s.values["iterations_per_loop"] > 1:
+        raise s.error(
+            "iterations_per_loop",
+            "{} does not go with dynamic_graph_execute_mode='lazy_recompile'",
+            "1",
+            "Set it to 1, or use 'dynamic_execute'.",
+        )
+
+
+def mixed_compiling_runs_single_steps(s: Settings) -> None:
+    """`mix_compile_mode` needs one step for each run; `in_out_pair` and host variables need it."""
+    if s.values["mix_compile_mode"]:
+        if s.values["iterations_per_loop"] != 1:
+            raise s.error(
+                "iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1."
+            )
+        return
+    if s.values["in_out_pair"] is not None:
+        raise s.error(
+            "in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True."
+        )
+    if s.values["variable_placement"] == "Host":
+        s.warn(
+            "variable_placement",
+            "{} is meant for mix_compile_mode=True",
+            "'Device'",
+            "Set mix_compile_mode=True too.",
+        )
+
+
+def shape_generalisation_applies(s: Settings) -> None:
+    """`shape_generalization_mode` needs compiling of static shapes to be on."""
+    if s.values["shape_generalization_mode"] == "STRICT":
+        return
+    if s.values["jit_compile"] != "true" or s.values["compile_dynamic_mode"]:
+        s.warn(
+            "shape_generalization_mode",
+            "{} cannot apply",
+            "'STRICT', or jit_compile='true' with compile_dynamic_mode=False",
+            "Set jit_compile='true' or leave it out.",
+        )
+
+
+def tuning_directory_is_usable(s: Settings) -> None:
+    """The tuning directory is read only when tuning is asked for."""
+    if s.values["aoe_mode"] is not None:
+        s.parsed("work_path", usable_directory)
+
+
+def inference_has_small_channels(s: Settings) -> None:
+    """`graph_run_mode=0` implies `enable_small_channel=1`."""
+    if s.values["graph_run_mode"] == 0:
+        s.values["enable_small_channel"] = 1
+
+
+# Rules that need nothing but one helper object: its constructor runs them, so that the error comes there.
+HELPER_RULES = {
+    DUMP: (dump_is_complete,),
+    PROFILING: (profiling_is_complete,),
+    EXPERIMENTAL: (compile_cache_exists,),
+}
+RULES = (
+    one_precision_mode,
+    mixlist_needs_mixed_precision,
+    acceleration_fits_precision,
+    dump_is_complete,
+    profiling_is_complete,
+    compile_cache_exists,
+    implementation_types_need_a_mode,
+    one_way_to_compress,
+    dynamic_dims_are_complete,
+    dynamic_input_fits_the_loop,
+    mixed_compiling_runs_single_steps,
+    shape_generalisation_applies,
+    tuning_directory_is_usable,
+    inference_has_small_channels,
+)

@@ -1,0 +1,251 @@
+"""The shape of one option and the table that holds them all.
+
+An `Option` is written once, in one of the `table_*.py` modules. Constructor signatures, validation, the
+session's `parameter_map`, `TrainingOptions`, configuration files and `docs/options.md` are all read off the
+table.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from npu_bridge.options.errors import message, option_error, say_once, unknown_name_error
+from npu_bridge.options.kinds import Helper, Kind, TensorFlowObject
+
+RUN_CONFIG = "NPURunConfig"
+PROFILING = "ProfilingConfig"
+DUMP = "DumpConfig"
+MEMORY = "MemoryConfig"
+DYNAMIC_INPUT = "DynamicInputConfig"
+EXPERIMENTAL = "ExperimentalConfig"
+GRAPH_MEMORY = "GraphMemoryOptimizeConfig"
+SESSION = "session"
+
+REQUIRED = inspect.Parameter.empty
+
+
+class Effect(NamedTuple):
+    """What an option does here: `works`, `recorded` (checked and kept) or `refused`, and a note."""
+
+    level: str
+    note: str = ""
+
+
+def works(note: str = "") -> Effect:
+    """The option does here what it is documented to do."""
+    return Effect("works", note)
+
+
+def recorded(note: str = "") -> Effect:
+    """The option is checked and kept; nothing acts on it here."""
+    return Effect("recorded", note)
+
+
+def refused(note: str = "") -> Effect:
+    """A value other than the default is an error here."""
+    return Effect("refused", note)
+
+
+_SAME_AS_NAME = "<name>"
+_SAME_AS_DEFAULT = object()
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+      position: 1-based place in its owner's constructor; order of listing for session-only options.
+      name: keyword in the owner's constructor, and field of `TrainingOptions`.
+      kind: the values it takes.
+      doc: one line saying what it means on the NPU stack.
+      effect: what it does here.
+      default: constructor default; `REQUIRED` when there is none.
+      owner: class whose constructor takes it, or `SESSION` for options only a session's parameter_map has.
+      attribute: attribute of the config object holding the value; `_<name>` when not given.
+      status: documented, deprecated, undocumented, or unsupported (documented as not to be set).
+      replaced_by: for deprecated options, the option to use instead.
+      key: name in the session's parameter_map; None when a session cannot say it.
+      absent: value when the parameter_map lacks the key; the default when not given.
+      accepts_none: whether None is legal and means "not set"; by default when the default is None.
+      needs: another option that must be set for this one to be sent to a session.
+      sent_without_helper: for helper options, whether the default is sent when the helper object is None.
+      variable: environment variable that speaks when neither the object nor the map does.
+      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or
+        read as the slot's zero with a warning ("warn").
+    """
+
+    position: int
+    name: str
+    kind: Kind
+    doc: str
+    effect: Effect = Effect("recorded")
+    default: Any = None
+    owner: str = RUN_CONFIG
+    attribute: str = ""
+    status: str = "documented"
+    replaced_by: str = ""
+    key: str | None = _SAME_AS_NAME
+    absent: Any = _SAME_AS_DEFAULT
+    accepts_none: bool | None = None
+    needs: str = ""
+    sent_without_helper: bool = False
+    variable: str = ""
+    strict_slot: str = "warn"
+
+    def __post_init__(self) -> None:
+        fill = functools.partial(object.__setattr__, self)
+        if not self.attribute:
+            fill("attribute", f"_{self.name}")
+        if self.key == _SAME_AS_NAME:
+            fill("key", self.name if self.kind.session_field else None)
+        if self.absent is _SAME_AS_DEFAULT:
+            fill("absent", None if self.default is REQUIRED else self.default)
+        if self.accepts_none is None:
+            fill("accepts_none", self.default is None or self.default is REQUIRED)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the value is plain data, not an object of TensorFlow or a helper object."""
+        return not isinstance(self.kind, (Helper, TensorFlowObject))
+
+    @property
+    def expected(self) -> str:
+        """The legal values, as the noun phrase of a sentence."""
+        return self.kind.expected + (" or None" if self.accepts_none else "")
+
+    def check(self, value: Any, place: Place, *, only_type: bool = False) -> None:
+        """Raises when `value` is illegal; warns once when it is outside limits nobody enforces.
+
+        Args:
+          value: what the user gave.
+          place: where it was given.
+          only_type: leave everything but the type for later.
+        Raises:
+          TypeError: the type is wrong (ValueError for the options documented so).
+          ValueError: the value is wrong.
+        """
+        if value is None and self.accepts_none:
+            return
+        problem = self.kind.problem(value)
+        if problem is None or (only_type and problem.says != "has the wrong type"):
+            return
+        words = (f"{place.spelling(self)} {problem.says}", self.expected, shown(value), problem.mend)
+        if problem.is_fatal:
+            raise option_error(problem.error, place.where(self), self.name, *words)
+        say_once(logging.WARNING, message(place.where(self), *words))
+
+    def normalise(self, value: Any) -> Any:
+        """The plain form of a legal value; `absent` for None, and for empty text that means "not set"."""
+        if value is None:
+            return self.absent
+        plain = self.kind.normalise(value)
+        return self.absent if plain == "" else plain
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: its repr with its type, cut to a readable length."""
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+
+
+class Place(NamedTuple):
+    """How the user reached an option, so that messages speak the user's spelling."""
+
+    is_session: bool
+
+    def where(self, option: Option) -> str:
+        """The object or map the option was given to."""
+        return "NpuOptimizer parameter_map" if self.is_session or option.owner == SESSION else option.owner
+
+    def spelling(self, option: Option) -> str:
+        """The option's name there."""
+        return (option.key if self.is_session else option.name) or option.name
+
+
+IN_OBJECT = Place(is_session=False)
+IN_SESSION = Place(is_session=True)
+
+
+class OptionTable:
+    """All options, looked up by name, by owner and by session key."""
+
+    def __init__(self, options: Iterable[Option]):
+        """Args: options: in any order; unique in name and key, contiguous in position for each owner."""
+        self._options = tuple(sorted(options, key=lambda option: (option.owner, option.position)))
+        self._by_name = {option.name: option for option in self._options}
+        self._by_key = {option.key: option for option in self._options if option.key}
+        if len(self._by_name) != len(self._options):
+            raise ValueError("options: a name is declared twice. Give each option its own name.")
+        if len(self._by_key) != sum(1 for option in self._options if option.key):
+            raise ValueError("options: a session key is declared twice. Give each option its own key.")
+        for owner in {option.owner for option in self._options}:
+            positions = [option.position for option in self.of(owner)]
+            if positions != list(range(1, len(positions) + 1)):
+                raise ValueError(
+                    f"options: positions of {owner} are not contiguous; got {positions}. Renumber them."
+                )
+
+    def __iter__(self):
+        return iter(self._options)
+
+    def __getitem__(self, name: str) -> Option:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def of(self, owner: str) -> tuple[Option, ...]:
+        """The options of one owner in constructor order."""
+        return tuple(option for option in self._options if option.owner == owner)
+
+    def by_key(self, key: str) -> Option:
+        """The option a session's parameter_map spells `key`.
+
+        Raises:
+          ValueError: no option has this key.
+        """
+        if key not in self._by_key:
+            own = self._by_name.get(key)
+            mend = f"Its session key is {own.key!r}." if own and own.key else ""
+            raise unknown_name_error(ValueError, "NpuOptimizer parameter_map", key, self._by_key, mend)
+        return self._by_key[key]
+
+    def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
+        """The error for a name an owner does not have; says so when another owner has it."""
+        other = self._by_name.get(name)
+        mend = f"It belongs to {other.owner}." if other else ""
+        return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], mend)
+
+    def adding(self, *options: Option) -> OptionTable:
+        """A table that holds these options too."""
+        return OptionTable((*self._options, *options))
+
+    def signature(self, owner: str) -> inspect.Signature:
+        """The constructor signature of an owner, `self` included."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter("self", kind)]
+        parameters += [inspect.Parameter(o.name, kind, default=o.default) for o in self.of(owner)]
+        return inspect.Signature(parameters)
+
+    def bind(self, owner: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Values by name for a constructor call, defaults filled in.
+
+        Raises:
+          TypeError: an unknown keyword, too many positional values, or a missing required one.
+        """
+        names = [option.name for option in self.of(owner)]
+        for name in kwargs:
+            if name not in names:
+                raise self.unknown(TypeError, owner, name)
+        try:
+            bound = self.signature(owner).bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{owner}: {error}. Its parameters are {', '.join(names)}.") from None
+        bound.apply_defaults()
+        return {name: bound.arguments[name] for name in names}

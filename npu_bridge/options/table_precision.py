@@ -1,0 +1,174 @@
+"""Options of numeric precision, determinism and graph optimisation."""
+
+from __future__ import annotations
+
+from npu_bridge.options.kinds import Boolean, Integer, RawBytes, Text
+from npu_bridge.options.table import Option, recorded, refused
+
+PRECISION_MODES = (
+    "must_keep_origin_dtype",
+    "allow_fp32_to_fp16",
+    "allow_fp32_to_bf16",
+    "force_fp16",
+    "force_fp32",
+    "cube_fp16in_fp32out",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision",
+    "allow_mix_precision_bf16",
+)
+PRECISION_MODES_V2 = (
+    "origin",
+    "fp16",
+    "cube_fp16in_fp32out",
+    "mixed_float16",
+    "mixed_bfloat16",
+    "mixed_hif8",
+    "cube_hif8",
+)
+# Modes that edit the lists of reducible operators, in either spelling.
+MIXED_PRECISION_MODES = (
+    "allow_mix_precision",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision_bf16",
+    "mixed_float16",
+    "mixed_bfloat16",
+    "mixed_hif8",
+)
+_NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
+_KEPT_DTYPES = recorded("The graph keeps its dtypes.")
+_IMPLEMENTATIONS = (
+    "high_precision",
+    "high_performance",
+    "high_precision_for_all",
+    "high_performance_for_all",
+)
+
+OPTIONS = (
+    Option(
+        14,
+        "precision_mode",
+        Text(PRECISION_MODES),
+        "Network-wide precision, old names; excludes precision_mode_v2.",
+        _KEPT_DTYPES,
+    ),
+    Option(
+        15,
+        "enable_reduce_precision",
+        Boolean(),
+        "Nothing reads it, on the NPU stack either.",
+        default=False,
+        status="undocumented",
+    ),
+    Option(
+        29,
+        "op_select_implmode",
+        Text(_IMPLEMENTATIONS),
+        "Flavour of the kernels.",
+        status="deprecated",
+        replaced_by="op_precision_mode",
+    ),
+    Option(
+        30,
+        "optypelist_for_implmode",
+        Text(says="comma-separated operator types"),
+        "Operator types op_select_implmode applies to; needs it.",
+        status="deprecated",
+        replaced_by="op_precision_mode",
+    ),
+    Option(
+        37,
+        "enable_compress_weight",
+        Boolean(),
+        "Compress weights for inference.",
+        default=False,
+        status="undocumented",
+    ),
+    Option(
+        38,
+        "compress_weight_conf",
+        Text(says="a path"),
+        "File naming the nodes to compress.",
+        refused(
+            "Excludes enable_compress_weight, which NPURunConfig always sends; a session may carry it alone."
+        ),
+        status="undocumented",
+    ),
+    Option(
+        52,
+        "modify_mixlist",
+        Text(says="the path of a JSON file"),
+        "File editing which operators mixed precision may reduce; needs a mixed precision mode.",
+        _KEPT_DTYPES,
+    ),
+    Option(
+        53,
+        "op_precision_mode",
+        Text(says="the path of an INI file"),
+        "File with the kernel precision of single operators.",
+    ),
+    Option(
+        60,
+        "customize_dtypes",
+        Text(says="the path of a text file"),
+        "File with the dtypes of single operators.",
+        _KEPT_DTYPES,
+    ),
+    Option(
+        66,
+        "insert_op_file",
+        RawBytes("It would change the model's inputs; put the pre-processing into the input_fn."),
+        "File of operators inserted in front of the inputs.",
+        refused("Any content is an error: it would change the model's inputs."),
+        attribute="insert_op_file",
+        status="undocumented",
+    ),
+    Option(
+        70,
+        "deterministic",
+        Integer(0, 1, enforced=False),
+        "1 makes operators bit-reproducible.",
+        recorded("Call tf.config.experimental.enable_op_determinism() for the effect."),
+        default=0,
+    ),
+    Option(
+        71,
+        "frozen_variable",
+        Boolean(),
+        "Fold variables to constants for inference.",
+        default=False,
+        status="undocumented",
+    ),
+    Option(
+        74,
+        "precision_mode_v2",
+        Text(PRECISION_MODES_V2, refused=dict.fromkeys(("mixed_hif8", "cube_hif8"), _NO_HIF8)),
+        "Network-wide precision, new names; excludes precision_mode.",
+        recorded("The graph keeps its dtypes. mixed_hif8 and cube_hif8 are refused."),
+    ),
+    Option(
+        82,
+        "oo_constant_folding",
+        Boolean(),
+        "Fold constants in the graph.",
+        recorded("TensorFlow's own setting in session_config decides."),
+        default=True,
+        accepts_none=True,
+        strict_slot="skip",
+    ),
+    Option(
+        87,
+        "oo_level",
+        Text(),
+        "Level of graph optimisation.",
+        default="O3",
+        accepts_none=True,
+        status="undocumented",
+    ),
+    Option(
+        88,
+        "optimization_switch",
+        Text(says="pass:on;pass:off"),
+        "Switches of single graph passes.",
+        status="undocumented",
+    ),
+)

@@ -1,0 +1,68 @@
+"""The immutable value every engine takes its settings from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from npu_bridge.options.errors import nearest
+
+
+class TrainingOptions(Mapping):
+    """Every option of one run, checked and in plain form: `options.precision_mode`, `options["dump_step"]`.
+
+    Made by `read_run_config` and `read_session_config`; both ways of saying the same give equal values.
+    Fields are named as in `NPURunConfig` and the helper classes (`enable_dump`, `accelerate_train_mode`,
+    ...). Texts are `str`; an option nobody set has the value the NPU stack assumes then, often None.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]):
+        """Args: values: by option name; copied."""
+        object.__setattr__(self, "_values", MappingProxyType(dict(values)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            near = nearest(name, self._values)
+            raise AttributeError(
+                f"TrainingOptions: no option {name!r}." + (f" Did you mean {near!r}?" if near else "")
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"TrainingOptions: {name} cannot be set. Use replace({name}=...) for a changed copy."
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._values.items(), key=lambda item: item[0])))
+
+    def __repr__(self) -> str:
+        return f"TrainingOptions({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+    def __reduce__(self):
+        return TrainingOptions, (dict(self._values),)
+
+    def replace(self, **values: Any) -> TrainingOptions:
+        """A copy with some values changed; for engines' tests and for plans that switch a setting mid-run.
+
+        Raises:
+          AttributeError: a name is not an option.
+        """
+        for name in values:
+            getattr(self, name)
+        return TrainingOptions({**self._values, **values})

@@ -1,0 +1,382 @@
+"""NPURunConfig and its helper classes against the documented facts."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import logging
+import pickle
+import runpy
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu import npu_config
+from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
+from npu_bridge.options import environment_table, read_run_config, session_config_of
+from npu_bridge.options.errors import say_once
+
+FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
+HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))
+PARAMETERS = FACTS["RUN_CONFIG_PARAMETERS"]
+HELPERS = HELPER_FACTS["HELPER_PARAMETERS"]
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch):
+    for variable in environment_table.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    say_once.cache_clear()
+
+
+def _filled(value, directory):
+    if isinstance(value, dict):
+        return {key: _filled(inner, directory) for key, inner in value.items()}
+    return str(directory) if value == "{directory}" else value
+
+
+def _cases(values_by_name, which):
+    return [
+        pytest.param(name, case, id=f"{name}-{str(case)[:40]}")
+        for name, row in values_by_name.items()
+        for case in row[which]
+    ]
+
+
+@pytest.mark.parametrize("position", range(len(PARAMETERS)))
+def test_parameter_has_its_position_and_default(position):
+    parameters = list(inspect.signature(NPURunConfig).parameters.values())
+    name, default, _ = PARAMETERS[position]
+    assert len(parameters) == 88
+    assert (parameters[position].name, parameters[position].default) == (name, default)
+    assert type(parameters[position].default) is type(default)
+
+
+@pytest.mark.parametrize("name, default, attribute", [row for row in PARAMETERS if row[2]])
+def test_default_is_kept_under_its_attribute(name, default, attribute):
+    assert getattr(NPURunConfig(), attribute) == default
+
+
+def test_all_parameters_can_be_given_by_position():
+    defaults = [default for _, default, _ in PARAMETERS]
+    defaults[55] = 600
+    assert NPURunConfig(*defaults)._hccl_timeout == 600
+
+
+@pytest.mark.parametrize("name, value", _cases(FACTS["RUN_CONFIG_VALUES"], 0))
+def test_legal_value_is_accepted_and_kept(name, value, tmp_path):
+    value = _filled(value, tmp_path)
+    config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
+    attribute = {row[0]: row[2] for row in PARAMETERS}[name]
+    if attribute:
+        assert getattr(config, attribute) == value
+
+
+@pytest.mark.parametrize("name, case", _cases(FACTS["RUN_CONFIG_VALUES"], 1))
+def test_illegal_value_raises_the_documented_type_and_names_the_option(name, case):
+    value, error = case
+    with pytest.raises(error, match=name) as raised:
+        NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
+    assert type(raised.value) is error
+    assert "Expected" in str(raised.value) and "got" in str(raised.value)
+
+
+@pytest.mark.parametrize("name, arguments", FACTS["FORBIDDEN"])
+def test_forbidden_combination_names_the_option(name, arguments):
+    with pytest.raises(ValueError, match=name):
+        NPURunConfig(**arguments)
+
+
+@pytest.mark.parametrize("arguments, first, error", FACTS["CHECK_ORDER"])
+def test_checks_run_in_the_documented_order(arguments, first, error):
+    with pytest.raises(error, match=rf"NPURunConfig: {first} "):
+        NPURunConfig(**arguments)
+
+
+@pytest.mark.parametrize("mode, is_allowed", FACTS["ACCELERATED_FROM"].items(), ids=str)
+def test_acceleration_starts_from_some_modes_only(mode, is_allowed):
+    arguments = {
+        mode[0]: mode[1],
+        "experimental_config": ExperimentalConfig(accelerate_train_mode="fast|step"),
+    }
+    if is_allowed:
+        assert read_run_config(NPURunConfig(**arguments)).accelerate_train_mode == "fast|step"
+    else:
+        with pytest.raises(ValueError, match="accelerate_train_mode"):
+            NPURunConfig(**arguments)
+
+
+@pytest.mark.parametrize("given, kept", FACTS["CHECKPOINT_TRIGGERS"])
+def test_checkpoint_trigger(given, kept):
+    config = NPURunConfig(save_checkpoints_steps=given[0], save_checkpoints_secs=given[1])
+    assert (config.save_checkpoints_steps, config.save_checkpoints_secs) == kept
+    options = read_run_config(config)
+    assert (options.save_checkpoints_steps, options.save_checkpoints_secs) == kept
+
+
+@pytest.mark.parametrize("owner", HELPERS)
+def test_helper_signature(owner):
+    parameters = inspect.signature(getattr(npu_config, owner)).parameters.values()
+    required = HELPER_FACTS["REQUIRED"]
+    expected = [(name, inspect.Parameter.empty if d is required else d) for name, d, _ in HELPERS[owner]]
+    assert [(parameter.name, parameter.default) for parameter in parameters] == expected
+
+
+@pytest.mark.parametrize("owner", [owner for owner in HELPERS if owner != "DynamicInputConfig"])
+def test_helper_keeps_defaults_under_their_attributes(owner):
+    helper = getattr(npu_config, owner)()
+    assert {attribute: getattr(helper, attribute) for _, _, attribute in HELPERS[owner]} == {
+        attribute: default for _, default, attribute in HELPERS[owner]
+    }
+
+
+def _helper_cases(which):
+    return [
+        pytest.param(owner, name, case, row[2], id=f"{owner}-{name}-{str(case)[:40]}")
+        for owner, values in HELPER_FACTS["HELPER_VALUES"].items()
+        for name, row in values.items()
+        for case in row[which]
+    ]
+
+
+@pytest.mark.parametrize("owner, name, value, others", _helper_cases(0))
+def test_helper_keeps_a_legal_value(owner, name, value, others, tmp_path):
+    helper = getattr(npu_config, owner)(**_filled({**others, name: value}, tmp_path))
+    attribute = {row[0]: row[2] for row in HELPERS[owner]}[name]
+    assert getattr(helper, attribute) == _filled(value, tmp_path)
+
+
+@pytest.mark.parametrize("owner, name, case, others", _helper_cases(1))
+def test_helper_refuses_an_illegal_value(owner, name, case, others, tmp_path):
+    value, error = case
+    with pytest.raises(error, match=f"{owner}: {name}") as raised:
+        getattr(npu_config, owner)(**_filled({**others, name: value}, tmp_path))
+    assert type(raised.value) is error
+
+
+def test_two_dump_switches_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="enable_dump_debug"):
+        npu_config.DumpConfig(enable_dump=True, enable_dump_debug=True, dump_path=str(tmp_path))
+
+
+def test_dump_fields_are_not_read_while_the_dump_is_off():
+    assert npu_config.DumpConfig(dump_step="nonsense", dump_mode="nonsense")._dump_step == "nonsense"
+
+
+@pytest.mark.parametrize("arguments", [(), ("a:-1",), ("a:-1", "1;2", 1)])
+def test_dynamic_input_needs_all_four_values(arguments):
+    with pytest.raises(TypeError, match="missing a required argument"):
+        DynamicInputConfig(*arguments)
+
+
+@pytest.mark.parametrize("excluded", ["mix_compile_mode", "compile_dynamic_mode"])
+def test_dynamic_dims_exclude(excluded):
+    dynamic = DynamicInputConfig("a:-1", "1;2", 1, 0)
+    with pytest.raises(ValueError, match=excluded):
+        NPURunConfig(dynamic_input_config=dynamic, **{excluded: True})
+
+
+def test_hybrid_compiling_needs_placeholders():
+    NPURunConfig(dynamic_input_config=DynamicInputConfig("a:-1", "1;2", 1, 1))
+    with pytest.raises(ValueError, match="compile_hybrid_mode"):
+        NPURunConfig(dynamic_input_config=DynamicInputConfig("a:-1", "1;2", 0, 1))
+
+
+def test_incomplete_dynamic_input_is_left_out():
+    config = NPURunConfig(dynamic_input_config=DynamicInputConfig("a:-1", None, 1, 0))
+    assert read_run_config(config).input_shape is None
+
+
+def test_execute_placements():
+    names = ["ALL", "CUBE", "VECTOR", "TAISHAN", "DVPP", "HOST"]
+    assert [place.name for place in npu_config.NpuExecutePlacement] == names
+    assert [place.value for place in npu_config.NpuExecutePlacement] == [name.lower() for name in names]
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        ("precison_mode", "precision_mode"),
+        ("hccl_algorithm", "HCCL_algorithm"),
+        ("iteration_per_loop", "iterations_"),
+    ],
+)
+def test_unknown_parameter_is_a_type_error_with_the_nearest_spelling(name, near):
+    with pytest.raises(TypeError, match=f"Did you mean '{near}"):
+        NPURunConfig(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experimental_distribute",
+        "device_fn",
+        "protocol",
+        "experimental_max_worker_delay_secs",
+        "session_creation_timeout_secs",
+        "checkpoint_save_graph_def",
+    ],
+)
+def test_other_parameters_of_the_base_class_are_unknown(name):
+    with pytest.raises(TypeError, match=name):
+        NPURunConfig(**{name: None})
+
+
+def test_parameter_of_a_helper_says_where_it_belongs():
+    with pytest.raises(TypeError, match="It belongs to DumpConfig"):
+        NPURunConfig(enable_dump=True)
+
+
+def test_malformed_tf_config_is_a_json_error(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(json.JSONDecodeError):
+        NPURunConfig()
+
+
+def test_cluster_needs_a_strategy(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1"]}}))
+    with pytest.raises(ValueError, match="distribute does not fit TF_CONFIG"):
+        NPURunConfig()
+
+
+def test_strategy_needs_a_cluster():
+    strategy = tf.compat.v1.distribute.experimental.ParameterServerStrategy()
+    with pytest.raises(ValueError, match="distribute does not fit TF_CONFIG"):
+        NPURunConfig(distribute=strategy)
+
+
+def test_cluster_needs_mixed_compiling(monkeypatch):
+    strategy = tf.compat.v1.distribute.experimental.ParameterServerStrategy()
+    cluster = {"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    with pytest.raises(ValueError, match="mix_compile_mode"):
+        NPURunConfig(distribute=strategy)
+
+
+def test_strategies_are_passed_through():
+    strategy = tf.compat.v1.distribute.OneDeviceStrategy("/cpu:0")
+    assert NPURunConfig(train_distribute=strategy).train_distribute is strategy
+
+
+def test_replace_copy_and_pickle_keep_every_option():
+    config = NPURunConfig(precision_mode_v2="mixed_bfloat16", hccl_timeout=600, save_summary_steps=7)
+    options = read_run_config(config)
+    replaced = config.replace(model_dir="elsewhere")
+    assert isinstance(replaced, NPURunConfig)
+    assert read_run_config(replaced) == options.replace(model_dir="elsewhere")
+    assert read_run_config(copy.deepcopy(config)) == options
+    assert read_run_config(pickle.loads(pickle.dumps(config))) == options
+
+
+def test_replace_refuses_parameters_of_its_own():
+    with pytest.raises(ValueError, match="hccl_timeout"):
+        NPURunConfig().replace(hccl_timeout=5)
+
+
+class _Rank:
+    def __init__(self, rank):
+        self.rank = rank
+
+
+@pytest.mark.parametrize("secs, steps", [(None, 5), (60, None)])
+def test_ranks_above_zero_do_not_write(monkeypatch, secs, steps):
+    config = NPURunConfig(
+        save_checkpoints_secs=secs, save_checkpoints_steps=steps, save_summary_steps=5, log_step_count_steps=5
+    )
+    options = read_run_config(config)
+    monkeypatch.setattr(collective, "current", lambda: _Rank(1))
+    assert config.save_checkpoints_steps is None
+    assert config.save_checkpoints_secs is None
+    assert config.log_step_count_steps is None
+    assert config.save_summary_steps == 0
+    copied = copy.deepcopy(config.replace(model_dir="elsewhere"))
+    assert read_run_config(config) == options
+    monkeypatch.setattr(collective, "current", lambda: _Rank(0))
+    assert (copied.save_checkpoints_steps, copied.save_checkpoints_secs) == (steps, secs)
+    assert (copied.save_summary_steps, copied.log_step_count_steps) == (5, 5)
+
+
+def _linear_model(features, labels, mode):
+    weight = tf.compat.v1.get_variable("weight", [], initializer=tf.compat.v1.zeros_initializer())
+    loss = tf.reduce_mean(tf.square(features * weight - labels))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+@pytest.mark.parametrize("rank, writes", [(0, True), (1, False)])
+def test_plain_estimator_writes_on_rank_zero_only(monkeypatch, tmp_path, rank, writes):
+    monkeypatch.setattr(collective, "current", lambda: _Rank(rank))
+    config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=2, save_summary_steps=1)
+    estimator = tf.estimator.Estimator(_linear_model, config=config)
+    data = tf.data.Dataset.from_tensors
+    estimator.train(lambda: data((tf.constant([1.0, 2.0]), tf.constant([2.0, 4.0]))).repeat(), steps=4)
+    written = [path.name for path in tmp_path.iterdir()]
+    assert any(name.startswith("model.ckpt-4") for name in written) == writes
+    assert any(name.startswith("events") for name in written) == writes
+
+
+def test_interval_that_does_not_fit_the_loop_names_values_that_do(caplog):
+    NPURunConfig(save_checkpoints_steps=25, iterations_per_loop=10)
+    assert "Use 20 or 30, or set iterations_per_loop=1." in caplog.text
+
+
+def test_seconds_with_several_ranks_warn(caplog, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    NPURunConfig(save_checkpoints_secs=60)
+    assert "save_checkpoints_secs is not meant for several ranks" in caplog.text
+
+
+def test_option_without_effect_says_so_once_and_on_rank_zero_only(caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("RANK_ID", "1")
+    NPURunConfig(debug_dir="here")
+    assert not caplog.records
+    monkeypatch.setenv("RANK_ID", "0")
+    for _ in range(3):
+        NPURunConfig(debug_dir="here")
+    assert [
+        r.getMessage()
+        for r in caplog.records
+        if "debug_dir='here' is kept but has no effect" in r.getMessage()
+    ]
+    assert len(caplog.records) == 1
+
+
+def test_defaults_say_nothing(caplog):
+    caplog.set_level(logging.INFO)
+    NPURunConfig()
+    assert [record for record in caplog.records if record.name.startswith("npu_bridge")] == []
+
+
+def test_unenforced_limit_only_warns(caplog):
+    NPURunConfig(op_debug_level=9)
+    assert "op_debug_level has a value outside its range. Expected an integer in 0..4" in caplog.text
+
+
+def test_session_config_of_the_caller_is_never_changed():
+    session_config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    before = session_config.SerializeToString()
+    config = NPURunConfig(session_config=session_config, precision_mode_v2="mixed_float16")
+    changed = session_config_of(config)
+    read_run_config(config)
+    assert session_config.SerializeToString() == before
+    assert changed.allow_soft_placement
+    assert changed.graph_options.rewrite_options.custom_optimizers[0].name == "NpuOptimizer"
+
+
+def test_entry_in_session_config_is_read_and_the_object_wins():
+    session_config = tf.compat.v1.ConfigProto()
+    entry = session_config.graph_options.rewrite_options.custom_optimizers.add()
+    entry.name = "NpuOptimizer"
+    entry.parameter_map["debug_dir"].s = b"there"
+    entry.parameter_map["deterministic"].i = 1
+    options = read_run_config(NPURunConfig(session_config=session_config))
+    assert (options.debug_dir, options.deterministic) == ("there", 0)
+    with pytest.raises(ValueError, match="precision_mode_v2"):
+        entry.parameter_map["precision_mode"].s = b"force_fp16"
+        NPURunConfig(session_config=session_config, precision_mode_v2="fp16")

@@ -1,0 +1,66 @@
+"""The example as a user runs it on one process: train, go on, find nothing left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.examples.conftest import EXAMPLE
+
+ROOT = EXAMPLE.parents[1]
+KEYS = ["ranks", "steps", "first_loss", "last_loss", "skipped_steps", "loss_scale", "steps_per_sec"]
+
+# Small rows, so that one run is little more than the start of TensorFlow.
+SMALL = ["--max_seq_length=16", "--train_batch_size=4", "--num_eval_batches=1", "--save_checkpoints_steps=4"]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Runs the script into one folder; returns what it printed and the summary it wrote."""
+    out = tmp_path / "out"
+
+    def run(*flags):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE / "train.py"), f"--output_dir={out}", *SMALL, *flags],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout, json.loads((out / "summary.json").read_text()), out
+
+    return run
+
+
+def test_train_then_continue_then_nothing_left(train):
+    printed, first, out = train("--num_train_steps=6")
+    assert list(first) == KEYS
+    assert (first["ranks"], first["steps"], first["loss_scale"]) == (1, 6, 65536.0)
+    assert "step 6/6 (100 %)" in printed
+    assert "held-out text: loss" in printed
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+
+    printed, second, _ = train("--num_train_steps=9")
+    assert "step 7/9 (77 %)" in printed
+    assert "step 6/9" not in printed
+    assert (second["steps"], second["first_loss"]) == (9, first["first_loss"])
+
+    (out / "training.png").unlink()
+    printed, third, _ = train("--num_train_steps=9")
+    assert "step 7/9" not in printed
+    assert third == second
+    assert (out / "training.png").exists()
+
+
+def test_without_loss_scaling_there_is_no_scale(train):
+    printed, summary, _ = train("--num_train_steps=2", "--npu_bert_loss_scale=-1", "--num_eval_batches=0")
+    assert summary["loss_scale"] is None
+    assert "loss scale" not in printed
+    assert "held-out" not in printed

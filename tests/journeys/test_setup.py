@@ -1,0 +1,154 @@
+"""`make venv` on machines that lack something: one line with the mend, and nothing installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL_TOOLS = ("sh", "cat", "cksum", "dirname", "sed")
+INSTALLER = """
+import pathlib, sys
+with open("installs", "a") as log:
+    log.write("x")
+pathlib.Path(".venv/bin").mkdir(parents=True, exist_ok=True)
+python = pathlib.Path(".venv/bin/python")
+python.write_text("#!/bin/sh\\nprintf 3.11")
+python.chmod(0o755)
+if not pathlib.Path("interrupt").exists():
+    pathlib.Path(".venv/ready").write_text(sys.argv[1] + "\\n")
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+class Machine:
+    """A copy of the set-up files, and a PATH with exactly the tools a test puts there."""
+
+    def __init__(self, folder: Path):
+        self.checkout = folder / "checkout"
+        self.path = folder / "bin"
+        self.path.mkdir(parents=True)
+        self.checkout.mkdir()
+        shutil.copytree(ROOT / "tools", self.checkout / "tools")
+        for name in ("Makefile", "setup.cfg"):
+            shutil.copy(ROOT / name, self.checkout)
+        for name in SHELL_TOOLS:
+            (self.path / name).symlink_to(shutil.which(name))
+
+    def add(self, name: str, script: str = "exit 0") -> None:
+        """Puts a shell script on the PATH."""
+        file = self.path / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    def add_python(self, name: str, version: str | None = None) -> None:
+        """Puts a Python on the PATH: the real one, or one that only tells a version."""
+        pretence = f'case "$2" in *version_info*) printf {version} ;; esac'
+        self.add(name, f'exec "{sys.executable}" "$@"' if version is None else pretence)
+
+    def make(self, *arguments: str) -> tuple[int, list[str]]:
+        """Runs make; gives its exit code and what the set-up printed."""
+        finished = subprocess.run(
+            [shutil.which("make"), *arguments],
+            cwd=self.checkout,
+            env={"PATH": str(self.path), "HOME": os.environ.get("HOME", "/")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        lines = (finished.stdout + finished.stderr).splitlines()
+        return finished.returncode, [line for line in lines if not line.startswith("make:")]
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def assert_refused(machine, part, *arguments):
+    code, lines = machine.make("venv", *arguments)
+    assert code != 0
+    assert len(lines) == 1
+    assert lines[0].startswith("make venv: ") and part in lines[0]
+    assert not (machine.checkout / ".venv").exists()
+    return lines[0]
+
+
+def test_missing_cmake(machine):
+    machine.add_python("python3.11")
+    machine.add("g++")
+    assert "apt-get install cmake" in assert_refused(machine, "cmake is missing")
+
+
+def test_missing_compiler(machine):
+    machine.add_python("python3.11")
+    machine.add("cmake")
+    assert "apt-get install g++" in assert_refused(machine, "a C++ compiler is missing")
+
+
+def test_wrong_python(machine):
+    machine.add("g++")
+    machine.add("cmake")
+    machine.add_python("python3", "3.12")
+    line = assert_refused(machine, "found python3 is 3.12")
+    assert "3.9, 3.10 or 3.11" in line and "apt-get install python3.11" in line
+
+
+def test_wrong_python_by_choice(machine):
+    machine.add_python("python3.11")
+    machine.add_python("python2", "2.7")
+    assert_refused(machine, "PYTHON=python2 is Python 2.7", "PYTHON=python2")
+    assert_refused(machine, "PYTHON=nothing does not run", "PYTHON=nothing")
+
+
+def test_no_python(machine):
+    assert_refused(machine, "found no Python at all")
+
+
+def test_name_of_a_python_that_does_not_run_is_passed_over(machine):
+    machine.add("python3.11", "echo 'command not found' >&2; exit 127")
+    machine.add_python("python3.10", "3.10")
+    machine.add("g++")
+    assert_refused(machine, "cmake is missing")
+
+
+def test_missing_venv_module(machine):
+    machine.add("python3.11", 'case "$2" in *ensurepip*) exit 1 ;; *) printf 3.11 ;; esac')
+    assert "apt-get install python3.11-venv" in assert_refused(machine, "cannot make environments")
+
+
+def test_second_run_installs_nothing_and_an_interrupted_one_is_taken_up(machine):
+    for name in ("cmake", "g++"):
+        machine.add(name)
+    machine.add_python("python3.11")
+    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    installs = machine.checkout / "installs"
+    interrupt = machine.checkout / "interrupt"
+    interrupt.touch()
+    assert machine.make("venv") == (0, [])
+    interrupt.unlink()
+    assert machine.make("venv") == (0, [])
+    assert installs.read_text() == "xx"
+    assert machine.make("venv") == (0, [])
+    assert installs.read_text() == "xx"
+    with (machine.checkout / "setup.cfg").open("a") as config:
+        config.write("# another requirement\n")
+    assert machine.make("venv") == (0, [])
+    assert installs.read_text() == "xxx"
+
+
+def test_moved_checkout_is_set_up_again(machine):
+    for name in ("cmake", "g++"):
+        machine.add(name)
+    machine.add_python("python3.11")
+    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.make("venv")
+    machine.checkout = machine.checkout.rename(machine.checkout.with_name("elsewhere"))
+    machine.make("venv")
+    assert (machine.checkout / "installs").read_text() == "xx"

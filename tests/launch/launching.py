@@ -1,0 +1,86 @@
+"""Runs `npu-run` on small scripts, as a user would, with a time limit and the output in every failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECS = 60
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"
+)
+_RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")
+_SHARED_OUT = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+
+
+def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Writes a script and returns its path."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def start(*arguments: object, cwd: Path, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen:
+    """Starts `npu-run arguments...` in an environment that says nothing about ranks except `variables`."""
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in (*_RANK_VARIABLES, *_SHARED_OUT, "PYTHONUNBUFFERED")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]).rstrip(":")
+    return subprocess.Popen(
+        [sys.executable, "-m", "npu_bridge.run", *map(str, arguments)],
+        cwd=cwd,
+        env={**environment, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A test run in the background ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[int, str]:
+    """Waits for the end; gives exit code and output (stdout and stderr as they came)."""
+    try:
+        output, _ = process.communicate(timeout=limit_secs)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        pytest.fail(f"npu-run did not end within {limit_secs} s. Its output:\n{output}")
+    print(output)
+    return process.returncode, output
+
+
+def npu_run(*arguments: object, cwd: Path, **variables: str) -> tuple[int, str]:
+    """Runs `npu-run arguments...` to its end; gives exit code and output."""
+    return finish(start(*arguments, cwd=cwd, **variables))
+
+
+def wait_for(condition, what: str, limit_secs: float = LIMIT_SECS) -> None:
+    """Waits until `condition()` holds."""
+    limit = time.monotonic() + limit_secs
+    while not condition():
+        if time.monotonic() > limit:
+            pytest.fail(f"waited {limit_secs} s in vain for: {what}")
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,67 @@
+"""Lines of several ranks on one stream; the clock is an argument."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from npu_bridge.launch.rank_output import JointStream, RankOutput
+
+
+@pytest.fixture
+def stream():
+    return io.BytesIO()
+
+
+@pytest.fixture
+def ranks(stream):
+    joint = JointStream(stream)
+    return [RankOutput(rank, joint) for rank in range(2)]
+
+
+def test_lines_keep_their_rank_and_stay_whole(stream, ranks):
+    ranks[0].feed(b"a", 0.0)
+    ranks[1].feed(b"b\nc", 0.0)
+    ranks[0].feed(b"a\n", 0.0)
+    ranks[1].feed(b"c\n", 0.0)
+    assert stream.getvalue() == b"[rank 1] b\naa\n[rank 1] cc\n"
+
+
+def test_unfinished_line_of_rank_0_is_shown_after_a_moment(stream, ranks):
+    ranks[0].feed(b"password? ", 5.0)
+    ranks[0].release(5.01)
+    assert stream.getvalue() == b""
+    ranks[0].release(5.1)
+    assert stream.getvalue() == b"password? "
+
+
+def test_progress_bar_of_rank_0_is_passed_on_as_it_is_drawn(stream, ranks):
+    ranks[0].feed(b"\r 10%\r 20%\r", 0.0)
+    assert stream.getvalue() == b"\r 10%\r 20%\r"
+    ranks[1].feed(b"late\n", 0.0)
+    assert stream.getvalue().endswith(b"20%\r\n[rank 1] late\n")
+
+
+def test_progress_bar_of_another_rank_becomes_one_line(stream, ranks):
+    ranks[1].feed(b"\r 10%\r 20%", 0.0)
+    ranks[1].release(9.0)
+    assert stream.getvalue() == b""
+    ranks[1].feed(b"\r100%\n", 10.0)
+    assert stream.getvalue() == b"[rank 1] 100%\n"
+
+
+def test_rest_is_passed_on_at_the_end(stream, ranks):
+    ranks[1].feed(b"last words", 0.0)
+    ranks[1].close()
+    assert stream.getvalue() == b"[rank 1] last words\n"
+
+
+def test_tail_keeps_the_last_lines(ranks):
+    ranks[1].feed(b"".join(b"%d\n" % line for line in range(100)), 0.0)
+    assert list(ranks[1].tail) == [str(line) for line in range(60, 100)]
+
+
+def test_any_bytes_pass(stream, ranks):
+    ranks[0].feed(b"\xff\xfe\n", 0.0)
+    assert stream.getvalue() == b"\xff\xfe\n"

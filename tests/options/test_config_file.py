@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.options import read_run_config
+
+
+def _load(tmp_path, text, **overrides):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return NPURunConfig.from_file(path, **overrides)
+
+
+def test_file_gives_the_same_as_code(tmp_path):
+    config = _load(
+        tmp_path,
+        """
+        save_checkpoints_steps = 500  # often enough
+        precision_mode_v2 = "origin"
+
+        [memory_config]
+        static_memory_policy = 2
+
+        [experimental_config]
+        accelerate_train_mode = "fast|step|0.5"
+
+        [experimental_config.graph_memory_optimize_config]
+        graph_slice = "auto"
+        """,
+    )
+    options = read_run_config(config)
+    assert (options.save_checkpoints_steps, options.precision_mode_v2) == (500, "origin")
+    assert (options.static_memory_policy, options.graph_slice) == (2, "auto")
+    assert options.accelerate_train_mode == "fast|step|0.5"
+
+
+def test_overrides_win(tmp_path):
+    config = _load(tmp_path, "hccl_timeout = 5\niterations_per_loop = 0\n", iterations_per_loop=1)
+    assert (config._hccl_timeout, config.iterations_per_loop) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    "text, error, located",
+    [
+        (
+            "\nprecison_mode = 'x'",
+            ValueError,
+            "run.toml:2: key precison_mode: .*Did you mean 'precision_mode'",
+        ),
+        ("a = 1\n[memory_config]", ValueError, "run.toml:1: key a: "),
+        ("\n\niterations_per_loop = 0", ValueError, "run.toml:3: key iterations_per_loop: "),
+        ("hccl_timeout = 'x'", TypeError, "run.toml:1: key hccl_timeout: "),
+        ("[dump_config]\n\ndump_data = 'x'", ValueError, "run.toml:3: key dump_config.dump_data: "),
+        ("[dump_config]\ndump_dta = 'x'", ValueError, "run.toml:2: key dump_config.dump_dta: "),
+        ("[dump_config]\nenable_dump = true", ValueError, "run.toml:1: key dump_config: .*dump_path"),
+        ("x=1\n[dynamic_input_config]\ninput_shape = 'a:-1'", ValueError, "run.toml:1: key x"),
+        ("[dynamic_input_config]\ninput_shape = 'a:-1'", TypeError, "run.toml:1: key dynamic_input_config: "),
+        ("dump_config = 5", ValueError, "run.toml:1: key dump_config: .*table"),
+        ("enable_dump = true", ValueError, "run.toml:1: key enable_dump: .*It belongs to DumpConfig"),
+        ("memory_config = {atomic_clean_policy = 'x'}", TypeError, "run.toml:1: key memory_config"),
+        (
+            "precision_mode = 'force_fp16'\nprecision_mode_v2 = 'fp16'",
+            ValueError,
+            "run.toml:2: key precision_mode_v2: ",
+        ),
+        (
+            "[experimental_config]\naccelerate_train_mode = 'fast|step'\n[memory_config]\n",
+            None,
+            "",
+        ),
+        (
+            "precision_mode_v2 = 'fp16'\n[experimental_config]\naccelerate_train_mode = 'fast|step'",
+            ValueError,
+            "run.toml:3: key experimental_config.accelerate_train_mode: ",
+        ),
+        (
+            "session_config = 'x'",
+            ValueError,
+            r"run.toml:1: key session_config: .*from_file\(path, session_config=",
+        ),
+        ("iterations_per_loop =", ValueError, "run.toml: it is not TOML"),
+        ("a = 1\na = 2", ValueError, "run.toml: it is not TOML"),
+    ],
+)
+def test_errors_name_file_line_and_key(tmp_path, text, error, located):
+    if error is None:
+        _load(tmp_path, text)
+        return
+    with pytest.raises(error, match=located):
+        _load(tmp_path, text)
+
+
+def test_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        NPURunConfig.from_file(tmp_path / "none.toml")

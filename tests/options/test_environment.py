@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import npu_bridge
+from npu_bridge.options import environment
+from npu_bridge.options.environment import Launched
+from npu_bridge.options.environment_table import VARIABLES
+
+
+def _set(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_nothing_launched_us():
+    assert environment.launched() is None
+
+
+def test_horovod_places_us(monkeypatch):
+    _set(monkeypatch, HOROVOD_RANK="3", HOROVOD_SIZE="4", HOROVOD_LOCAL_RANK="1", HOROVOD_LOCAL_SIZE="2")
+    assert environment.launched() == Launched(3, 4, 1, 2)
+
+
+def test_open_mpi_places_us(monkeypatch):
+    _set(monkeypatch, OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
+    _set(monkeypatch, OMPI_COMM_WORLD_LOCAL_RANK="0", OMPI_COMM_WORLD_LOCAL_SIZE="1")
+    assert environment.launched() == Launched(3, 4, 0, 1)
+
+
+def test_pmi_places_us(monkeypatch):
+    _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0", MPI_LOCALNRANKS="1")
+    assert environment.launched() == Launched(1, 2, 0, 1)
+
+
+def test_launcher_silent_about_machines_means_one_machine(monkeypatch):
+    _set(monkeypatch, PMI_RANK="1", PMI_SIZE="2")
+    assert environment.launched() == Launched(1, 2, 1, 2)
+
+
+def test_horovod_speaks_before_open_mpi(monkeypatch):
+    _set(monkeypatch, HOROVOD_RANK="0", HOROVOD_SIZE="1", OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="4")
+    assert environment.launched().size == 1
+
+
+@pytest.mark.parametrize("rank, size", [("2", "2"), ("-1", "2"), ("x", "2")])
+def test_malformed_placement_is_an_error(monkeypatch, rank, size):
+    _set(monkeypatch, HOROVOD_RANK=rank, HOROVOD_SIZE=size)
+    with pytest.raises(ValueError, match="HOROVOD_RANK"):
+        environment.launched()
+
+
+@pytest.mark.parametrize(
+    "variables, size",
+    [
+        ({}, 1),
+        ({"RANK_SIZE": "8"}, 8),
+        ({"CM_WORKER_SIZE": "4"}, 4),
+        ({"RANK_SIZE": ""}, 1),
+        ({"RANK_SIZE": "eight"}, 1),
+    ],
+)
+def test_declared_world_size(monkeypatch, variables, size):
+    _set(monkeypatch, **variables)
+    assert environment.declared_world_size() == size
+
+
+def test_world_size_declared_twice_is_an_error(monkeypatch):
+    _set(monkeypatch, RANK_SIZE="8", CM_WORKER_SIZE="8")
+    with pytest.raises(ValueError, match="RANK_SIZE and CM_WORKER_SIZE are both set"):
+        environment.declared_world_size()
+
+
+@pytest.mark.parametrize("text", ["0", "-2"])
+def test_world_size_below_one_is_an_error(monkeypatch, text):
+    _set(monkeypatch, RANK_SIZE=text)
+    with pytest.raises(ValueError, match="at least 1"):
+        environment.declared_world_size()
+
+
+def test_declared_rank(monkeypatch):
+    assert environment.declared_rank() is None
+    _set(monkeypatch, RANK_ID="3")
+    assert environment.declared_rank() == 3
+    _set(monkeypatch, RANK_ID="first")
+    with pytest.raises(ValueError, match="RANK_ID"):
+        environment.declared_rank()
+
+
+def test_declared_device_prefers_the_newer_variable(monkeypatch):
+    assert environment.declared_device() == 0
+    _set(monkeypatch, DEVICE_ID="2")
+    assert environment.declared_device() == 2
+    _set(monkeypatch, ASCEND_DEVICE_ID="1")
+    assert environment.declared_device() == 1
+
+
+def test_missing_rank_variables_are_filled(monkeypatch):
+    _set(monkeypatch, RANK_ID="7")
+    for name in ("RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    environment.fill_rank_variables(Launched(3, 4, 1, 2))
+    filled = {name: os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")}
+    assert filled == {"RANK_ID": "7", "RANK_SIZE": "4", "DEVICE_ID": "1", "ASCEND_DEVICE_ID": "1"}
+
+
+def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):
+    _set(monkeypatch, CM_WORKER_SIZE="4", DEVICE_ID="0", ASCEND_DEVICE_ID="0")
+    environment.fill_rank_variables(Launched(3, 4, 1, 2))
+    assert "RANK_SIZE" not in os.environ and "RANK_ID" not in os.environ
+    assert environment.declared_world_size() == 4
+
+
+def test_without_a_launcher_nothing_is_filled():
+    before = dict(os.environ)
+    environment.fill_rank_variables(None)
+    assert dict(os.environ) == before
+
+
+_CHIEF = {"CM_CHIEF_IP": "10.0.0.1", "CM_CHIEF_PORT": "6000", "CM_CHIEF_DEVICE": "0", "CM_WORKER_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"RANK_TABLE_FILE": "t.json", "RANK_ID": "0", "RANK_SIZE": "1"}, _CHIEF]
+)
+def test_consistent_cluster_variables(monkeypatch, variables):
+    _set(monkeypatch, **variables)
+    environment.check_cluster_variables()
+
+
+@pytest.mark.parametrize(
+    "variables, named",
+    [
+        ({**_CHIEF, "RANK_TABLE_FILE": "t.json"}, "RANK_TABLE_FILE"),
+        ({**_CHIEF, "RANK_ID": "0"}, "RANK_ID"),
+        ({**_CHIEF, "RANK_SIZE": "8"}, "RANK_SIZE"),
+        ({"CM_CHIEF_IP": "10.0.0.1"}, "CM_CHIEF_PORT"),
+        ({**_CHIEF, "CM_CHIEF_PORT": "65521"}, "CM_CHIEF_PORT"),
+        ({**_CHIEF, "CM_WORKER_SIZE": "32769"}, "CM_WORKER_SIZE"),
+        ({**_CHIEF, "CM_CHIEF_DEVICE": "x"}, "CM_CHIEF_DEVICE"),
+    ],
+)
+def test_contradicting_cluster_variables(monkeypatch, variables, named):
+    _set(monkeypatch, **variables)
+    with pytest.raises(ValueError, match=named):
+        environment.check_cluster_variables()
+
+
+@pytest.mark.parametrize("text, parsed", [(None, {}), ("", {}), ('{"task": {}}', {"task": {}})])
+def test_tf_config(monkeypatch, text, parsed):
+    if text is not None:
+        _set(monkeypatch, TF_CONFIG=text)
+    assert environment.tf_config() == parsed
+
+
+def test_tf_config_must_be_an_object(monkeypatch):
+    _set(monkeypatch, TF_CONFIG="[]")
+    with pytest.raises(ValueError, match="TF_CONFIG"):
+        environment.tf_config()
+
+
+def test_twenty_variables_are_documented():
+    assert sum(variable.is_documented for variable in VARIABLES) == 20
+    assert len({variable.name for variable in VARIABLES}) == len(VARIABLES)
+
+
+def test_documented_variables_are_read_in_one_module_only():
+    names = "|".join(variable.name for variable in VARIABLES)
+    reading = re.compile(rf"(environ|getenv)\W.*\b({names})\b")
+    package = Path(npu_bridge.__file__).parent
+    offenders = [
+        f"{path.relative_to(package)}:{number}"
+        for path in package.rglob("*.py")
+        if path.name != "environment.py"
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if reading.search(line)
+    ]
+    assert offenders == []

@@ -1,0 +1,256 @@
+"""Both ways of giving an option mean the same."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu import npu_config
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.options import (
+    OPTIONS,
+    parameter_values,
+    read_run_config,
+    read_session_config,
+    session_config_of,
+    with_entry,
+)
+from npu_bridge.options.table import RUN_CONFIG, SESSION
+
+_FOLDER = Path(__file__).parents[1] / "documented"
+FACTS = runpy.run_path(str(_FOLDER / "run_config_facts.py"))
+HELPER_FACTS = runpy.run_path(str(_FOLDER / "helper_config_facts.py"))
+KEYS = HELPER_FACTS["SESSION_KEYS"]
+ANY_VALUE = {"s": "text", "i": 1, "b": True}
+
+
+def _session(**values):
+    return with_entry(None, values)
+
+
+def test_there_are_108_session_keys():
+    assert sorted(row[0] for row in KEYS) == sorted(option.key for option in OPTIONS if option.key)
+    assert len(KEYS) == 108
+
+
+@pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
+def test_key_has_its_slot_and_absent_value(key, slot, absent, name, sent):
+    option = OPTIONS.by_key(key)
+    assert (option.name, option.kind.session_field) == (name, slot)
+    value = read_session_config(None)[name]
+    assert value == absent and type(value) is type(absent)
+
+
+@pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
+def test_default_run_config_writes_the_documented_keys(key, slot, absent, name, sent):
+    assert (key in parameter_values(NPURunConfig())) == sent
+
+
+def _legal(key, slot):
+    values = HELPER_FACTS["SESSION_VALUES"].get(key, ([ANY_VALUE[slot]], []))[0]
+    return [(key, value) for value in values]
+
+
+_COMPANIONS = {
+    "modify_mixlist": {"precision_mode_v2": "mixed_float16"},
+    "optypelist_for_implmode": {"op_select_implmode": "high_precision"},
+    "in_out_pair": {"mix_compile_mode": True},
+    "profiling_mode": {"profiling_options": "{}"},
+    "enable_dump": {"dump_path": "."},
+    "enable_dump_debug": {"dump_path": "."},
+    "input_shape": {"dynamic_dims": "1;2", "dynamic_node_type": 1},
+    "dynamic_dims": {"input_shape": "a:-1", "dynamic_node_type": 1},
+    "dynamic_node_type": {"input_shape": "a:-1", "dynamic_dims": "1;2"},
+    "compile_hybrid_mode": {"input_shape": "a:-1", "dynamic_dims": "1;2", "dynamic_node_type": 1},
+}
+_SPECIAL_TEXTS = {"input_shape": "a:-1", "dynamic_dims": "1;2", "graph_compiler_cache_dir": "."}
+
+
+@pytest.mark.parametrize("key, value", [case for row in KEYS for case in _legal(row[0], row[1])])
+def test_legal_session_value_is_read(key, value):
+    value = _SPECIAL_TEXTS.get(key, value)
+    options = read_session_config(_session(**{**_COMPANIONS.get(key, {}), key: value}))
+    expected = max(0, min(value, 33554432)) if key == "input_fusion_size" else value
+    assert options[OPTIONS.by_key(key).name] == expected
+
+
+@pytest.mark.parametrize(
+    "key, value", [(key, value) for key, row in HELPER_FACTS["SESSION_VALUES"].items() for value in row[1]]
+)
+def test_illegal_session_value_is_a_value_error_naming_the_key(key, value):
+    with pytest.raises(ValueError, match=f"NpuOptimizer parameter_map: {key} "):
+        read_session_config(_session(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    "values, named",
+    [
+        ({"precision_mode": "force_fp16", "precision_mode_v2": "fp16"}, "precision_mode_v2"),
+        ({"modify_mixlist": "m.json"}, "modify_mixlist"),
+        (
+            {"precision_mode_v2": "fp16", "experimental_accelerate_train_mode": "fast|step"},
+            "accelerate_train_mode",
+        ),
+        ({"enable_dump": True}, "dump_path"),
+        ({"enable_dump_debug": True}, "dump_path"),
+        ({"enable_dump": True, "enable_dump_debug": True}, "enable_dump_debug"),
+        ({"enable_dump": True, "dump_path": "/no/such/directory"}, "dump_path"),
+        ({"enable_dump": True, "dump_path": ".", "dump_step": "9-1"}, "dump_step"),
+        ({"enable_dump": True, "dump_path": ".", "dump_mode": "x"}, "dump_mode"),
+        ({"enable_dump_debug": True, "dump_path": ".", "dump_debug_mode": "x"}, "dump_debug_mode"),
+        ({"optypelist_for_implmode": "Pooling"}, "optypelist_for_implmode"),
+        ({"enable_compress_weight": False, "compress_weight_conf": "w"}, "compress_weight_conf"),
+        ({"input_shape": "a:-1"}, "input_shape"),
+        ({"dynamic_dims": "1;2", "dynamic_node_type": 1}, "dynamic_dims"),
+        ({"input_shape": "a:-1", "dynamic_dims": "1,2;3,4", "dynamic_node_type": 1}, "dynamic_dims"),
+        ({"compile_hybrid_mode": 1}, "compile_hybrid_mode"),
+        ({"in_out_pair": "[[a, b]]"}, "in_out_pair"),
+        ({"dynamic_input": True, "dynamic_graph_execute_mode": "x"}, "dynamic_graph_execute_mode"),
+        ({"aoe_mode": "1", "work_path": "/no/such/directory"}, "work_path"),
+        ({"profiling_mode": True, "profiling_options": "{"}, "profiling_options"),
+        ({"mix_compile_mode": True, "iterations_per_loop": 2}, "iterations_per_loop"),
+        ({"graph_compiler_cache_dir": "/no/such/directory"}, "graph_compiler_cache_dir"),
+    ],
+)
+def test_forbidden_combination_in_a_session(values, named):
+    with pytest.raises(ValueError, match=named):
+        read_session_config(_session(**values))
+
+
+@pytest.mark.parametrize(
+    "key, near",
+    [("precision_mod", "precision_mode"), ("enable_profiling", "profiling_mode"), ("Jit_compile", "jit_")],
+)
+def test_unknown_key_is_an_error_with_the_nearest_spelling(key, near):
+    config = tf.compat.v1.ConfigProto()
+    entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
+    entry.parameter_map[key].i = 1
+    with pytest.raises(ValueError, match=f"unknown option '{key}'.*'{near}"):
+        read_session_config(config)
+
+
+@pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
+def test_wrong_slot_warns_or_fails_and_names_the_key(key, slot, absent, name, sent, caplog):
+    config = tf.compat.v1.ConfigProto()
+    entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
+    entry.parameter_map[key].f = 1.0
+    try:
+        options = read_session_config(config)
+    except ValueError as error:
+        assert key in str(error)
+        return
+    assert key not in ("jit_compile", "shape_generalization_mode")
+    assert f"{key} is in slot .f of its AttrValue. Expected slot .{slot}" in caplog.text
+    if key in ("export_compile_stat", "oo_constant_folding"):
+        assert options[name] == absent
+
+
+def test_last_entry_wins_for_each_key_and_other_entries_are_ignored():
+    config = with_entry(_session(debug_dir="first", deterministic=1), {"debug_dir": "second"})
+    other = config.graph_options.rewrite_options.custom_optimizers.add(name="Other")
+    other.parameter_map["unheard_of"].i = 1
+    options = read_session_config(config)
+    assert (options.debug_dir, options.deterministic) == ("second", 1)
+
+
+def _run_config_cases():
+    for name, (legal, _) in FACTS["RUN_CONFIG_VALUES"].items():
+        if OPTIONS[name].key:
+            for value in legal:
+                yield name, value
+
+
+@pytest.mark.parametrize("name, value", list(_run_config_cases()))
+def test_both_entries_agree(name, value, tmp_path):
+    value = str(tmp_path) if value == "{directory}" else value
+    config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
+    assert read_session_config(session_config_of(config)) == read_run_config(config)
+
+
+def _helper_cases():
+    for owner, values in HELPER_FACTS["HELPER_VALUES"].items():
+        for name, (legal, _, others) in values.items():
+            for value in legal:
+                yield owner, name, value, others
+
+
+@pytest.mark.parametrize("owner, name, value, others", list(_helper_cases()))
+def test_both_entries_agree_for_helpers(owner, name, value, others, tmp_path):
+    values = {**others, name: value}
+    values = {key: str(tmp_path) if v == "{directory}" else v for key, v in values.items()}
+    helper = getattr(npu_config, owner)(**values)
+    if owner == "GraphMemoryOptimizeConfig":
+        if name == "recompute":
+            return  # a session has no key for it
+        helper = npu_config.ExperimentalConfig(graph_memory_optimize_config=helper)
+        owner = "ExperimentalConfig"
+    parameter = next(o.name for o in OPTIONS.of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
+    config = NPURunConfig(**{parameter: helper})
+    options = read_run_config(config)
+    assert read_session_config(session_config_of(config)) == options
+
+
+def test_session_only_options_are_part_of_the_value():
+    options = read_run_config(NPURunConfig())
+    assert all(option.name in options for option in OPTIONS.of(SESSION))
+
+
+def test_task_comes_from_tf_config(monkeypatch):
+    config = NPURunConfig()
+    monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "worker", "index": 3}}')
+    values = parameter_values(config)
+    assert (values["job"], values["task_index"]) == ("worker", 3)
+
+
+def test_variables_speak_where_nobody_else_does(monkeypatch):
+    monkeypatch.setenv("AOE_MODE", "2")
+    monkeypatch.setenv("PROFILING_MODE", "true")
+    monkeypatch.setenv("PROFILING_OPTIONS", '{"output": "here"}')
+    monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "99")
+    options = read_run_config(NPURunConfig(hccl_timeout=5))
+    assert (options.aoe_mode, options.enable_profiling, options.hccl_timeout) == ("2", True, 5)
+    assert options.profiling_options == '{"output": "here"}'
+    silent = read_run_config(NPURunConfig(profiling_config=npu_config.ProfilingConfig(False), aoe_mode="1"))
+    assert (silent.aoe_mode, silent.enable_profiling, silent.hccl_timeout) == ("1", False, 99)
+    monkeypatch.setenv("AOE_MODE", "3")
+    with pytest.raises(ValueError, match="aoe_mode"):
+        NPURunConfig()
+
+
+def test_inference_implies_small_channels():
+    assert read_run_config(NPURunConfig(graph_run_mode=0)).enable_small_channel == 1
+
+
+def test_profiling_options_have_a_default_when_on():
+    options = read_run_config(NPURunConfig(profiling_config=npu_config.ProfilingConfig(True)))
+    assert '"output":"./"' in options.profiling_options
+
+
+def test_value_is_immutable_and_names_near_options():
+    options = read_session_config(None)
+    with pytest.raises(AttributeError, match="replace"):
+        options.deterministic = 1
+    with pytest.raises(AttributeError, match="Did you mean 'deterministic'"):
+        _ = options.determinstic
+    changed = options.replace(deterministic=1)
+    assert (changed.deterministic, options.deterministic) == (1, 0)
+    assert hash(changed) != hash(options) or changed != options
+    with pytest.raises(AttributeError, match="no option"):
+        options.replace(unheard_of=1)
+
+
+def test_caller_proto_is_not_changed_by_reading_or_writing():
+    config = _session(debug_dir="x")
+    before = config.SerializeToString(deterministic=True)
+    read_session_config(config)
+    with_entry(config, {"deterministic": 1})
+    assert config.SerializeToString(deterministic=True) == before
+
+
+def test_stock_session_runs_with_the_entry():
+    config = session_config_of(NPURunConfig())
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        assert session.run(tf.constant(2) * 3) == 6

@@ -1,0 +1,79 @@
+"""An option is written in one place and turns up everywhere."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.options import OPTIONS, docs_page, read_run_config, read_session_config, session_config_of
+from npu_bridge.options.construction import declared
+from npu_bridge.options.kinds import Integer
+from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
+
+FAKE = Option(89, "fake_level", Integer(0, 3), "A made-up level.", recorded("Made up."), default=1)
+
+
+def test_one_entry_is_enough_for_a_new_option():
+    table = OPTIONS.adding(FAKE)
+
+    @declared(RUN_CONFIG, table)
+    class Extended(NPURunConfig):
+        """One option more."""
+
+    assert list(inspect.signature(Extended).parameters)[-1] == "fake_level"
+    assert "fake_level: A made-up level." in Extended.__doc__
+    config = Extended(fake_level=2)
+    assert config._fake_level == 2
+    assert read_run_config(config).fake_level == 2
+    assert read_session_config(session_config_of(config), table) == read_run_config(config)
+    assert "| 89 | `fake_level` | `fake_level` .i | an integer in 0..3 | `1` |" in docs_page.render(table)
+    with pytest.raises(ValueError, match="fake_level"):
+        Extended(fake_level=4)
+
+
+def test_other_classes_do_not_know_it():
+    with pytest.raises(TypeError, match="fake_level"):
+        NPURunConfig(fake_level=2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        Option(90, "gap", Integer(), "Leaves position 89 out."),
+        Option(88, "twice", Integer(), "Takes a position that is taken."),
+        Option(89, "jit_compile", Integer(), "Takes a name that is taken."),
+        Option(89, "other", Integer(), "Takes a key that is taken.", key="jit_compile"),
+    ],
+)
+def test_table_refuses_contradictions(option):
+    with pytest.raises(ValueError, match="options: "):
+        OPTIONS.adding(option)
+
+
+def test_every_option_has_an_honest_effect_and_a_line():
+    for option in OPTIONS:
+        assert option.effect.level in ("works", "recorded", "refused")
+        assert option.doc.endswith(".")
+        assert option.status in ("documented", "deprecated", "undocumented", "unsupported")
+        assert option.expected
+
+
+def test_documentation_page_equals_the_table():
+    page = Path(__file__).parents[2] / "docs" / "options.md"
+    assert page.read_text(encoding="utf-8") == docs_page.render(), (
+        "run python -m npu_bridge.options.docs_page docs/options.md"
+    )
+
+
+def test_page_has_a_line_for_every_option():
+    page = docs_page.render()
+    assert all(f"| `{option.name}` |" in page for option in OPTIONS)
+
+
+def test_table_is_iterable_and_searchable():
+    assert isinstance(OPTIONS, OptionTable)
+    assert len(OPTIONS.of(RUN_CONFIG)) == 88
+    assert "precision_mode" in OPTIONS and OPTIONS["enable_profiling"].key == "profiling_mode"

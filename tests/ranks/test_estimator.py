@@ -1,0 +1,122 @@
+"""Estimators on several ranks: who writes, what everybody starts from, and how resuming works."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients import collections
+from tests.training import OPTIMIZERS, assert_same_bits
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+class Recorder(tf.estimator.SessionRunHook):
+    """Keeps the loss scale used in every step and all variables as they are at the start and at the end."""
+
+    def __init__(self):
+        self.scales, self.variables = [], []
+
+    def begin(self):
+        self._scale = tf1.get_collection(collections.LOSS_SCALE)[0]
+
+    def before_run(self, run_context):
+        if not self.variables:
+            self._record(run_context.session)
+        return tf.estimator.SessionRunArgs(self._scale)
+
+    def after_run(self, run_context, run_values):
+        self.scales.append(float(run_values.results))
+
+    def end(self, session):
+        self._record(session)
+
+    def _record(self, session):
+        self.variables.append({variable.name: session.run(variable) for variable in tf1.global_variables()})
+
+
+def model_fn(features, labels, mode, params):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=params["seed"]))
+    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
+    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, params["size"] > 1, True)
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn(rank, size):
+    """Eternal batches; every eleventh batch of rank 1 overflows."""
+    random = np.random.RandomState(5)
+    features = random.randn(220, 4).astype(np.float32)
+    labels = np.sum(features, axis=1, keepdims=True)
+    if size > 1:
+        features[43] = np.inf
+    return tf.data.Dataset.from_tensor_slices((features, labels)).repeat().batch(4).shard(size, rank)
+
+
+def train(folder, max_steps, kind, is_shared):
+    """On a rank: trains an estimator up to `max_steps`; ranks have other initial values and perhaps other folders."""
+    communicator = collective.current()
+    model_dir = folder if is_shared else os.path.join(folder, f"rank_{communicator.rank}")
+    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5, save_summary_steps=5, log_step_count_steps=5)
+    params = {"seed": 10 + communicator.rank, "size": communicator.size}
+    recorder = Recorder()
+    if kind == "NPUEstimator":
+        estimator, hooks = NPUEstimator(model_fn, config=config, params=params), [recorder]
+    else:
+        estimator = tf.estimator.Estimator(model_fn, config=config, params=params)
+        hooks = [NPUBroadcastGlobalVariablesHook(0, communicator.rank), recorder]
+    estimator.train(lambda: input_fn(communicator.rank, communicator.size), max_steps=max_steps, hooks=hooks)
+    files = os.listdir(model_dir) if os.path.isdir(model_dir) else []
+    return recorder.scales, recorder.variables, sorted(files)
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
+def test_a_resumed_job_continues_rank_0s_checkpoint_on_every_rank(on_ranks, tmp_path, kind):
+    whole = on_ranks(2, train, str(tmp_path / "whole"), 12, kind, False)
+    first = on_ranks(2, train, str(tmp_path / "parts"), 7, kind, False)
+    second = on_ranks(2, train, str(tmp_path / "parts"), 12, kind, False)
+    for results in (whole, first, second):
+        assert results[0][0] == results[1][0], "loss scales differ between ranks"
+        for variables, others in zip(results[0][1], results[1][1]):
+            assert_same_bits(others, variables)
+    # the part trained after resuming starts from what the first part ended with, counters included
+    assert_same_bits(second[1][1][0], first[0][1][1])
+    scales = whole[0][0]
+    assert any(later < earlier for earlier, later in zip(scales, scales[1:])), f"nothing overflowed: {scales}"
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
+def test_only_rank_0_writes(on_ranks, tmp_path, kind):
+    results = on_ranks(2, train, str(tmp_path), 6, kind, False)
+    (_, _, files_of_rank_0), (_, _, files_of_rank_1) = results
+    assert any(name.startswith("model.ckpt-6") for name in files_of_rank_0)
+    assert any(name.startswith("events") for name in files_of_rank_0)
+    assert files_of_rank_1 == []
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
+def test_a_shared_folder_at_its_last_step_ends_on_every_rank(on_ranks, tmp_path, kind):
+    on_ranks(2, train, str(tmp_path), 5, kind, True)
+    for scales, variables, _ in on_ranks(2, train, str(tmp_path), 5, kind, True):
+        assert scales == variables == []
+
+
+def train_without_reaching(folder):
+    """On a rank: only rank 0 has the checkpoint of the last step."""
+    return train(folder, 5, "NPUEstimator", False)[0]
+
+
+def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(on_ranks, tmp_path):
+    on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)
+    assert on_ranks(2, train_without_reaching, str(tmp_path), time_limit_secs=60) == [[], []]

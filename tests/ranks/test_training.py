@@ -1,0 +1,227 @@
+"""Several real ranks: they train one model, agree on every decision, and equal one process with the whole batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
+from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+WRAPPERS = {
+    "unscaled": lambda opt, scale: NPUOptimizer(opt, is_distributed=True),
+    "scaled": lambda opt, scale: NPUOptimizer(opt, scale(), True, True),
+    "tailed": lambda opt, scale: NPUOptimizer(opt, scale(), True, True, True),
+    "nested": lambda opt, scale: NPULossScaleOptimizer(NPUDistributedOptimizer(opt), scale(), is_distributed=True),
+    "NPUDistributedOptimizer": lambda opt, scale: NPUDistributedOptimizer(opt),
+}
+PARITY_OPTIMIZERS = ("momentum", "adam", "lamb", "keras_adam")
+
+
+def fixed():
+    return FixedLossScaleManager(1024)
+
+
+def dynamic():
+    return ExponentialUpdateLossScaleManager(1024, 5, 1, 2, 0.5)
+
+
+def train_own_share(name, wrapper, batches):
+    """On a rank: trains on this rank's part of every batch."""
+    communicator = collective.current()
+    shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
+    variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), fixed), batches=shares)
+    return variables
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", PARITY_OPTIMIZERS)
+def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, name, wrapper):
+    batches = token_batches(20, batch_size=16)
+    whole, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name]()), batches=batches)
+    first, second = on_ranks(2, train_own_share, name, wrapper, batches)
+    assert_same_bits(first, second)
+    for variable, value in whole.items():
+        np.testing.assert_allclose(first[variable], value, rtol=2e-4, atol=2e-5, err_msg=variable)
+
+
+def train_with_overflows(wrapper, seed, steps):
+    """On a rank: this rank's own random overflows, and huge gradients everywhere now and then."""
+    communicator = collective.current()
+    everywhere, here = np.random.RandomState(seed), np.random.RandomState(seed + 1 + communicator.rank)
+    poisons = []
+    for _ in range(steps):
+        poison = here.choice([0.0, np.nan, np.inf, -np.inf], p=[0.85, 0.05, 0.05, 0.05])
+        # each gradient is finite; scaled, their sum is not, or their squares are not
+        poisons.append(everywhere.choice([poison, 3e35, 1e19], p=[0.8, 0.1, 0.1]))
+    # some ranks see other batches
+    batches = token_batches(steps, seed=seed + communicator.rank)
+    variables, trace = train(
+        lambda: WRAPPERS[wrapper](OPTIMIZERS["adam"](), dynamic),
+        batches=batches,
+        poisons=poisons,
+        fetch=[collections.STEP_SKIPPED, collections.LOSS_SCALE],
+    )
+    return variables, [(bool(skipped), float(scale)) for skipped, scale in trace], poisons
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+def test_ranks_agree_on_every_decision_and_tailing_changes_nothing(on_ranks, rank_count):
+    results = {wrapper: on_ranks(rank_count, train_with_overflows, wrapper, 11, 50) for wrapper in ("scaled", "tailed")}
+    variables, trace, _ = results["scaled"][0]
+    for outcome in [*results["scaled"], *results["tailed"]]:
+        assert_same_bits(outcome[0], variables)
+        assert outcome[1] == trace
+    assert_all_finite(variables)
+    overflowed = np.array([outcome[2] for outcome in results["scaled"]])
+    expected_skips = np.any(~np.isfinite(overflowed) | (np.abs(overflowed) > 1e18), axis=0)
+    assert [skipped for skipped, _ in trace] == list(expected_skips)
+    assert 5 < sum(expected_skips) < 45
+
+
+@in_graph
+def sum_overflows_on_the_wire(is_tailing):
+    """On a rank: gradients of 2e38 in float32; each is finite, their plain sum is not, their mean is."""
+    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
+    gradient = tf1.placeholder(tf.float32, [2])
+    manager = FixedLossScaleManager(2.0**100)
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), manager, True, True, is_tailing)
+    train_op = optimizer.minimize(tf.reduce_sum(variable * gradient), tf1.train.get_or_create_global_step())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {gradient: np.float32([2e38 / 2.0**100] * 2)})
+        return session.run([variable, tf1.train.get_global_step()])
+
+
+@pytest.mark.parametrize("is_tailing", [False, True])
+def test_a_sum_that_would_overflow_on_the_wire_is_averaged_exactly(on_ranks, is_tailing):
+    for variable, global_step in on_ranks(2, sum_overflows_on_the_wire, is_tailing):
+        np.testing.assert_array_equal(variable, -np.float32([2e38 / 2.0**100] * 2))
+        assert global_step == 1
+
+
+@in_graph
+def sixteen_bit_gradients_meet(dtype_name, is_tailing):
+    """On a rank: 16-bit gradients near the largest value, of both signs, through the whole journey."""
+    dtype = tf.as_dtype(dtype_name)
+    variable = tf1.get_variable("variable", [3], dtype, tf1.zeros_initializer())
+    values = tf.constant([[60000.0, -60000.0, 1.0], [60000.0, 60000.0, 3.0]], dtype)[collective.current().rank]
+    optimizer = NPUOptimizer(
+        tf1.train.GradientDescentOptimizer(2.0**-10), FixedLossScaleManager(1), True, True, is_tailing
+    )
+    train_op = optimizer.minimize(tf.reduce_sum(variable * values))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        return session.run(tf.cast(variable, tf.float32))
+
+
+@pytest.mark.parametrize("is_tailing", [False, True])
+@pytest.mark.parametrize("dtype_name", ["float16", "bfloat16"])
+def test_sixteen_bit_gradients_do_not_overflow_in_the_sum(on_ranks, dtype_name, is_tailing):
+    for variable in on_ranks(2, sixteen_bit_gradients_meet, dtype_name, is_tailing):
+        np.testing.assert_allclose(variable, np.float32([-60000, 0, -2]) / 1024, rtol=1e-2)
+
+
+@in_graph
+def structure_of_the_tail():
+    """On a rank: which all-reduces wait for the decision, as op names."""
+    layers = [tf1.get_variable(f"layer_{number}", [10, 10]) for number in range(30)]
+    activation = tf.ones([1, 10])
+    for layer in layers:
+        activation = tf.matmul(activation, layer)
+    optimizer = NPUOptimizer(tf1.train.AdamOptimizer(), fixed(), True, True, True)
+    optimizer.minimize(tf.reduce_mean(activation))
+    graph = tf1.get_default_graph()
+    data = [op for op in graph.get_operations() if op.type == "HorovodGroupedAllreduce"]
+    (decision,) = [op for op in graph.get_operations() if op.type == "HorovodAllreduce"]
+    updates = [op for op in graph.get_operations() if op.type.startswith("ResourceApply")]
+    return {
+        "waiting transfers": [op.name for op in data if decision in _ancestors(op)],
+        "transfers": [op.name for op in data],
+        "updates waiting for the last fragment": [op.name for op in updates if data[-1] in _ancestors(op)],
+        "updates": len(updates),
+        "updates waiting for the decision": len([op for op in updates if decision in _ancestors(op)]),
+    }
+
+
+def _ancestors(op):
+    """Everything an op waits for, through data and control edges."""
+    seen, frontier = set(), [op]
+    while frontier:
+        current = frontier.pop()
+        for earlier in [*(tensor.op for tensor in current.inputs), *current.control_inputs]:
+            if earlier not in seen:
+                seen.add(earlier)
+                frontier.append(earlier)
+    return seen
+
+
+def test_only_the_last_fragment_waits_for_the_early_decision(on_ranks):
+    found = on_ranks(2, structure_of_the_tail)[0]
+    assert len(found["transfers"]) == 2
+    assert found["waiting transfers"] == found["transfers"][-1:]
+    assert found["updates waiting for the decision"] == found["updates"] == 30
+    # the last fragment holds the gradient that is ready last: the first layer's
+    assert len(found["updates waiting for the last fragment"]) == 1
+
+
+@in_graph
+def broadcast_everything():
+    """On a rank: starts from values of its own, then takes rank 0's."""
+    rank = collective.current().rank
+    with tf1.variable_scope("model"):
+        for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64, tf.bool):
+            tf1.get_variable(dtype.name, initializer=tf.cast(tf.fill([3], rank + 1), dtype), trainable=False)
+    ExponentialUpdateLossScaleManager(2.0 ** (rank + 4), 5)
+    tf1.assign(tf1.train.get_or_create_global_step(), rank)
+    broadcast = broadcast_global_variables(0)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(broadcast)
+        return {variable.name: session.run(variable) for variable in tf1.global_variables()}
+
+
+def test_broadcast_covers_every_global_variable(on_ranks):
+    first, second = on_ranks(2, broadcast_everything)
+    assert_same_bits(second, first)
+    assert second["loss_scale:0"] == 16
+    assert len(second) == 7 + 3 + 1
+
+
+def keras_fit_on_own_share():
+    """On a rank: Keras `fit` in a `tf.function`, gradients through the pipeline."""
+    from tests.gradients.test_pipeline import LossScaledModel
+
+    communicator = collective.current()
+    manager = dynamic()
+    stages = [LossScaling(manager), AllReduce("fit"), OverflowCheck("fit", is_joint=True, judges_local=True)]
+    model = LossScaledModel(Pipeline(stages))
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse")
+    random = np.random.RandomState(3)
+    features, labels = random.randn(48, 4).astype(np.float32), random.randn(48, 3).astype(np.float32)
+    if communicator.rank == 1:
+        features[5] = np.nan  # in the first batch of this rank
+    share = slice(communicator.rank, None, communicator.size)
+    model.fit(features[share], labels[share], batch_size=4, epochs=1, shuffle=False, verbose=0)
+    return model.get_weights(), manager.get_loss_scale().numpy(), model.optimizer.iterations.numpy()
+
+
+def test_keras_fit_on_two_ranks(on_ranks):
+    first, second = on_ranks(2, keras_fit_on_own_share)
+    for ours, others in zip(first[0], second[0]):
+        np.testing.assert_array_equal(ours, others)
+        assert np.all(np.isfinite(ours))
+    assert first[1:] == second[1:] == (1024.0, 5)  # 512 after the overflow, doubled after 5 good steps

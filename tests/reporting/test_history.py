@@ -1,0 +1,164 @@
+"""The history file: what is kept, what is dropped on resume, what a crash may leave behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+
+from npu_bridge import collective
+from npu_bridge.reporting import History, HistoryHook
+from tests.reporting.stepping import Clock, run_steps
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "run" / "history.jsonl")
+
+
+def steps_of(history):
+    return [(row.step, row.skipped) for row in history.rows]
+
+
+def write(path, steps, start=0):
+    history = History(path, Clock(100.0, per_look=1.0))
+    history.begin_session(start, ranks=2)
+    for step, skipped in steps:
+        history.append(step, 8.0 - step, 4.0, skipped)
+    history.close()
+    return history
+
+
+def test_rows_survive_the_process(path):
+    written = write(path, [(1, False), (1, True), (2, False)])
+    read = History(path)
+    assert read.entries == written.entries
+    assert read.rows[0] == (1, 7.0, 4.0, False, 102.0)
+    assert read.starts == [(0, 101.0, 2)]
+    assert read.skipped_steps == 1
+
+
+def test_lines_are_plain_json(path):
+    write(path, [(1, False)])
+    with open(path, encoding="utf-8") as lines:
+        assert [json.loads(line) for line in lines] == [
+            {"start": 0, "time": 101.0, "ranks": 2},
+            {"step": 1, "loss": 7.0, "loss_scale": 4.0, "skipped": False, "time": 102.0},
+        ]
+
+
+def test_reading_creates_nothing(path, tmp_path):
+    assert History(path).rows == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_drops_what_came_after_the_checkpoint(path):
+    write(path, [(1, False), (2, False), (3, False), (4, False)])
+    history = History(path)
+    history.begin_session(2)
+    history.append(3, 1.0, 4.0, False)
+    history.close()
+    assert steps_of(History(path)) == [(1, False), (2, False), (3, False)]
+    assert [start.step for start in History(path).starts] == [0, 2]
+
+
+def test_resume_drops_steps_skipped_after_the_checkpoint(path):
+    write(path, [(1, False), (1, True), (2, False), (2, True), (2, True), (3, False)])
+    history = History(path)
+    assert history.skipped_until(2) == 1
+    history.begin_session(2)
+    assert steps_of(history) == [(1, False), (1, True), (2, False)]
+
+
+def test_resume_at_the_end_keeps_everything(path):
+    write(path, [(1, False), (2, False)])
+    history = History(path)
+    history.begin_session(2)
+    assert steps_of(history) == [(1, False), (2, False)]
+
+
+def test_resume_between_recorded_steps(path):
+    write(path, [(1, False), (11, False), (21, False)])
+    history = History(path)
+    history.begin_session(15)
+    assert steps_of(history) == [(1, False), (11, False)]
+
+
+def test_start_at_zero_forgets_an_older_run(path):
+    write(path, [(0, True), (1, False)])
+    history = History(path)
+    history.begin_session(0)
+    assert history.rows == []
+    assert len(history.starts) == 1
+
+
+def test_half_written_last_line_is_left_out(path, caplog):
+    write(path, [(1, False), (2, False)])
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"step": 3, "lo')
+    with caplog.at_level(logging.WARNING):
+        history = History(path)
+    assert steps_of(history) == [(1, False), (2, False)]
+    assert not caplog.records
+    history.begin_session(2)
+    history.append(3, 1.0, 4.0, False)
+    history.close()
+    assert steps_of(History(path)) == [(1, False), (2, False), (3, False)]
+
+
+def test_damaged_line_in_the_middle_is_left_out_with_a_warning(path, caplog):
+    write(path, [(1, False)])
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("what\n")
+    assert steps_of(History(path)) == [(1, False)]
+    assert "line 3" in caplog.text
+
+
+def test_not_a_number_survives_in_strict_json(path):
+    history = History(path)
+    history.begin_session(0)
+    history.append(1, math.nan, math.inf, True)
+    history.append(2, None, None, False)
+    history.close()
+    with open(path, encoding="utf-8") as lines:
+        assert "NaN" not in lines.read()
+    first, second = History(path).rows
+    assert math.isnan(first.loss) and first.loss_scale == math.inf
+    assert second.loss is None and second.loss_scale is None
+
+
+def test_rows_need_a_session(path):
+    with pytest.raises(RuntimeError, match="begin_session"):
+        History(path).append(1, 1.0, None, False)
+
+
+def test_hook_records_every_step(path):
+    hook = HistoryHook(History(path, Clock(0.0, per_look=1.0)))
+    run_steps([hook], [8.0, 7.0, 6.0], [False, True, False], [4.0, 4.0, 2.0])
+    assert History(path).rows == [
+        (1, 8.0, 4.0, False, 2.0),
+        (1, 7.0, 4.0, True, 3.0),
+        (2, 6.0, 2.0, False, 4.0),
+    ]
+
+
+def test_hook_can_be_sparse_but_never_misses_a_skipped_step(path):
+    hook = HistoryHook(path, every_n_steps=3)
+    run_steps([hook], [1.0] * 6, [False, False, True, False, False, False], [4.0] * 6)
+    assert steps_of(History(path)) == [(1, False), (2, True), (3, False)]
+
+
+def test_other_ranks_write_nothing(path, monkeypatch, tmp_path):
+    class SecondRank:
+        rank, size = 1, 2
+
+    monkeypatch.setattr(collective, "current", SecondRank)
+    run_steps([HistoryHook(path)], [1.0], [False], [4.0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hook_refuses_an_interval_below_one(path):
+    with pytest.raises(ValueError, match="every_n_steps.*got 0"):
+        HistoryHook(path, every_n_steps=0)

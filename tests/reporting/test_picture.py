@@ -1,0 +1,84 @@
+"""The picture: a PNG of the announced size, for every kind of history."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from npu_bridge.reporting import History, MissingExtraError, draw_training, smooth
+from tests.reporting.stepping import Clock
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def history(tmp_path):
+    return History(str(tmp_path / "history.jsonl"), Clock(per_look=0.1))
+
+
+def size_of(path):
+    """Width and height in pixels, from the header of a PNG file."""
+    with open(path, "rb") as file:
+        header = file.read(24)
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", header[16:24])
+
+
+def test_loss_and_scale_with_overflows_and_a_restart(history, tmp_path):
+    history.begin_session(0)
+    for step in range(1, 60):
+        history.append(step, 8.0 / step, 2.0 ** (20 - step // 10), step % 20 == 0)
+    history.begin_session(40)
+    for step in range(41, 60):
+        history.append(step, 8.0 / step, 2.0**16, False)
+    path = str(tmp_path / "training.png")
+    draw_training(history, path, title="A run")
+    assert size_of(path) == (1200, 744)
+
+
+def test_without_loss_scaling_there_is_one_curve(history, tmp_path):
+    history.begin_session(0)
+    for step in range(1, 10):
+        history.append(step, 1.0, None, False)
+    path = str(tmp_path / "training.png")
+    draw_training(history, path)
+    assert size_of(path) == (1200, 528)
+
+
+@pytest.mark.parametrize("losses", [[math.nan], [math.inf, 1.0], [None], [1e9, 1.0, 1e-3]])
+def test_odd_losses_are_drawn(history, tmp_path, losses):
+    history.begin_session(0)
+    for step, loss in enumerate(losses, 1):
+        history.append(step, loss, math.inf if step == 2 else 4.0, True)
+    path = str(tmp_path / "training.png")
+    draw_training(history, path)
+    assert size_of(path) == (1200, 744)
+
+
+def test_empty_history_is_refused(history, tmp_path):
+    with pytest.raises(ValueError, match="no step"):
+        draw_training(history, str(tmp_path / "training.png"))
+
+
+def test_missing_matplotlib_names_the_extra(history, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'npu-bridge\[plot\]'"):
+        draw_training(history, str(tmp_path / "training.png"))
+
+
+def test_smoothing_keeps_a_straight_line_and_does_not_lag():
+    line = np.arange(20.0)
+    np.testing.assert_allclose(smooth(line, reach=3)[3:-3], line[3:-3])
+
+
+def test_smoothing_passes_over_what_is_not_finite():
+    np.testing.assert_allclose(smooth([1.0, math.nan, 1.0], reach=1), [1.0, 1.0, 1.0])
+    assert np.isnan(smooth([math.nan], reach=2)).all()
+
+
+def test_smoothing_with_no_reach_changes_nothing():
+    np.testing.assert_array_equal(smooth([3.0, 1.0, 2.0], reach=0), [3.0, 1.0, 2.0])

@@ -1,0 +1,80 @@
+"""The numbers that are left of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from npu_bridge.reporting import History, format_summary, summarize, write_summary
+from npu_bridge.reporting.summary import Summary
+from tests.reporting.stepping import Clock
+
+
+@pytest.fixture
+def history(tmp_path):
+    return History(str(tmp_path / "history.jsonl"), Clock(per_look=0.5))
+
+
+def test_summary_over_a_resumed_run(history):
+    history.begin_session(0, ranks=1)
+    for step in range(1, 21):
+        history.append(step, 100.0 - step, 8.0, False)
+    history.append(20, 1e6, 8.0, True)
+    history.begin_session(15, ranks=2)
+    for step in range(16, 31):
+        history.append(step, 100.0 - step, 4.0, step == 16)
+    assert summarize(history) == Summary(
+        ranks=2,
+        steps=30,
+        first_loss=99.0,
+        last_loss=100.0 - 25.5,  # mean of steps 21 to 30
+        skipped_steps=1,
+        loss_scale=4.0,
+        steps_per_sec=2.0,
+    )
+
+
+def test_skipped_steps_do_not_count_as_last_loss(history):
+    history.begin_session(0)
+    history.append(1, 5.0, 8.0, False)
+    history.append(1, 1e6, 8.0, True)
+    assert summarize(history).last_loss == 5.0
+
+
+def test_session_that_did_nothing_keeps_the_old_pace(history):
+    history.begin_session(0)
+    for step in range(1, 5):
+        history.append(step, 1.0, None, False)
+    history.begin_session(4)
+    assert summarize(history).steps_per_sec == 2.0
+
+
+def test_empty_history(history):
+    assert summarize(history) == Summary(1, 0, None, None, 0, None, None)
+
+
+def test_file_has_exactly_the_documented_keys(tmp_path):
+    path = str(tmp_path / "summary.json")
+    write_summary(Summary(2, 300, 7.6, math.nan, 0, None, 12.8), path)
+    with open(path, encoding="utf-8") as file:
+        assert json.load(file) == {
+            "ranks": 2,
+            "steps": 300,
+            "first_loss": 7.6,
+            "last_loss": None,
+            "skipped_steps": 0,
+            "loss_scale": None,
+            "steps_per_sec": 12.8,
+        }
+
+
+def test_sentence_for_people():
+    assert format_summary(Summary(2, 300, 7.63626, 5.56419, 3, 65536.0, 12.844)) == (
+        "trained 300 steps on 2 ranks, loss 7.6363 -> 5.5642, skipped 3 steps, loss scale 2^16, 12.8 steps/s"
+    )
+    assert (
+        format_summary(Summary(1, 1, None, None, 0, None, None))
+        == "trained 1 step on 1 rank, skipped 0 steps"
+    )

@@ -1,0 +1,72 @@
+"""Hooks, optimizer and Estimator together: overflows of a real loss scale are seen, counted and kept."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.reporting import History, HistoryHook, ProgressHook, summarize
+from tests.reporting.stepping import Clock
+
+
+def model_fn(features, labels, mode):
+    weight = tf.compat.v1.get_variable("weight", initializer=0.5)
+    loss = weight * 1024.0  # times a scale of 2^118 or more, the gradient is beyond float32
+    manager = ExponentialUpdateLossScaleManager(2.0**120, 1000, decr_every_n_nan_or_inf=2, decr_ratio=0.5)
+    optimizer = NPUOptimizer(
+        tf.compat.v1.train.GradientDescentOptimizer(2.0**-20), loss_scale_manager=manager, is_loss_scale=True
+    )
+    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"nothing": 0.0}).repeat()
+
+
+@pytest.fixture
+def estimator(tmp_path):
+    return tf.estimator.Estimator(model_fn, str(tmp_path / "model"))
+
+
+def test_skipped_steps_of_a_settling_scale(estimator, tmp_path):
+    out = io.StringIO()
+    progress = ProgressHook(total_steps=3, every_n_steps=100, stream=out, clock=Clock())
+    recorder = HistoryHook(str(tmp_path / "history.jsonl"))
+    estimator.train(input_fn, hooks=[progress, recorder], max_steps=3)
+
+    history = History(recorder.history.path)
+    assert [(row.step, row.loss_scale, row.skipped) for row in history.rows] == [
+        (0, 2.0**120, True),
+        (0, 2.0**120, True),
+        (0, 2.0**119, True),
+        (0, 2.0**119, True),
+        (0, 2.0**118, True),
+        (0, 2.0**118, True),
+        (1, 2.0**117, False),
+        (2, 2.0**117, False),
+        (3, 2.0**117, False),
+    ]
+    assert [row.loss for row in history.rows][:7] == [512.0] * 7  # unscaled, and unmoved while skipping
+    assert [row.loss for row in history.rows][7:] == [511.0, 510.0]
+    assert progress.skipped_steps == 6
+    assert out.getvalue().splitlines() == [
+        "step skipped: gradients overflowed at loss scale 2^120; normal while a dynamic scale settles",
+        "step 0/3 (0 %) | loss 512.00 | loss scale 2^120 | skipped 1 step",
+        "step 3/3 (100 %) | loss 510.00 | loss scale 2^117 | skipped 6 steps",
+    ]
+
+
+def test_same_hooks_train_twice_and_the_history_goes_on(estimator, tmp_path):
+    progress = ProgressHook(stream=io.StringIO(), clock=Clock())
+    recorder = HistoryHook(str(tmp_path / "history.jsonl"))
+    estimator.train(input_fn, hooks=[progress, recorder], max_steps=2)
+    estimator.train(input_fn, hooks=[progress, recorder], max_steps=4)
+    assert progress.step == 4
+    summary = summarize(History(recorder.history.path))
+    assert (summary.steps, summary.skipped_steps, summary.loss_scale) == (4, 6, 2.0**117)
+    assert [start.step for start in History(recorder.history.path).starts] == [0, 2]
