@@ -1,0 +1,47 @@
+# `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.11, a C++ compiler and cmake: the first
+# of them makes .venv, later ones find it ready. `make help` lists the rest.
+
+RANKS  ?= 2
+STEPS  ?= 300
+OUT    ?= out/bert_tiny
+CONFIG ?= configs/bert_tiny.toml
+ARGS   ?=
+PYTHON ?=
+
+bin := .venv/bin
+# One rank alone needs no distributed optimizer.
+distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test lint format bench clean distclean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
+
+venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 chooses the interpreter)
+	@PYTHON="$(PYTHON)" sh tools/setup_env.sh
+
+train: venv  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/bert_tiny (CONFIG=, ARGS= too)
+	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
+	  --num_train_steps $(STEPS) --output_dir $(OUT) $(distributed) $(ARGS)
+
+test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest)
+	@$(bin)/python -m pytest $(ARGS)
+
+lint: venv  ## ruff: rules and formatting
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check .
+
+format: venv  ## rewrite the files the way `make lint` wants them
+	@$(bin)/ruff check --fix-only --quiet .
+	@$(bin)/ruff format .
+
+bench: venv  ## every benchmark in benchmarks/
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script" $(ARGS); done
+
+clean:  ## remove what builds and tests leave behind; .venv and out/ stay
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## `make clean`, and .venv too
+	@rm -rf .venv

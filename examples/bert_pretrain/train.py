@@ -1,0 +1,268 @@
+"""Pre-trains a small BERT on any text, on one process or on several ranks.
+
+    python examples/bert_pretrain/train.py --num_train_steps 50
+    npu-run -np 2 examples/bert_pretrain/train.py --distributed
+
+Run the same command again to continue where it stopped. What is written, and every flag: README.md beside
+this file.
+"""
+
+# ruff: noqa: F403, F405 (the star import is how scripts of this interface get their names)
+from __future__ import annotations
+
+from npu_bridge.npu_init import *
+
+# isort: split
+from corpus import make_rows, read_documents, split_held_out
+from lamb import LAMBOptimizer, WarmupThenLinearDecay
+from masking import MaskedBatches, feature_shapes
+from model import ModelSize, masked_language_model
+from settings import read_settings
+from vocabulary import load_or_build
+
+from hccl.manage.api import get_local_rank_size, get_rank_id, get_rank_size
+from npu_bridge.reporting import (
+    History,
+    HistoryHook,
+    MissingExtraError,
+    ProgressHook,
+    draw_training,
+    format_summary,
+    summarize,
+    write_summary,
+)
+
+flags = tf.flags
+FLAGS = flags.FLAGS
+
+flags.DEFINE_list(
+    "corpus", [], "Text files or folders, separated by commas; empty: texts that ship with Python."
+)
+flags.DEFINE_string(
+    "output_dir", "out/bert_tiny", "Folder of everything that is written; continued if it exists."
+)
+flags.DEFINE_string(
+    "config", "configs/bert_tiny.toml", "Size file; names under this script's folder work too."
+)
+flags.DEFINE_integer("train_batch_size", None, "Rows per rank and step. Default: the size file's.")
+flags.DEFINE_integer("max_seq_length", None, "Tokens per row. Default: the size file's.")
+flags.DEFINE_integer("num_train_steps", None, "Updates of the whole run. Default: the size file's.")
+flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the size file's.")
+flags.DEFINE_integer(
+    "num_warmup_steps", None, "Updates until the peak. Default: the size file's share of all."
+)
+flags.DEFINE_integer("save_checkpoints_steps", None, "Updates between checkpoints. Default: the size file's.")
+flags.DEFINE_float(
+    "npu_bert_loss_scale",
+    0,
+    "Loss scaling: -1 off, 0 a scale that follows overflows, 1 or more a fixed scale.",
+)
+flags.DEFINE_float("init_loss_scale_value", 2.0**16, "First value of the scale that follows overflows.")
+flags.DEFINE_boolean(
+    "distributed", None, "Average gradients over the ranks. Default: when there are several."
+)
+flags.DEFINE_boolean("use_tailing", True, "Decide about a step before the last gradients have arrived.")
+flags.DEFINE_integer(
+    "num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none."
+)
+flags.DEFINE_integer("seed", 12345, "Start values, order of rows and masks follow from it.")
+
+
+def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
+    """LAMB, wrapped for ranks and loss scaling as the flags say."""
+    opt = LAMBOptimizer(
+        learning_rate,
+        weight_decay_rate=weight_decay_rate,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"],
+    )
+    loss_scale = FLAGS.npu_bert_loss_scale
+    if loss_scale in (None, -1):
+        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing)
+    if loss_scale == 0:
+        manager = ExponentialUpdateLossScaleManager(
+            init_loss_scale=FLAGS.init_loss_scale_value,
+            incr_every_n_steps=1000,
+            decr_every_n_nan_or_inf=2,
+            decr_ratio=0.5,
+        )
+    elif loss_scale >= 1:
+        manager = FixedLossScaleManager(loss_scale=loss_scale)
+    else:
+        raise ValueError(f"--npu_bert_loss_scale: expected -1, 0, or a number from 1 up; got {loss_scale}.")
+    return NPUOptimizer(
+        opt,
+        loss_scale_manager=manager,
+        is_distributed=distributed,
+        is_loss_scale=True,
+        is_tailing_optimization=FLAGS.use_tailing,
+    )
+
+
+def model_fn(features, labels, mode, params):
+    """The Estimator's view of the model."""
+    del labels  # the targets are among the features
+    prediction = masked_language_model(features, params["size"], training=mode == tf.estimator.ModeKeys.TRAIN)
+    if mode == tf.estimator.ModeKeys.EVAL:
+        metrics = {"accuracy": tf.metrics.mean(prediction.accuracy)}
+        return tf.estimator.EstimatorSpec(mode, loss=prediction.loss, eval_metric_ops=metrics)
+    schedule = WarmupThenLinearDecay(params["learning_rate"], params["warmup_steps"], params["total_steps"])
+    optimizer = make_optimizer(schedule, params["weight_decay_rate"], params["distributed"])
+    grads_and_vars = optimizer.compute_gradients(prediction.loss, tf.trainable_variables())
+    grads, variables = zip(*grads_and_vars)
+    # What comes out of compute_gradients is averaged and unscaled, so the norm means what it says.
+    clipped, _ = tf.clip_by_global_norm(grads, clip_norm=1.0)
+    train_op = optimizer.apply_gradients(list(zip(clipped, variables)), tf.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=prediction.loss, train_op=train_op)
+
+
+def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: int = 0, share: bool = True):
+    """Input of one rank: its share of an endless stream, from global batch `first_batch` on."""
+
+    def input_fn():
+        ranks, rank = (get_rank_size(), get_rank_id()) if share else (1, 0)
+        shapes = feature_shapes(max_seq_length)
+        kinds = [kind for kind, _ in shapes.values()]
+
+        def make_batch(positions):
+            arrays = tf.numpy_function(lambda p: list(batches.batch(p).values()), [positions], kinds)
+            for array, (_, width) in zip(arrays, shapes.values()):
+                array.set_shape([batch_size, width])
+            return dict(zip(shapes, arrays))
+
+        positions = tf.data.Dataset.range(first_batch * batch_size * ranks, tf.int64.max)
+        own = positions.shard(ranks, rank).batch(batch_size, drop_remainder=True)
+        return own.map(make_batch).prefetch(2)
+
+    return input_fn
+
+
+def batches_done(output_dir: str) -> int:
+    """How many global batches the newest checkpoint has seen: its updates, and the steps it skipped."""
+    checkpoint = tf.train.latest_checkpoint(output_dir)
+    if checkpoint is None:
+        return 0
+    step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP))
+    return step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
+
+
+def session_config() -> tf.ConfigProto:
+    """Shares this machine's cores among the ranks on it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(cores // get_local_rank_size(), 1)
+    return tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
+
+
+def report(history: History, output_dir: str, held_out) -> None:
+    """Writes picture and summary, and says in a few lines how it went."""
+    summary = summarize(history)
+    write_summary(summary, os.path.join(output_dir, "summary.json"))
+    print(format_summary(summary))
+    if held_out:
+        print("held-out text: loss {loss:.4f}, {accuracy:.1%} of hidden pieces guessed".format(**held_out))
+    try:
+        picture = os.path.join(output_dir, "training.png")
+        draw_training(history, picture, title="BERT, masked-language-model pre-training")
+        print(f"picture: {picture}", flush=True)
+    except MissingExtraError as error:
+        print(error, flush=True)
+
+
+def quieten() -> None:
+    """Shows TensorFlow's warnings once, without two that are expected here.
+
+    Estimator is absent from later TensorFlow versions; and the global step rests while steps are skipped.
+    """
+    tf.logging.set_verbosity(tf.logging.WARN)
+    log = tf.get_logger()
+    log.propagate = False  # absl's own handler would print everything a second time
+    expected = (
+        "is deprecated and will be removed",
+        "that global step (tf.train.get_global_step) has not been",
+    )
+    log.addFilter(lambda record: not any(text in record.getMessage() for text in expected))
+
+
+def either(flag, default):
+    """A flag's value when it was given, otherwise the default."""
+    return default if flag is None else flag
+
+
+def main(_):
+    """Trains, or goes on training, until `--num_train_steps`."""
+    quieten()
+    model, training = read_settings(FLAGS.config)
+    rank, ranks = get_rank_id(), get_rank_size()
+    distributed = either(FLAGS.distributed, ranks > 1)
+    if ranks > 1 and not distributed:
+        raise ValueError(
+            f"--nodistributed: {ranks} ranks would train apart and write to one folder. Drop the flag."
+        )
+    batch_size = either(FLAGS.train_batch_size, training.train_batch_size)
+    length = either(FLAGS.max_seq_length, training.max_seq_length)
+    total_steps = either(FLAGS.num_train_steps, training.num_train_steps)
+    os.makedirs(FLAGS.output_dir, exist_ok=True)
+
+    documents = read_documents(FLAGS.corpus)
+    vocabulary_path = os.path.join(FLAGS.output_dir, "vocabulary.txt")
+    vocabulary = load_or_build(
+        vocabulary_path, documents, model.vocab_size, model.lower_case, write=rank == 0
+    )
+    train_rows, held_out_rows = split_held_out(make_rows(documents, vocabulary, length))
+    size = ModelSize(
+        vocab_size=len(vocabulary),
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        ffn_size=model.ffn_size,
+        max_positions=model.max_positions,
+        dropout=model.dropout,
+    )
+    config = NPURunConfig(
+        model_dir=FLAGS.output_dir,
+        tf_random_seed=FLAGS.seed,
+        save_checkpoints_steps=either(FLAGS.save_checkpoints_steps, training.save_checkpoints_steps),
+        session_config=session_config(),
+        is_tailing_optimization=FLAGS.use_tailing,
+    )
+    est = tf.estimator.Estimator(
+        model_fn=model_fn,
+        config=config,
+        params={
+            "size": size,
+            "learning_rate": either(FLAGS.learning_rate, training.learning_rate),
+            "warmup_steps": either(FLAGS.num_warmup_steps, int(training.warmup_share * total_steps)),
+            "total_steps": total_steps,
+            "weight_decay_rate": training.weight_decay_rate,
+            "distributed": distributed,
+        },
+    )
+    if rank == 0:
+        print(
+            f"{len(train_rows)} rows of {length} pieces, vocabulary of {size.vocab_size} pieces, "
+            f"{ranks} x {batch_size} rows per step",
+            flush=True,
+        )
+
+    history = History(os.path.join(FLAGS.output_dir, "history.jsonl"))
+    hooks = [ProgressHook(total_steps), HistoryHook(history)]
+    if distributed:
+        hooks.insert(0, NPUBroadcastGlobalVariablesHook(0, rank))
+    batches = MaskedBatches(train_rows, size.vocab_size, FLAGS.seed)
+    first_batch = batches_done(FLAGS.output_dir)
+    est.train(make_input_fn(batches, length, batch_size, first_batch), hooks=hooks, max_steps=total_steps)
+
+    if rank == 0:
+        held_out = None
+        if FLAGS.num_eval_batches and len(held_out_rows):
+            unseen = MaskedBatches(held_out_rows, size.vocab_size, FLAGS.seed)
+            held_out = est.evaluate(
+                make_input_fn(unseen, length, batch_size, share=False), steps=FLAGS.num_eval_batches
+            )
+        report(history, FLAGS.output_dir, held_out)
+
+
+if __name__ == "__main__":
+    tf.app.run()

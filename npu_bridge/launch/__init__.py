@@ -1,0 +1,1 @@
+"""The command line: `npu-run` starts the ranks of a job, watches them and tells how they ended."""

@@ -1,0 +1,96 @@
+"""Which rank failed first: the rule, apart from the processes it is about.
+
+When one rank fails, the others fail too: their next collective raises because a peer is gone. Those errors
+are echoes. The rank to name is the first one that failed by itself; an echo is named only when nothing else
+turns up.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+__all__ = ["ECHO_GRACE_SECS", "SETTLE_SECS", "Ending", "describe", "first_failure", "is_decided"]
+
+# How long to go on looking for the cause when so far only echoes were seen.
+ECHO_GRACE_SECS = 3.0
+# How long to wait for a failure that happened earlier but is noticed later than the one just seen.
+SETTLE_SECS = 0.3
+# A death by signal is noticed when the process is collected, an exception is dated when it is raised: an
+# exception up to this much earlier may already be the consequence of the death.
+_SIGNAL_LEAD_SECS = 1.0
+_SUMMARY_CHARACTERS = 200
+
+
+class Ending(NamedTuple):
+    """How one rank ended.
+
+    Attributes:
+      rank: its number.
+      when: seconds on the monotonic clock.
+      exit_code: what the shell would show: 128 + signal number after a signal.
+      signal_number: the signal that killed it, or None.
+      summary: the last line of its exception, or "" when it reported none.
+      trace: its traceback, or its last output when it could not report.
+      is_echo: the failure only says that another rank is gone.
+    """
+
+    rank: int
+    when: float
+    exit_code: int
+    signal_number: int | None = None
+    summary: str = ""
+    trace: str = ""
+    is_echo: bool = False
+
+
+def first_failure(endings: list[Ending]) -> Ending | None:
+    """The failure that caused the others; None when no rank has failed."""
+    failures = [ending for ending in endings if ending.exit_code != 0]
+    return min(failures, key=lambda ending: (_is_secondary(ending), _happened(ending)), default=None)
+
+
+def is_decided(endings: list[Ending], now: float) -> bool:
+    """Whether enough time has passed since the first sign of failure to name its cause."""
+    cause = first_failure(endings)
+    if cause is None:
+        return False
+    if not _is_secondary(cause):
+        return now >= cause.when + SETTLE_SECS
+    return now >= min(ending.when for ending in endings if ending.exit_code != 0) + ECHO_GRACE_SECS
+
+
+def describe(cause: Ending, endings: list[Ending], size: int) -> str:
+    """One line: which rank failed first, how, and what may be behind it."""
+    if cause.signal_number is not None:
+        name = signal.Signals(cause.signal_number).name
+        how = f"was killed by {name}"
+        if cause.signal_number == signal.SIGKILL:
+            how += " (by hand, or by the system because memory ran out)"
+    elif cause.summary:
+        how = f"ended with {_shortened(cause.summary)}"
+    else:
+        how = "ended without an exception"
+    text = f"rank {cause.rank} of {size} {how}; exit code {cause.exit_code}."
+    finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
+    if _is_secondary(cause) and finished:
+        ranks = ", ".join(str(rank) for rank in finished)
+        text += (
+            f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
+        )
+    elif size > 1:
+        text += " The other ranks were stopped."
+    return text
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SUMMARY_CHARACTERS else text[:_SUMMARY_CHARACTERS] + " ..."
+
+
+def _is_secondary(ending: Ending) -> bool:
+    # Gloo may abort a process whose peer is gone.
+    return ending.is_echo or ending.signal_number == signal.SIGABRT
+
+
+def _happened(ending: Ending) -> float:
+    return ending.when - (_SIGNAL_LEAD_SECS if ending.signal_number is not None else 0.0)

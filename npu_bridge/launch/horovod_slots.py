@@ -1,0 +1,42 @@
+"""Places for local ranks, from Horovod's own launcher: its slot numbering and its Gloo rendezvous server."""
+
+from __future__ import annotations
+
+from npu_bridge.launch.errors import LaunchError
+
+__all__ = ["INSTALL_HOROVOD", "open_local_slots"]
+
+INSTALL_HOROVOD = (
+    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
+    "HOROVOD_WITHOUT_MXNET=1 pip install --no-build-isolation horovod==0.28.1"
+)
+
+
+def open_local_slots(size: int) -> list[dict[str, str]]:
+    """Starts a rendezvous server, which lives as long as this process, and describes `size` local ranks.
+
+    Returns:
+      For each rank, in order, the environment variables by which Horovod finds its peers.
+    Raises:
+      LaunchError: Horovod is not installed, or this machine has no loopback interface.
+    """
+    try:
+        from horovod.runner import gloo_run
+        from horovod.runner.common.util import hosts
+        from horovod.runner.http.http_server import RendezvousServer
+        from horovod.runner.util import network
+    except ImportError as error:
+        raise LaunchError(
+            f"{size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
+            f"{INSTALL_HOROVOD}"
+        ) from error
+    interfaces = network.get_local_intfs()
+    if not interfaces:
+        raise LaunchError("no network interface has the address 127.0.0.1. Bring one up: ip link set lo up")
+    plan = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{size}"), size)
+    server = RendezvousServer()
+    port = server.start()
+    server.init(plan)
+    job = gloo_run.create_run_env_vars("127.0.0.1", interfaces, port)
+    slots = [{**job, **gloo_run.create_slot_env_vars(slot)} for slot in plan]
+    return [{name: str(value) for name, value in slot.items()} for slot in slots]

@@ -1,0 +1,28 @@
+"""What people see of a training run: a progress line, a history, a picture and a short summary."""
+
+from npu_bridge.reporting.history import History, SessionStart, StepRow
+from npu_bridge.reporting.history_hook import HistoryHook
+from npu_bridge.reporting.picture import MissingExtraError, draw_training, smooth
+from npu_bridge.reporting.progress_hook import ProgressHook
+from npu_bridge.reporting.progress_line import Progress, format_progress
+from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.summary import Summary, format_summary, summarize, write_summary
+
+__all__ = [
+    "History",
+    "HistoryHook",
+    "MissingExtraError",
+    "Observation",
+    "Progress",
+    "ProgressHook",
+    "SessionStart",
+    "StepHook",
+    "StepRow",
+    "Summary",
+    "draw_training",
+    "format_progress",
+    "format_summary",
+    "smooth",
+    "summarize",
+    "write_summary",
+]

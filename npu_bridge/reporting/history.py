@@ -1,0 +1,192 @@
+"""What happened at every step, kept in a file that outlives the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Callable, NamedTuple, Union
+
+_log = logging.getLogger(__name__)
+
+
+class StepRow(NamedTuple):
+    """One step.
+
+    Attributes:
+      step: global step after this step; it does not move when the step is skipped.
+      loss: the unscaled loss, or None when it was not watched.
+      loss_scale: the factor this step used, or None without loss scaling.
+      skipped: whether the update did not happen.
+      time: seconds since the epoch.
+    """
+
+    step: int
+    loss: float | None
+    loss_scale: float | None
+    skipped: bool
+    time: float
+
+
+class SessionStart(NamedTuple):
+    """A training session began here: at this global step and time, with this many ranks."""
+
+    step: int
+    time: float
+    ranks: int
+
+
+Entry = Union[StepRow, SessionStart]
+
+
+class History:
+    """An append-only file of JSON lines, one per step, and one per start of a session.
+
+    A resumed run continues the file: steps that came after the restored checkpoint are dropped, as they will
+    be done again. A last line that was only half written when a process died is dropped, too.
+
+    Args:
+      path: the file. It need not exist; reading never creates it.
+      clock: seconds since the epoch.
+    Ranks: local. Let rank 0 alone write.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.time):
+        self.path = os.fspath(path)
+        self._clock = clock
+        self._file = None
+        self.entries: list[Entry] = list(_read(self.path))
+
+    @property
+    def rows(self) -> list[StepRow]:
+        """All steps, in the order they happened."""
+        return [entry for entry in self.entries if isinstance(entry, StepRow)]
+
+    @property
+    def starts(self) -> list[SessionStart]:
+        """All session starts, in order. The first is the start of the run, the others are resumptions."""
+        return [entry for entry in self.entries if isinstance(entry, SessionStart)]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Skipped steps over the whole run."""
+        return sum(row.skipped for row in self.rows)
+
+    def skipped_until(self, step: int) -> int:
+        """Skipped steps that happened before global step `step` was reached."""
+        return sum(isinstance(entry, StepRow) and entry.skipped for entry in _up_to(self.entries, step))
+
+    def begin_session(self, step: int, ranks: int = 1) -> None:
+        """Drops what came after global step `step`, marks a new start there and opens the file for rows.
+
+        The file is rewritten in one move, so a crash here leaves either the old or the new one.
+        """
+        self.close()
+        kept = _up_to(self.entries, step)
+        self.entries = kept + [SessionStart(step, round(self._clock(), 3), ranks)]
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        temporary = f"{self.path}.tmp"
+        with open(temporary, "w", encoding="utf-8") as out:
+            out.writelines(_to_line(entry) for entry in self.entries)
+        os.replace(temporary, self.path)
+        self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
+
+    def append(self, step: int, loss: float | None, loss_scale: float | None, skipped: bool) -> None:
+        """Adds one step; it is in the file when this returns.
+
+        Raises:
+          RuntimeError: no session was begun.
+        """
+        if self._file is None:
+            raise RuntimeError(
+                f"History.append: {self.path} is not open for rows. Call begin_session() first."
+            )
+        row = StepRow(step, loss, loss_scale, skipped, round(self._clock(), 3))
+        self.entries.append(row)
+        self._file.write(_to_line(row))
+
+    def close(self) -> None:
+        """Closes the file; the entries stay readable."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _up_to(entries: list[Entry], step: int) -> list[Entry]:
+    """The entries a checkpoint of this step knows: up to the row that reached it.
+
+    Skipped steps after that row carry the same step number, but happened after the checkpoint was written.
+    """
+    reached = [
+        i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped
+    ]
+    if step <= 0:
+        return []
+    if not reached:
+        return list(entries)
+    first = reached[0]
+    # Rows may be sparse: a first row beyond the step belongs to what is done again.
+    return entries[: first + 1] if entries[first].step == step else entries[:first]
+
+
+def _read(path: str) -> Iterator[Entry]:
+    if not os.path.exists(path):
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read().split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield _from_line(line)
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines):  # no newline after it: the writer died in the middle
+                _log.info("%s: the last line was not finished; left out.", path)
+            else:
+                _log.warning("%s, line %d is not a step; left out: %.60s", path, number, line)
+
+
+def _from_line(line: str) -> Entry:
+    fields = json.loads(line)
+    if "start" in fields:
+        return SessionStart(int(fields["start"]), float(fields["time"]), int(fields["ranks"]))
+    return StepRow(
+        int(fields["step"]),
+        _number(fields["loss"]),
+        _number(fields["loss_scale"]),
+        bool(fields["skipped"]),
+        float(fields["time"]),
+    )
+
+
+def _to_line(entry: Entry) -> str:
+    if isinstance(entry, SessionStart):
+        fields = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
+    else:
+        fields = {**entry._asdict(), "loss": _json(entry.loss), "loss_scale": _json(entry.loss_scale)}
+    return json.dumps(fields) + "\n"
+
+
+def _json(value: float | None) -> float | str | None:
+    # JSON has no NaN and no infinity; as text ("nan", "inf") other readers of the file do not stumble.
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _number(value) -> float | None:
+    return None if value is None else float(value)
+
+
+def sessions(history: History) -> list[tuple[SessionStart, list[StepRow]]]:
+    """The rows of each session, in order. Rows before any start belong to a start at their own time."""
+    grouped: list[tuple[SessionStart, list[StepRow]]] = []
+    for entry in history.entries:
+        if isinstance(entry, SessionStart):
+            grouped.append((entry, []))
+            continue
+        if not grouped:
+            grouped.append((SessionStart(0, entry.time, 1), []))
+        grouped[-1][1].append(entry)
+    return grouped

@@ -1,0 +1,197 @@
+"""A picture of a training run: loss above, loss scale below, overflows and restarts marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from npu_bridge.reporting.history import History, StepRow
+from npu_bridge.reporting.progress_line import format_loss, format_steps
+from npu_bridge.reporting.summary import format_summary, summarize
+
+_INK = "#1f2933"
+_QUIET = "#8592a3"
+_GRID = "#e4e8ee"
+_LOSS = "#1f6feb"
+_SCALE = "#0f8a72"
+_OVERFLOW = "#d9480f"
+
+
+class MissingExtraError(ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class _Curves(NamedTuple):
+    """A history cut into what is drawn. `x` counts steps tried, so skipped steps have their own place."""
+
+    x: list[int]
+    rows: list[StepRow]
+    restarts: list[int]
+
+
+def draw_training(history: History, path: str, title: str = "") -> None:
+    """Draws a history into a PNG file.
+
+    Args:
+      history: the run; several sessions become one picture with their restarts marked.
+      path: the file to write, overwritten if it exists.
+      title: set above the picture. Empty: none.
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+      ValueError: the history holds no step.
+    """
+    Figure, FigureCanvasAgg = _import_matplotlib()
+    curves = _cut(history)
+    if not curves.rows:
+        raise ValueError(f"draw_training: {history.path} holds no step; there is nothing to draw.")
+    scaled = any(row.loss_scale is not None for row in curves.rows)
+    figure = Figure(figsize=(10, 6.2 if scaled else 4.4), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    if scaled:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
+        _draw_scale(below, curves)
+        axes = [above, below]
+    else:
+        above = figure.subplots()
+        axes = [above]
+    summary = summarize(history)
+    _draw_loss(above, curves, summary.last_loss)
+    for axis in axes:
+        _tidy(axis)
+        _mark_restarts(axis, curves.restarts, labelled=axis is above)
+    axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
+    above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=_INK)
+    above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=_QUIET)
+    figure.savefig(path, format="png")
+
+
+def smooth(values: Sequence[float], reach: int) -> np.ndarray:
+    """Centred weighted mean: a value counts less the further away it is, and not at all beyond `reach`.
+
+    It does not lag behind a falling curve. At both ends the window is cut off; values that are not finite are
+    passed over, and where a window holds none that is, the result is NaN.
+
+    Args:
+      values: the raw curve.
+      reach: how many neighbours on each side take part; 0 leaves the curve as it is.
+    """
+    raw = np.asarray(values, float)
+    finite = np.isfinite(raw)
+    weights = (reach + 1.0 - np.abs(np.arange(-reach, reach + 1))) / (reach + 1.0)
+
+    def spread(signal):
+        return np.convolve(signal, weights)[reach : reach + len(raw)]
+
+    total, share = spread(np.where(finite, raw, 0.0)), spread(finite.astype(float))
+    return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
+
+
+def _import_matplotlib():
+    try:
+        # The object interface: no pyplot, so no global state and no window system.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "draw_training: matplotlib is not installed. Install it with: pip install 'npu-bridge[plot]'"
+        ) from error
+    return Figure, FigureCanvasAgg
+
+
+def _cut(history: History) -> _Curves:
+    x: list[int] = []
+    rows: list[StepRow] = []
+    restarts: list[int] = []
+    skipped = 0
+    for entry in history.entries:
+        if not isinstance(entry, StepRow):
+            if rows:
+                restarts.append(x[-1])
+            continue
+        skipped += entry.skipped
+        x.append(entry.step + skipped)
+        rows.append(entry)
+    return _Curves(x, rows, restarts)
+
+
+def _draw_loss(axis, curves: _Curves, last_loss: float | None):
+    points = [(x, row.loss) for x, row in zip(curves.x, curves.rows) if row.loss is not None]
+    axis.set_ylabel("loss")
+    if not points:
+        return
+    x, losses = [p[0] for p in points], [p[1] for p in points]
+    axis.plot(x, losses, color=_LOSS, alpha=0.22, linewidth=1.0)
+    axis.plot(x, smooth(losses, reach=len(losses) // 40), color=_LOSS, linewidth=2.2, solid_capstyle="round")
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if finite and min(finite) > 0 and max(finite) / min(finite) > 20:
+        axis.set_yscale("log")
+    if last_loss is not None and math.isfinite(last_loss):
+        axis.annotate(
+            format_loss(last_loss),
+            (x[-1], last_loss),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=_LOSS,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def _draw_scale(axis, curves: _Curves):
+    points = [(x, row) for x, row in zip(curves.x, curves.rows) if row.loss_scale]
+    x, scales = [p[0] for p in points], [p[1].loss_scale for p in points]
+    axis.step(x, scales, where="mid", color=_SCALE, linewidth=1.8)
+    axis.set_yscale("log", base=2)
+    axis.set_ylabel("loss scale")
+    low, high = _round_out(scales)
+    axis.set_ylim(low, high)
+    overflows = [(place, row.loss_scale) for place, row in points if row.skipped]
+    if overflows:
+        axis.scatter(
+            *zip(*overflows),
+            marker="v",
+            s=34,
+            color=_OVERFLOW,
+            zorder=3,
+            label=f"overflow, {format_steps(len(overflows))} skipped",
+        )
+        axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=_INK)
+
+
+def _round_out(scales: Sequence[float]) -> tuple[float, float]:
+    """Limits one power of two outside the data, so that a constant scale is a line in the middle."""
+    finite = [scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0]
+    return 2.0 ** (math.floor(math.log2(min(finite))) - 1), 2.0 ** (math.ceil(math.log2(max(finite))) + 1)
+
+
+def _mark_restarts(axis, restarts: Sequence[int], labelled: bool):
+    for place in restarts:
+        axis.axvline(place, color=_QUIET, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        if labelled:
+            axis.annotate(
+                "restart",
+                (place, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(4, -4),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
+                color=_QUIET,
+            )
+
+
+def _tidy(axis):
+    axis.grid(True, color=_GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.margins(x=0.01)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axis.spines[side].set_color(_QUIET)
+    axis.tick_params(colors=_INK, labelsize=9)
+    axis.xaxis.label.set_color(_INK)
+    axis.yaxis.label.set_color(_INK)

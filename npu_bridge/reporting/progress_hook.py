@@ -1,0 +1,165 @@
+"""`ProgressHook`: the one line a person watches while a model trains."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Callable, TextIO
+
+import tensorflow as tf
+
+from npu_bridge.reporting.output import SilentOutput, choose_output
+from npu_bridge.reporting.pace import Pace
+from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
+from npu_bridge.reporting.step_hook import Observation, StepHook
+
+# Plain lines without other wishes (ours): about twenty per run, and at least one in half a minute.
+_LINES_PER_RUN = 20
+_STEPS_PER_LINE = 100
+_SECS_PER_LINE = 30.0
+
+# TF prepares a graph anew for every new set of fetches, and Estimator's own hooks ask for more in the first
+# run than later: two slow runs, which say nothing about the pace.
+_START_UP_RUNS = 2
+
+
+class ProgressHook(StepHook):
+    """Shows step, share done, loss, loss scale, skipped steps, steps per second and time left.
+
+    On a terminal one line is rewritten in place; elsewhere a whole line comes from time to time. Only rank 0
+    speaks, but every rank counts. The first skipped step is announced in a line of its own, and explained.
+
+    Args:
+      total_steps: global step at which the run ends. None: no share and no time left are shown.
+      every_n_steps: session runs between two lines. None: on a terminal as often as readable; elsewhere a
+        twentieth of `total_steps`, or 100, but at least one line in 30 seconds.
+      loss: tensor or name, see `StepHook`.
+      stream: where to write. None: `sys.stdout`, looked up when training begins.
+      clock: seconds, never going backwards.
+    Raises:
+      ValueError: `total_steps` or `every_n_steps` is below 1.
+    Ranks: local; lines come from rank 0.
+    Example:
+      hook = ProgressHook(total_steps=1000)
+      estimator.train(input_fn, hooks=[hook], max_steps=1000)
+      print(hook.skipped_steps, hook.last_loss)
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None = None,
+        every_n_steps: int | None = None,
+        loss: tf.Tensor | str | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(loss)
+        for name, value in (("total_steps", total_steps), ("every_n_steps", every_n_steps)):
+            if value is not None and value < 1:
+                raise ValueError(
+                    f"ProgressHook: {name} is out of range. Expected at least 1, or None; got {value}."
+                )
+        self._total_steps = total_steps
+        self._every_n_steps = every_n_steps
+        self._stream = stream
+        self._clock = clock
+        self._output = SilentOutput()
+        self._reset()
+
+    def begin(self):
+        """Looks up tensors and rank; counters start again."""
+        super().begin()
+        from npu_bridge import collective  # only now: asking for the rank may start Horovod
+
+        self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
+        self._reset()
+
+    def after_create_session(self, session, coord):
+        """Remembers the step this session starts from, also after a session was lost and made again."""
+        del coord
+        self._pace = Pace()
+        self._start_step = self.read_step(session)
+        self._skipped_before = self.skipped_steps
+        self._runs_before = self._runs
+
+    def on_step(self, session, observation: Observation) -> None:
+        """Counts the step and shows a line when one is due."""
+        self._count(observation)
+        now = self._now = self._clock()
+        if self._runs == self._runs_before + _START_UP_RUNS:
+            self._mark(session, now)
+        if self._is_due(now):
+            self._show(session, now)
+
+    def end(self, session):
+        """Shows where the run ended."""
+        if self._runs and self._runs != self._shown_runs:
+            self._show(session, self._now)  # the time of the last step, not of what other hooks do at the end
+        self._output.close()
+
+    @property
+    def steps_per_sec(self) -> float | None:
+        """Steps tried per second since the second step of this session; None until it is known."""
+        return self._pace.overall
+
+    def _reset(self):
+        self.step: int | None = None
+        self.skipped_steps = 0
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+        self.loss_scale: float | None = None
+        self._pace = Pace()
+        self._start_step = 0
+        self._skipped_before = 0
+        self._runs = 0
+        self._runs_before = 0
+        self._shown_runs = 0
+        self._shown_at = 0.0
+        self._now = 0.0
+
+    def _count(self, observation: Observation):
+        self._runs += 1
+        self.loss_scale = observation.loss_scale
+        if observation.loss is not None:
+            self.last_loss = observation.loss
+            if self.first_loss is None:
+                self.first_loss = observation.loss
+        if observation.skipped:
+            self.skipped_steps += 1
+            if self.skipped_steps == 1:
+                self._output.note(format_skip_note(observation.loss_scale))
+
+    def _is_due(self, now: float) -> bool:
+        if self._runs == 1:
+            return True
+        runs, secs = self._runs - self._shown_runs, now - self._shown_at
+        if self._every_n_steps is not None:
+            return runs >= self._every_n_steps
+        if self._output.REFRESH_SECS is not None:
+            return secs >= self._output.REFRESH_SECS
+        return runs >= self._steps_per_line() or secs >= _SECS_PER_LINE
+
+    def _steps_per_line(self) -> int:
+        return max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
+
+    def _mark(self, session, now: float):
+        self.step = self.read_step(session)
+        if self._runs >= self._runs_before + _START_UP_RUNS:
+            tried = self.step - self._start_step + self.skipped_steps - self._skipped_before
+            self._pace.mark(tried, now)
+
+    def _show(self, session, now: float):
+        self._mark(session, now)
+        self._output.show(
+            format_progress(
+                Progress(
+                    step=self.step,
+                    total_steps=self._total_steps,
+                    loss=self.last_loss,
+                    loss_scale=self.loss_scale,
+                    skipped_steps=self.skipped_steps,
+                    steps_per_sec=self._pace.recent,
+                )
+            )
+        )
+        self._shown_runs, self._shown_at = self._runs, now

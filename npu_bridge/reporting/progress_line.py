@@ -1,0 +1,100 @@
+"""One line that says where a training run stands. Pure text: no TensorFlow, no clock, no terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+_SEPARATOR = " | "
+
+
+class Progress(NamedTuple):
+    """What a progress line shows; `None` leaves that part out.
+
+    Attributes:
+      step: updates done so far, those of earlier sessions included.
+      total_steps: updates of the whole run.
+      loss: the unscaled loss of the latest step.
+      loss_scale: the factor the latest step used; None when the run scales no loss.
+      skipped_steps: updates that did not happen because gradients overflowed.
+      steps_per_sec: steps tried per second, skipped ones included.
+    """
+
+    step: int
+    total_steps: int | None = None
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+    steps_per_sec: float | None = None
+
+
+def format_progress(progress: Progress) -> str:
+    """The whole line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`."""
+    parts = [_position(progress)]
+    if progress.loss is not None:
+        parts.append(f"loss {format_loss(progress.loss)}")
+    if progress.loss_scale is not None:
+        parts.append(f"loss scale {format_scale(progress.loss_scale)}")
+    if progress.loss_scale is not None or progress.skipped_steps:
+        parts.append(f"skipped {format_steps(progress.skipped_steps)}")
+    if progress.steps_per_sec:
+        parts.append(f"{format_rate(progress.steps_per_sec)} steps/s")
+        if progress.total_steps is not None:
+            left = max(progress.total_steps - progress.step, 0)
+            parts.append(f"ETA {format_duration(left / progress.steps_per_sec)}")
+    return _SEPARATOR.join(parts)
+
+
+def format_skip_note(loss_scale: float | None) -> str:
+    """What the first skipped step says. Overflow is how a dynamic scale finds its level, not a fault."""
+    if loss_scale is None:
+        return "step skipped: gradients were not finite"
+    return (
+        f"step skipped: gradients overflowed at loss scale {format_scale(loss_scale)}; "
+        "normal while a dynamic scale settles"
+    )
+
+
+def format_loss(loss: float) -> str:
+    """Five significant digits; a NaN or infinite loss is shown as it is."""
+    return f"{loss:#.5g}" if math.isfinite(loss) else str(float(loss))
+
+
+def format_scale(scale: float) -> str:
+    """A power of two from 1024 up is written as one (`2^16`); any other scale as a plain number."""
+    mantissa, exponent = math.frexp(scale) if math.isfinite(scale) else (0.0, 0)
+    if mantissa == 0.5 and exponent > 10:
+        return f"2^{exponent - 1}"
+    return f"{scale:.6g}"
+
+
+def format_steps(count: int) -> str:
+    """A count with its unit: `1 step`, `2 steps`."""
+    return f"{count} step" if count == 1 else f"{count} steps"
+
+
+def format_rate(rate: float) -> str:
+    """Three significant digits, never in exponent form."""
+    if rate >= 100:
+        return f"{rate:.0f}"
+    return f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
+
+
+def format_duration(secs: float) -> str:
+    """The two largest units that matter: `42 s`, `3 min 05 s`, `2 h 04 min`, `1 d 06 h`."""
+    whole = int(round(secs))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def _position(progress: Progress) -> str:
+    if progress.total_steps is None:
+        return f"step {progress.step}"
+    # Rounded down, so that 100 % means finished.
+    share = 100 * progress.step // progress.total_steps if progress.total_steps else 100
+    return f"step {progress.step}/{progress.total_steps} ({min(share, 100)} %)"

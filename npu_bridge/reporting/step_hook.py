@@ -1,0 +1,98 @@
+"""The session hook under all reports: watches loss, loss scale and skipped steps of every step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+
+_GraphKeys = tf.compat.v1.GraphKeys
+
+
+class Observation(NamedTuple):
+    """What one `session.run` of the training loop showed; `None` for what the graph does not have."""
+
+    loss: float | None
+    loss_scale: float | None
+    skipped: bool
+
+
+class StepHook(tf.estimator.SessionRunHook):
+    """Fetches loss, loss scale and the skipped flag with every step and hands them to `on_step`.
+
+    Tensors are looked up in `begin`, so one hook object serves one graph after the other.
+
+    Args:
+      loss: scalar tensor, or its name, or None for the loss the optimizer recorded; without such an
+        optimizer, the first loss of the graph's `LOSSES` collection.
+    Raises:
+      ValueError: in `begin`, when the graph has no tensor of the given name.
+    Graph: reads collections, adds nothing.
+    Ranks: local.
+    """
+
+    def __init__(self, loss: tf.Tensor | str | None = None):
+        self._loss = loss
+        self._fetches: dict[str, tf.Tensor] = {}
+        self._global_step = None
+
+    def begin(self):
+        """Finds the tensors of the graph that is about to run."""
+        graph = tf.compat.v1.get_default_graph()
+        candidates = {
+            "loss": self._find_loss(graph),
+            "loss_scale": _latest(graph, LOSS_SCALE),
+            "skipped": _latest(graph, STEP_SKIPPED),
+        }
+        self._fetches = {name: tensor for name, tensor in candidates.items() if tensor is not None}
+        self._global_step = tf.compat.v1.train.get_global_step(graph)
+
+    def before_run(self, run_context):
+        """Asks for the tensors, to be computed in the same run as the step."""
+        del run_context
+        return tf.estimator.SessionRunArgs(self._fetches) if self._fetches else None
+
+    def after_run(self, run_context, run_values):
+        """Turns what came back into an `Observation`."""
+        self.on_step(run_context.session, _observe(run_values.results or {}))
+
+    def on_step(self, session, observation: Observation) -> None:
+        """Called once per step, after it. Subclasses override this."""
+
+    def read_step(self, session) -> int:
+        """The global step now, read afresh; 0 in a graph without one.
+
+        A value fetched along with the step may be from before or after the update, so it is read on its own.
+        """
+        return int(session.run(self._global_step)) if self._global_step is not None else 0
+
+    def _find_loss(self, graph) -> tf.Tensor | None:
+        if self._loss is None:
+            recorded = _latest(graph, UNSCALED_LOSS)
+            listed = graph.get_collection(_GraphKeys.LOSSES)
+            return recorded if recorded is not None else (listed[0] if listed else None)
+        name = self._loss if isinstance(self._loss, str) else self._loss.name
+        try:
+            return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"{type(self).__name__}: loss names no tensor of this graph. Expected the name of a scalar "
+                f"tensor; got {name!r}. Give the loss an explicit name with tf.identity(loss, name=...), or "
+                "leave loss=None to use the one the optimizer recorded."
+            ) from error
+
+
+def _latest(graph, collection: str) -> tf.Tensor | None:
+    entries = graph.get_collection(collection)
+    return entries[-1] if entries else None
+
+
+def _observe(results: dict[str, Any]) -> Observation:
+    return Observation(
+        loss=float(np.mean(results["loss"])) if "loss" in results else None,
+        loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
+        skipped=bool(results.get("skipped", False)),
+    )

@@ -1,0 +1,161 @@
+"""`NPUEstimator`, `NPUEstimatorSpec` and the hooks, on one process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+
+tf1 = tf.compat.v1
+TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
+
+
+def input_fn():
+    features = np.random.RandomState(0).randn(40, 4).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((features, features.sum(axis=1, keepdims=True))).repeat().batch(4)
+
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.zeros_initializer())
+    predictions = tf.matmul(features, kernel)
+    if mode == PREDICT:
+        return NPUEstimatorSpec(mode, predictions=predictions)
+    loss = tf.reduce_mean(tf.square(predictions - labels))
+    optimizer = NPUOptimizer(
+        tf1.train.AdamOptimizer(0.1), ExponentialUpdateLossScaleManager(64, 4, 1, 2, 0.5), is_loss_scale=True
+    )
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops={})
+
+
+def checkpoint_values(folder):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(folder))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
+def test_trains_evaluates_predicts_and_saves_the_scale(kind, tmp_path):
+    config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=10, tf_random_seed=1)
+    estimator = {"NPUEstimator": NPUEstimator, "Estimator": tf.estimator.Estimator}[kind](model_fn, config=config)
+    start = estimator.train(input_fn, max_steps=1).evaluate(input_fn, steps=5)["loss"]
+    end = estimator.train(input_fn, max_steps=60).evaluate(input_fn, steps=5)["loss"]
+    assert end < start / 10
+    assert next(estimator.predict(lambda: input_fn().map(lambda features, labels: features))).shape == (1,)
+    values = checkpoint_values(str(tmp_path))
+    assert values["global_step"] == 60
+    assert values["loss_scale"] == 64 * 2**15  # 60 good steps, doubled every 4
+    assert {"good_steps", "bad_steps", "kernel", "kernel/Adam", "beta1_power"} <= set(values)
+
+
+def test_npu_estimator_trains_like_the_stock_estimator(tmp_path):
+    values = {}
+    for estimator_class in (NPUEstimator, tf.estimator.Estimator):
+        folder = str(tmp_path / estimator_class.__name__)
+        estimator_class(model_fn, config=NPURunConfig(model_dir=folder, tf_random_seed=1)).train(input_fn, steps=20)
+        values[estimator_class] = checkpoint_values(folder)
+    ours, stock = values[NPUEstimator], values[tf.estimator.Estimator]
+    assert set(ours) == set(stock)
+    for name, value in stock.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("config", [None, tf.estimator.RunConfig(), "config"])
+def test_config_must_be_an_npu_run_config(config):
+    with pytest.raises(ValueError, match="NPURunConfig"):
+        NPUEstimator(model_fn, config=config)
+
+
+def test_model_dir_is_given_once(tmp_path):
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert NPUEstimator(model_fn, model_dir=one, config=NPURunConfig()).model_dir == one
+    assert NPUEstimator(model_fn, model_dir=one, config=NPURunConfig(model_dir=one)).model_dir == one
+    assert NPUEstimator(model_fn, config=NPURunConfig(model_dir=one)).model_dir == one
+    with pytest.raises(ValueError, match="two model folders"):
+        NPUEstimator(model_fn, model_dir=one, config=NPURunConfig(model_dir=other))
+
+
+def test_without_a_model_dir_a_new_one_is_made_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = NPUEstimator(model_fn, config=NPURunConfig()).model_dir
+    name = os.path.basename(folder)
+    assert os.path.dirname(folder) == str(tmp_path) and os.path.isdir(folder)
+    assert name.startswith("model_dir_") and len(set(name[len("model_dir_") :])) == 10
+
+
+@pytest.mark.parametrize(
+    "bad, error",
+    [(None, ValueError), (lambda labels: None, ValueError), (lambda features, unknown: None, ValueError)],
+)
+def test_model_fn_must_fit(bad, error, tmp_path):
+    with pytest.raises(error, match="model_fn"):
+        NPUEstimator(bad, config=NPURunConfig(model_dir=str(tmp_path)))
+
+
+def test_model_fn_gets_what_it_names(tmp_path):
+    seen = {}
+
+    def all_arguments(features, labels, mode, params, config):
+        seen.update(mode=mode, params=dict(params), config=config)
+        return model_fn(features, labels, mode)
+
+    config = NPURunConfig(model_dir=str(tmp_path))
+    NPUEstimator(all_arguments, config=config, params={"width": 3}).train(input_fn, steps=1)
+    assert (seen["mode"], seen["params"]["width"]) == (TRAIN, 3)
+    assert isinstance(seen["config"], NPURunConfig)
+
+
+def test_model_fn_must_return_a_spec(tmp_path):
+    estimator = NPUEstimator(lambda features: 1, config=NPURunConfig(model_dir=str(tmp_path)))
+    with pytest.raises(RuntimeError, match="EstimatorSpec"):
+        estimator.train(input_fn, steps=1)
+
+
+def test_run_config_survives_replace_in_an_estimator(tmp_path):
+    """`Estimator` replaces the configuration's model folder; the options must come through."""
+    config = NPURunConfig(precision_mode_v2="mixed_bfloat16", hcom_parallel=False, save_checkpoints_steps=7)
+    estimator = NPUEstimator(model_fn, model_dir=str(tmp_path), config=config)
+    assert isinstance(estimator.config, NPURunConfig)
+    assert estimator.config._precision_mode_v2 == "mixed_bfloat16"
+    assert (estimator.config._hcom_parallel, estimator.config.save_checkpoints_steps) == (False, 7)
+
+
+def test_spec_keeps_its_host_call():
+    def host_function(loss):
+        return loss
+
+    spec = NPUEstimatorSpec(PREDICT, predictions=tf.constant(1.0), host_call=(host_function, [tf.constant(1.0)]))
+    assert isinstance(spec, tf.estimator.EstimatorSpec)
+    assert spec._host_call[0] is host_function
+    expected = [*inspect.signature(tf.estimator.EstimatorSpec.__new__).parameters, "host_call"]
+    assert list(inspect.signature(NPUEstimatorSpec.__new__).parameters) == expected
+
+
+@pytest.mark.parametrize(
+    "host_call, error",
+    [
+        (1, ValueError),
+        ((print,), ValueError),
+        ((1, []), TypeError),
+        ((print, 1), ValueError),
+        ((lambda a, b: None, [1]), RuntimeError),
+    ],
+)
+def test_bad_host_calls_are_refused(host_call, error):
+    with pytest.raises(error, match="host_call"):
+        NPUEstimatorSpec(PREDICT, predictions=1, host_call=host_call)
+
+
+def test_hooks_do_nothing_on_one_rank(tmp_path):
+    hooks = [NPUBroadcastGlobalVariablesHook(0, 0), NPUBroadcastGlobalVariablesHook(), NpuEmptyHook()]
+    config = NPURunConfig(model_dir=str(tmp_path))
+    NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)
+    NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)  # on a new graph

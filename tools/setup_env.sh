@@ -1,0 +1,76 @@
+#!/bin/sh
+# Makes .venv, or completes one that was interrupted; says nothing when it is ready.
+#
+# Only looks and chooses here, so that whatever is missing is told before anything is installed; the installing is in
+# setup_env.py. PYTHON=... in the environment names the interpreter to use.
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "make venv: $1" >&2
+    exit 1
+}
+
+version_of() {
+    "$1" -c 'import sys; sys.stdout.write("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
+
+suitable() {
+    case "$1" in
+        3.9 | 3.10 | 3.11) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+# An environment is ready when setup_env.py came to its end with these files, in this folder: only then .venv/ready
+# holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
+wanted() {
+    { cat setup.cfg tools/setup_env.sh tools/setup_env.py; pwd; } | cksum
+}
+if [ -x .venv/bin/python ] && [ -f .venv/ready ]; then
+    if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of .venv/bin/python)" ]; then
+        if [ "$(cat .venv/ready)" = "$(wanted)" ]; then
+            exit 0
+        fi
+    fi
+fi
+
+mend="Install one: apt-get install python3.11 python3.11-venv (Debian/Ubuntu), dnf install python3.11 (Fedora), \
+brew install python@3.11 (macOS); or name one: make venv PYTHON=/path/to/python3.11"
+python=
+if [ -n "${PYTHON:-}" ]; then
+    found=$(version_of "$PYTHON")
+    [ -n "$found" ] || fail "PYTHON=$PYTHON does not run. Python 3.9, 3.10 or 3.11 is needed. $mend"
+    suitable "$found" || fail "PYTHON=$PYTHON is Python $found; 3.9, 3.10 or 3.11 is needed. $mend"
+    python=$PYTHON
+else
+    seen=
+    for candidate in python3.11 python3.10 python3.9 python3 python; do
+        found=$(version_of "$candidate")
+        if suitable "$found"; then
+            python=$candidate
+            break
+        fi
+        [ -z "$found" ] || seen="${seen:+$seen, }$candidate is $found"
+    done
+    [ -n "$python" ] || fail "Python 3.9, 3.10 or 3.11 is needed; found ${seen:-no Python at all}. $mend"
+fi
+
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$python cannot make environments. Install its venv module: \
+apt-get install python$(version_of "$python")-venv (Debian/Ubuntu)"
+
+compiler=
+for candidate in ${CXX:-} c++ g++ clang++; do
+    if command -v "$candidate" >/dev/null 2>&1; then
+        compiler=$candidate
+        break
+    fi
+done
+[ -n "$compiler" ] || fail "a C++ compiler is missing (Horovod is compiled here). Install it: \
+apt-get install g++ (Debian/Ubuntu), dnf install gcc-c++ (Fedora), xcode-select --install (macOS)"
+
+cmake --version >/dev/null 2>&1 || fail "cmake is missing (Horovod is compiled with it). Install it: \
+apt-get install cmake (Debian/Ubuntu), dnf install cmake (Fedora), brew install cmake (macOS)"
+
+exec "$python" tools/setup_env.py "$(wanted)"
