@@ -12,7 +12,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class ModelTable(NamedTuple):
@@ -51,13 +51,13 @@ def read_settings(path: str) -> Settings:
     """Reads a size file.
 
     Args:
-      path: a file; when there is none of that name, the same name beside this script is tried.
+      path: a file; when there is none of that name, the same name under this checkout is tried.
     Raises:
       ValueError: no such file, an unknown or missing key, a wrong type, or numbers that do not fit together.
     """
-    found = path if os.path.exists(path) else os.path.join(_HERE, path)
+    found = path if os.path.exists(path) else os.path.join(_REPOSITORY, path)
     if not os.path.exists(found):
-        known = ", ".join(f"configs/{name}" for name in sorted(os.listdir(os.path.join(_HERE, "configs"))))
+        known = ", ".join(f"configs/{name}" for name in sorted(os.listdir(os.path.join(_REPOSITORY, "configs"))))
         raise ValueError(
             f"--config: expected a file; got {path!r}, which does not exist. There are: {known}."
         )

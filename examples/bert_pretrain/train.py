@@ -42,7 +42,7 @@ flags.DEFINE_string(
     "output_dir", "out/bert_tiny", "Folder of everything that is written; continued if it exists."
 )
 flags.DEFINE_string(
-    "config", "configs/bert_tiny.toml", "Size file; names under this script's folder work too."
+    "config", "configs/bert_tiny.toml", "Size file; names under this checkout work from anywhere."
 )
 flags.DEFINE_integer("train_batch_size", None, "Rows per rank and step. Default: the size file's.")
 flags.DEFINE_integer("max_seq_length", None, "Tokens per row. Default: the size file's.")

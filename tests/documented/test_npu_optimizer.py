@@ -232,6 +232,20 @@ def test_two_losses_of_one_optimizer_are_judged_apart():
         assert len(tf1.get_collection(collections.STEP_SKIPPED)) == 2
 
 
+def test_gradients_computed_once_and_applied_twice_are_judged_apart():
+    variable = tf1.get_variable("variable", [], initializer=tf1.ones_initializer())
+    optimizer = scaled("sgd")
+    ((grad, _),) = optimizer.compute_gradients(variable * 2.0, [variable])
+    poisoned = optimizer.apply_gradients([(grad * np.nan, variable)])
+    clean = optimizer.apply_gradients([(grad * 0.5, variable)])
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(poisoned)
+        assert session.run(variable) == 1.0
+        session.run(clean)
+        assert session.run(variable) == np.float32(1.0 - 0.1)
+
+
 @pytest.mark.parametrize("name", TF1_OPTIMIZERS)
 def test_checkpoints_are_those_of_the_bare_optimizer_plus_the_scale(name):
     """A checkpoint made without loss scaling can be continued with it, and the other way round."""

@@ -1,0 +1,89 @@
+"""What the README shows is run as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+README = (REPOSITORY / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXPECTED = [r"loss [0-7]\.\d+ at loss scale 65536\.0", "", r"step 30/30"]
+SCRIPTS = pathlib.Path(sys.executable).parent
+
+
+def run(command, folder, time_limit_secs=200):
+    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PATH=f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=time_limit_secs
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout + done.stderr
+
+
+def test_there_are_three_uses():
+    assert len(EXAMPLES) == len(EXPECTED) == 3
+
+
+@pytest.mark.parametrize("number", range(3), ids=["optimizer", "run configuration", "hooks"])
+def test_code_runs_as_it_stands(number, tmp_path):
+    (tmp_path / "train.py").write_text(EXAMPLES[number])
+    assert re.search(EXPECTED[number], run([sys.executable, "train.py"], tmp_path))
+
+
+@pytest.mark.ranks(2)
+def test_the_third_use_runs_on_two_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(EXAMPLES[2])
+    assert "npu-run -np 2 train.py" in README
+    printed = run(["npu-run", "-np", "2", "train.py"], tmp_path)
+    assert re.search(EXPECTED[2], printed)
+    assert not re.search(r"\[rank 1\] step", printed), "rank 0 speaks alone"
+
+
+def needs_own_environment():
+    """`make` uses .venv of the checkout; anywhere else there may be none, and a test installs nothing."""
+    return pytest.mark.skipif(
+        SCRIPTS != REPOSITORY / ".venv" / "bin", reason="not running in this checkout's .venv; `make test` does"
+    )
+
+
+@needs_own_environment()
+@pytest.mark.ranks(2)
+def test_make_train_trains_and_resumes(tmp_path):
+    """The first command of the README, shortened; killed in the middle and run again."""
+    out = tmp_path / "out"
+    arguments = ["make", "train", "RANKS=2", f"OUT={out}", "ARGS=--save_checkpoints_steps=10 --num_eval_batches=1"]
+    assert "make train RANKS=1 STEPS=50 OUT=out/short" in README
+    first = subprocess.Popen(
+        [*arguments, "STEPS=100000"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    for line in first.stdout:
+        if re.match(r"step 2\d/", line):
+            break
+    first.terminate()
+    first.stdout.read()
+    assert first.wait(timeout=60) != 0
+    assert list(out.glob("model.ckpt-*.index")), "nothing was saved before the job was ended"
+
+    printed = run([*arguments, "STEPS=60"], REPOSITORY)
+    first_step = int(re.search(r"^step (\d+)/60", printed, re.MULTILINE).group(1))
+    assert first_step > 10, "it started over"
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["ranks"], summary["steps"], summary["loss_scale"]) == (2, 60, 65536.0)
+    assert summary["last_loss"] < summary["first_loss"] - 0.5
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_own_environment()
+def test_setting_up_again_installs_nothing():
+    assert shutil.which("make")
+    before = sorted(path.name for path in (REPOSITORY / ".venv").rglob("*.dist-info"))
+    assert run(["make", "venv"], REPOSITORY).count("\n") <= 1
+    assert sorted(path.name for path in (REPOSITORY / ".venv").rglob("*.dist-info")) == before
