@@ -96,7 +96,9 @@ def main():
         for name in names:
             times[name].append(block_secs(steps[name], arguments.steps))
 
-    print(f"{arguments.variables} variables, {arguments.optimizer}, {arguments.rounds} rounds of {arguments.steps} steps")
+    print(
+        f"{arguments.variables} variables, {arguments.optimizer}, {arguments.rounds} rounds of {arguments.steps} steps"
+    )
     for name, samples in times.items():
         print(f"  {name:34s} {1000 * statistics.median(samples):7.2f} ms/step")
     for ours, peer in (

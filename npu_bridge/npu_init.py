@@ -1,15 +1,20 @@
 """What `from npu_bridge.npu_init import *` binds.
 
 `tf` is `tensorflow.compat.v1`: scripts of this interface are written in it, and many get `tf` from nowhere else.
+
+Importing this module lets sessions read the options in their settings: a session whose ConfigProto holds an
+`NpuOptimizer` entry gets what the entry asks for. Every other session is what it was.
 """
 
 import os
 
 import tensorflow.compat.v1 as tf
-from hccl.manage.api import get_local_rank_id, get_local_rank_size, get_rank_id, get_rank_size
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+from tensorflow.python.client import session  # the modules themselves are part of the interface
+from tensorflow.python.training import session_run_hook
 
+from hccl.manage.api import get_local_rank_id, get_local_rank_size, get_rank_id, get_rank_size
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
     DynamicInputConfig,
@@ -18,6 +23,23 @@ from npu_bridge.estimator.npu.npu_config import (
     ProfilingConfig,
 )
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_helpers import (
+    close_session,
+    experimental_options,
+    get_npu_local_rank_id,
+    get_npu_local_rank_size,
+    get_npu_rank_id,
+    get_npu_rank_size,
+    init_resource,
+    npu_clear_session,
+    npu_config_proto,
+    npu_graph_options,
+    npu_hooks_append,
+    npu_optimizer_options,
+    npu_run_config_init,
+    set_keras_session_npu_config,
+    shutdown_resource,
+)
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -25,6 +47,9 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
+
+backend = tf.keras.backend
 
 __all__ = [
     "DumpConfig",
@@ -42,12 +67,33 @@ __all__ = [
     "NpuEmptyHook",
     "ProfilingConfig",
     "RewriterConfig",
+    "backend",
+    "close_session",
     "config_pb2",
+    "decorator_tf_session",
+    "experimental_options",
     "get_local_rank_id",
     "get_local_rank_size",
+    "get_npu_local_rank_id",
+    "get_npu_local_rank_size",
+    "get_npu_rank_id",
+    "get_npu_rank_size",
     "get_rank_id",
     "get_rank_size",
+    "init_resource",
+    "npu_clear_session",
+    "npu_config_proto",
+    "npu_graph_options",
+    "npu_hooks_append",
+    "npu_optimizer_options",
+    "npu_run_config_init",
     "os",
     "rewriter_config_pb2",
+    "session",
+    "session_run_hook",
+    "set_keras_session_npu_config",
+    "shutdown_resource",
     "tf",
 ]
+
+decorate_sessions()

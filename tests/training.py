@@ -92,9 +92,7 @@ def train(make_optimizer, steps=10, use_resource=True, batches=None, poisons=Non
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             for tokens, poison in zip(batches, poisons):
-                _, *values = session.run(
-                    [train_op, *fetched_tensors], {model.tokens: tokens, model.poison: poison}
-                )
+                _, *values = session.run([train_op, *fetched_tensors], {model.tokens: tokens, model.poison: poison})
                 trace.append(tuple(values))
             return {variable.name: session.run(variable) for variable in tf1.global_variables()}, trace
 

@@ -63,9 +63,7 @@ def _files_under(path: str) -> list[str]:
     for folder, _, names in os.walk(path):
         found += [os.path.join(folder, name) for name in names if name.endswith(_TEXT_ENDINGS)]
     if not found:
-        raise ValueError(
-            f"--corpus: the folder {path!r} holds no file that ends in {', '.join(_TEXT_ENDINGS)}."
-        )
+        raise ValueError(f"--corpus: the folder {path!r} holds no file that ends in {', '.join(_TEXT_ENDINGS)}.")
     return sorted(found)
 
 
@@ -87,9 +85,7 @@ def make_rows(documents: Sequence[str], vocabulary: Vocabulary, max_seq_length: 
       ValueError: no row came out, or rows would be too short to hold anything.
     """
     if max_seq_length < _MIN_TOKENS + 3:
-        raise ValueError(
-            f"--max_seq_length: expected at least {_MIN_TOKENS + 3} tokens; got {max_seq_length}."
-        )
+        raise ValueError(f"--max_seq_length: expected at least {_MIN_TOKENS + 3} tokens; got {max_seq_length}.")
     tokens, segments = [], []
     for document in documents:
         ids: list[int] = []

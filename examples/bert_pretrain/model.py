@@ -108,9 +108,7 @@ def _attend(hidden, padding_scores, batch_and_length, size: ModelSize, dropout: 
     width = size.hidden_size // size.num_heads
 
     def heads(name):
-        projected = tf.reshape(
-            _dense(name, hidden, size.hidden_size), [*batch_and_length, size.num_heads, width]
-        )
+        projected = tf.reshape(_dense(name, hidden, size.hidden_size), [*batch_and_length, size.num_heads, width])
         return tf.transpose(projected, [0, 2, 1, 3])
 
     query, key, value = heads("query"), heads("key"), heads("value")

@@ -58,9 +58,7 @@ def read_settings(path: str) -> Settings:
     found = path if os.path.exists(path) else os.path.join(_REPOSITORY, path)
     if not os.path.exists(found):
         known = ", ".join(f"configs/{name}" for name in sorted(os.listdir(os.path.join(_REPOSITORY, "configs"))))
-        raise ValueError(
-            f"--config: expected a file; got {path!r}, which does not exist. There are: {known}."
-        )
+        raise ValueError(f"--config: expected a file; got {path!r}, which does not exist. There are: {known}.")
     with open(found, "rb") as file:
         tables = tomllib.load(file)
     _check_names(found, "a table", tables, Settings._fields)
@@ -79,9 +77,7 @@ def _fill(path: str, table: str, kind, values: dict[str, Any]):
         raise ValueError(f"{path}: [{table}] lacks {', '.join(missing)}.")
     for name, value in values.items():
         expected = kind.__annotations__[name]
-        expected = {"int": int, "float": float, "bool": bool}.get(
-            getattr(expected, "__forward_arg__", expected)
-        )
+        expected = {"int": int, "float": float, "bool": bool}.get(getattr(expected, "__forward_arg__", expected))
         if expected is float and type(value) is int:
             continue
         if type(value) is not expected:

@@ -26,6 +26,7 @@ from npu_bridge.reporting import (
     HistoryHook,
     MissingExtraError,
     ProgressHook,
+    describe_run,
     draw_training,
     format_summary,
     summarize,
@@ -35,22 +36,14 @@ from npu_bridge.reporting import (
 flags = tf.flags
 FLAGS = flags.FLAGS
 
-flags.DEFINE_list(
-    "corpus", [], "Text files or folders, separated by commas; empty: texts that ship with Python."
-)
-flags.DEFINE_string(
-    "output_dir", "out/bert_tiny", "Folder of everything that is written; continued if it exists."
-)
-flags.DEFINE_string(
-    "config", "configs/bert_tiny.toml", "Size file; names under this checkout work from anywhere."
-)
+flags.DEFINE_list("corpus", [], "Text files or folders, separated by commas; empty: texts that ship with Python.")
+flags.DEFINE_string("output_dir", "out/bert_tiny", "Folder of everything that is written; continued if it exists.")
+flags.DEFINE_string("config", "configs/bert_tiny.toml", "Size file; names under this checkout work from anywhere.")
 flags.DEFINE_integer("train_batch_size", None, "Rows per rank and step. Default: the size file's.")
 flags.DEFINE_integer("max_seq_length", None, "Tokens per row. Default: the size file's.")
 flags.DEFINE_integer("num_train_steps", None, "Updates of the whole run. Default: the size file's.")
 flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the size file's.")
-flags.DEFINE_integer(
-    "num_warmup_steps", None, "Updates until the peak. Default: the size file's share of all."
-)
+flags.DEFINE_integer("num_warmup_steps", None, "Updates until the peak. Default: the size file's share of all.")
 flags.DEFINE_integer("save_checkpoints_steps", None, "Updates between checkpoints. Default: the size file's.")
 flags.DEFINE_float(
     "npu_bert_loss_scale",
@@ -58,13 +51,9 @@ flags.DEFINE_float(
     "Loss scaling: -1 off, 0 a scale that follows overflows, 1 or more a fixed scale.",
 )
 flags.DEFINE_float("init_loss_scale_value", 2.0**16, "First value of the scale that follows overflows.")
-flags.DEFINE_boolean(
-    "distributed", None, "Average gradients over the ranks. Default: when there are several."
-)
+flags.DEFINE_boolean("distributed", None, "Average gradients over the ranks. Default: when there are several.")
 flags.DEFINE_boolean("use_tailing", True, "Decide about a step before the last gradients have arrived.")
-flags.DEFINE_integer(
-    "num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none."
-)
+flags.DEFINE_integer("num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none.")
 flags.DEFINE_integer("seed", 12345, "Start values, order of rows and masks follow from it.")
 
 
@@ -197,9 +186,7 @@ def main(_):
     rank, ranks = get_rank_id(), get_rank_size()
     distributed = either(FLAGS.distributed, ranks > 1)
     if ranks > 1 and not distributed:
-        raise ValueError(
-            f"--nodistributed: {ranks} ranks would train apart and write to one folder. Drop the flag."
-        )
+        raise ValueError(f"--nodistributed: {ranks} ranks would train apart and write to one folder. Drop the flag.")
     batch_size = either(FLAGS.train_batch_size, training.train_batch_size)
     length = either(FLAGS.max_seq_length, training.max_seq_length)
     total_steps = either(FLAGS.num_train_steps, training.num_train_steps)
@@ -207,9 +194,7 @@ def main(_):
 
     documents = read_documents(FLAGS.corpus)
     vocabulary_path = os.path.join(FLAGS.output_dir, "vocabulary.txt")
-    vocabulary = load_or_build(
-        vocabulary_path, documents, model.vocab_size, model.lower_case, write=rank == 0
-    )
+    vocabulary = load_or_build(vocabulary_path, documents, model.vocab_size, model.lower_case, write=rank == 0)
     train_rows, held_out_rows = split_held_out(make_rows(documents, vocabulary, length))
     size = ModelSize(
         vocab_size=len(vocabulary),
@@ -240,6 +225,7 @@ def main(_):
         },
     )
     if rank == 0:
+        print(describe_run())
         print(
             f"{len(train_rows)} rows of {length} pieces, vocabulary of {size.vocab_size} pieces, "
             f"{ranks} x {batch_size} rows per step",

@@ -104,9 +104,7 @@ class Vocabulary:
         with open(path, encoding="utf-8") as lines:
             header, *pieces = lines.read().split("\n")
         if not header.startswith("# lower_case="):
-            raise ValueError(
-                f"{path}: not a vocabulary file; expected a first line '# lower_case=0' or '=1'."
-            )
+            raise ValueError(f"{path}: not a vocabulary file; expected a first line '# lower_case=0' or '=1'.")
         return cls([piece for piece in pieces if piece], lower_case=header.endswith("1"))
 
 
@@ -167,9 +165,7 @@ def _alphabet(words: dict[str, int], limit: int) -> list[str]:
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    return [
-        character for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:limit]
-    ]
+    return [character for character, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:limit]]
 
 
 def _merged_pieces(words: dict[str, int]) -> Iterable[str]:

@@ -1,16 +1,77 @@
-"""Who this process is among the ranks of the job."""
+"""Who this process is among the ranks of the job, and groups of ranks.
+
+Everything works before and after a session exists; the first call that needs the other ranks finds them.
+"""
 
 from __future__ import annotations
 
 from npu_bridge import collective
+from npu_bridge.collective import groups
+from npu_bridge.collective.groups import WORLD
 
-__all__ = ["get_local_rank_id", "get_local_rank_size", "get_rank_id", "get_rank_size"]
+__all__ = [
+    "create_group",
+    "create_group_of_others",
+    "destroy_group",
+    "get_group_rank_from_world_rank",
+    "get_local_rank_id",
+    "get_local_rank_size",
+    "get_rank_id",
+    "get_rank_size",
+    "get_world_rank_from_group_rank",
+]
 
-_WORLD_GROUP = "hccl_world_group"
-_LONGEST_GROUP_NAME = 127
+
+def create_group(group, rank_num, rank_ids):
+    """Makes a group of ranks that holds this process.
+
+    Every rank of the job takes part at the same time: with a group of its own, or through `create_group_of_others`.
+    The name is this process's own; ranks are numbered in the group by ascending rank in the job. No other collective
+    may be under way meanwhile.
+
+    Args:
+      group: a new name of 1 to 127 characters.
+      rank_num: number of ranks in the group.
+      rank_ids: list of their ranks in the job, in any order.
+    Raises:
+      ValueError: the name is malformed or taken, `rank_num` is not the length of `rank_ids`, or `rank_ids` does not
+        list different ranks of the job including this one.
+      RanksMissingError: (a RuntimeError) some rank did not take part within `HCCL_CONNECT_TIMEOUT` seconds, 120 by
+        default.
+      RuntimeError: the script itself started Horovod in a way that allows no groups.
+    Ranks: collective over the whole job.
+    Example:
+      >>> mine = [rank for rank in range(get_rank_size()) if rank % 2 == get_rank_id() % 2]
+      >>> create_group("every_other", len(mine), mine)
+    """
+    groups.check_name(group, "hccl.create_group")
+    if not _is_count(rank_num) or rank_num == 0:
+        raise _error("create_group", "rank_num is not a number of ranks", "an integer of at least 1", rank_num)
+    if not isinstance(rank_ids, list) or len(rank_ids) != rank_num or not all(map(_is_count, rank_ids)):
+        raise _error("create_group", "rank_ids is not a list of ranks", f"{rank_num} non-negative integers", rank_ids)
+    groups.of_this_process().create(group, rank_ids, collective.current())
 
 
-def get_rank_size(group=_WORLD_GROUP) -> int:
+def create_group_of_others():
+    """Takes part in a `create_group` of other ranks, on a rank that is in none of the groups made.
+
+    Raises:
+      RanksMissingError: (a RuntimeError) as `create_group`.
+    Ranks: collective over the whole job.
+    """
+    groups.of_this_process().create_elsewhere(collective.current())
+
+
+def destroy_group(group):
+    """Forgets a group of this process and its split strategy; the name may be used again.
+
+    Raises:
+      ValueError: there is no such group, or it is the world group.
+    """
+    groups.of_this_process().destroy(group)
+
+
+def get_rank_size(group=WORLD) -> int:
     """The number of ranks in the group.
 
     Args:
@@ -18,33 +79,67 @@ def get_rank_size(group=_WORLD_GROUP) -> int:
     Raises:
       ValueError: there is no group of that name.
     """
-    return _ranks_of(group).size
+    return groups.find(group, "hccl.get_rank_size").size
 
 
-def get_rank_id(group=_WORLD_GROUP) -> int:
+def get_rank_id(group=WORLD) -> int:
     """This process's rank in the group, from 0; arguments and errors as `get_rank_size`."""
-    return _ranks_of(group).rank
+    return groups.find(group, "hccl.get_rank_id").rank
 
 
-def get_local_rank_size(group=_WORLD_GROUP) -> int:
+def get_local_rank_size(group=WORLD) -> int:
     """The number of ranks of the group on this machine; arguments and errors as `get_rank_size`."""
-    return _ranks_of(group).local_size
+    return groups.find(group, "hccl.get_local_rank_size").local_size
 
 
-def get_local_rank_id(group=_WORLD_GROUP) -> int:
+def get_local_rank_id(group=WORLD) -> int:
     """This process's rank among those on this machine, from 0; arguments and errors as `get_rank_size`."""
-    return _ranks_of(group).local_rank
+    return groups.find(group, "hccl.get_local_rank_id").local_rank
 
 
-def _ranks_of(group):
-    if not isinstance(group, str) or not 0 < len(group) <= _LONGEST_GROUP_NAME:
-        raise ValueError(
-            f"hccl: group is not a group name. Expected a text of 1 to {_LONGEST_GROUP_NAME} characters; got "
-            f"{group!r}. Leave it out for the world group."
+def get_world_rank_from_group_rank(group, group_rank_id) -> int:
+    """The rank in the job of a rank of a group.
+
+    Args:
+      group: name of the group.
+      group_rank_id: rank in the group.
+    Raises:
+      ValueError: there is no such group, or no such rank in it.
+    """
+    members = groups.find(group, "hccl.get_world_rank_from_group_rank").members
+    if not _is_count(group_rank_id) or group_rank_id >= len(members):
+        raise _error(
+            "get_world_rank_from_group_rank",
+            f"group_rank_id is not a rank of group {group!r}",
+            f"an integer from 0 to {len(members) - 1}",
+            group_rank_id,
         )
-    if group != _WORLD_GROUP:
-        raise ValueError(
-            f"hccl: there is no group {group!r}. Expected {_WORLD_GROUP!r}, which holds every rank; got {group!r}. "
-            f"Leave it out for the world group."
+    return members[group_rank_id]
+
+
+def get_group_rank_from_world_rank(world_rank_id, group) -> int:
+    """The rank in a group of a rank of the job. The arguments are the other way round than in its counterpart.
+
+    Args:
+      world_rank_id: rank in the job.
+      group: name of the group.
+    Raises:
+      ValueError: there is no such group, or the rank is not in it.
+    """
+    members = groups.find(group, "hccl.get_group_rank_from_world_rank").members
+    if not _is_count(world_rank_id) or world_rank_id not in members:
+        raise _error(
+            "get_group_rank_from_world_rank",
+            f"world_rank_id is not a rank in group {group!r}",
+            f"one of {list(members)}",
+            world_rank_id,
         )
-    return collective.current()
+    return members.index(world_rank_id)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _error(function, problem, expected, got):
+    return ValueError(f"hccl.{function}: {problem}. Expected {expected}; got {got!r}. Correct the argument.")

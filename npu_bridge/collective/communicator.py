@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+REDUCTIONS = ("sum", "max", "min", "prod")
 
 
 class Communicator(abc.ABC):
-    """The ranks of one job and the handful of operations they do together.
+    """The ranks of one job, or of one group of it, and the handful of operations they do together.
 
-    Every operation is collective: all ranks must call it, with the same `name` and in graphs built alike. Operations
-    work eagerly, in a `tf.function` and in a TF 1 graph.
+    Every operation is collective: all members must call it, with the same `name` and in graphs built alike.
+    Operations work eagerly, in a `tf.function` and in a TF 1 graph.
 
     Attributes:
-      rank: position of this process among all ranks, from 0.
-      size: number of ranks.
-      local_rank: position among the ranks of this machine, from 0.
-      local_size: number of ranks on this machine.
+      rank: position of this process among the members, from 0.
+      size: number of members.
+      local_rank: position among the members on this machine, from 0.
+      local_size: number of members on this machine.
+      members: the members' ranks in the job, ascending; `rank` is a position in it.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    members: tuple[int, ...]
 
     @abc.abstractmethod
     def all_reduce(self, tensors: Sequence[Any], name: str, average: bool = True, prescale: float = 1.0) -> list:
@@ -32,11 +37,25 @@ class Communicator(abc.ABC):
           tensors: dense tensors of any shapes and floating or integer dtypes, same list on every rank.
           name: name of the transfer, the same on every rank and unique in its graph.
           average: divide the sums by the number of ranks.
-          prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not above
-            1 / size keeps the sum of finite values finite.
+          prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not
+            above 1 / size keeps the sum of finite values finite.
         Returns:
           Tensors in the order, shapes and dtypes of `tensors`.
         """
+
+    @abc.abstractmethod
+    def reduce(self, tensor: Any, reduction: str, name: str) -> Any:
+        """Combines the tensors of all ranks element by element; every rank gets the result.
+
+        Args:
+          tensor: dense numeric tensor, of the same shape and dtype on every rank.
+          reduction: one of `REDUCTIONS`. Integers wrap around as they do in their dtype.
+          name: as in `all_reduce`.
+        """
+
+    @abc.abstractmethod
+    def reduce_scatter(self, tensor: Any, reduction: str, name: str) -> Any:
+        """Like `reduce`, but each rank gets only its own of `size` equal parts of axis 0."""
 
     @abc.abstractmethod
     def all_gather(self, tensor: Any, name: str) -> Any:
@@ -47,6 +66,10 @@ class Communicator(abc.ABC):
         """A boolean scalar that is True on every rank when `flag` is True on every rank, else False everywhere."""
 
     @abc.abstractmethod
+    def broadcast(self, tensor: Any, root_rank: int, name: str) -> Any:
+        """The tensor as it is on `root_rank`; every rank gives one of the same shape and dtype."""
+
+    @abc.abstractmethod
     def broadcast_variables(self, variables: Sequence[Any], root_rank: int) -> Any:
         """Assigns every variable the value it has on `root_rank`.
 
@@ -55,5 +78,41 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def number_of_root(self, number: int, root_rank: int) -> int:
-        """The whole number that `root_rank` passes, on every rank; at once, outside of any graph being built."""
+    def all_to_all(self, tensor: Any, counts: Any, name: str) -> tuple[Any, Any]:
+        """Sends consecutive blocks of axis 0 to the ranks, one block to each.
+
+        Args:
+          tensor: the blocks, in rank order.
+          counts: integer vector of length `size`, the rows of each block; together all rows of `tensor`.
+          name: as in `all_reduce`.
+        Returns:
+          The blocks that arrived, joined in rank order, and their row counts (int32 vector).
+        """
+
+    @abc.abstractmethod
+    def exchange(self, numbers: Sequence[int], meeting: str) -> list[list[int]]:
+        """Tells every rank a list of integers, at once and outside of any graph.
+
+        Args:
+          numbers: 64-bit integers; the lists of different ranks may differ in length.
+          meeting: what the ranks meet for, unique in the run and the same on every rank.
+        Returns:
+          The lists of all ranks, in rank order.
+        Raises:
+          RanksMissingError: some ranks did not come within the time limit.
+        """
+
+    @abc.abstractmethod
+    def open_groups(self, groups: Sequence[tuple[int, ...]], meeting: str) -> list[Communicator]:
+        """Makes groups of some of the ranks. Every rank of the job calls this, members or not.
+
+        Called right after an `exchange`, while no transfer is under way. Groups stay open until the job ends.
+
+        Args:
+          groups: for each one the ranks of its members in this communicator, ascending, at least 2 and not all.
+          meeting: as in `exchange`.
+        Returns:
+          The groups in that order, their local ranks not yet set; `rank` is None where this process is no member.
+        Raises:
+          RuntimeError: the script started Horovod in a way that allows no groups.
+        """

@@ -18,6 +18,7 @@ def current() -> Communicator:
     Raises:
       RuntimeError: the environment declares several ranks, but this process is not part of such a job. Training
         alone without a word would give another result than the one asked for.
+      ValueError: variables that describe the cluster contradict each other.
       HorovodUnavailableError: several ranks were started, but Horovod cannot be used.
     """
     launched = environment.launched()
@@ -38,6 +39,7 @@ def _script_started_horovod():
 
 
 def _check_declared_size(communicator):
+    environment.check_cluster_variables()
     declared = environment.declared_world_size()
     if declared not in (1, communicator.size):
         raise RuntimeError(

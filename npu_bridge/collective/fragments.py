@@ -7,11 +7,92 @@ last fragment does. By default the last one holds 3.46 % of the bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitStrategy:
+    """How the gradients of one group are cut; percentages of bytes beat indices, which beat the default.
+
+    Attributes:
+      last_indices: position of each fragment's last gradient, in readiness order, or None.
+      percentages: share of the bytes of each fragment, or None.
+    """
+
+    last_indices: tuple | None = None
+    percentages: tuple | None = None
+
+    def fits(self, count: int) -> bool:
+        """True when `count` gradients can be cut."""
+        return self.percentages is not None or self.last_indices is None or self.last_indices[-1] < count
+
+    def cut(self, sizes_bytes: Sequence[int]) -> list[list[int]]:
+        """Positions in `sizes_bytes`, one list per fragment; errors as `cut_by_index`."""
+        if not sizes_bytes:
+            return []
+        if self.percentages is None and self.last_indices is not None:
+            return cut_by_index(len(sizes_bytes), self.last_indices)
+        return cut_by_size(sizes_bytes, self.percentages or DEFAULT_PERCENTAGES)
+
+
+class SplitStrategies:
+    """The strategies that were set, by group name. The first setting of a kind wins until the group is destroyed."""
+
+    def __init__(self):
+        self._by_group: dict[str, SplitStrategy] = {}
+
+    def of(self, group: str) -> SplitStrategy:
+        """The strategy of a group; the default one when none was set."""
+        return self._by_group.get(group, SplitStrategy())
+
+    def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
+        """Sets the cut by index; False when one was set before and stays."""
+        return self._set(group, "last_indices", last_indices)
+
+    def set_percentages(self, group: str, percentages: Sequence[float]) -> bool:
+        """Sets the cut by size; False when one was set before and stays."""
+        return self._set(group, "percentages", percentages)
+
+    def forget(self, group: str) -> None:
+        """Takes a group back to the default."""
+        self._by_group.pop(group, None)
+
+    def _set(self, group, kind, numbers):
+        strategy = self.of(group)
+        if getattr(strategy, kind) is not None:
+            return False
+        self._by_group[group] = dataclasses.replace(strategy, **{kind: tuple(numbers)})
+        return True
+
+
+def cut_by_index(count: int, last_indices: Sequence[int]) -> list[list[int]]:
+    """Cuts gradients into fragments that end at given positions.
+
+    Gradients after the last position travel one by one.
+
+    Args:
+      count: number of gradients.
+      last_indices: strictly ascending positions, each of a fragment's last gradient.
+    Returns:
+      Positions, one list per fragment, together 0..count-1 in order.
+    Raises:
+      ValueError: a position is beyond the last gradient.
+    Example: cut_by_index(12, [3, 9, 11]) gives 0..3, 4..9 and 10..11.
+    """
+    if last_indices[-1] >= count:
+        raise ValueError(
+            f"hccl.set_split_strategy_by_idx: the list reaches beyond the gradients. Expected indices up to "
+            f"{count - 1}, because {count} dense gradients are reduced; got {last_indices[-1]}. End the list with "
+            f"{count - 1}."
+        )
+    starts = [0, *(last + 1 for last in last_indices)]
+    fragments = [list(range(start, end)) for start, end in zip(starts, starts[1:])]
+    return fragments + [[position] for position in range(starts[-1], count)]
 
 
 def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAULT_PERCENTAGES) -> list[list[int]]:

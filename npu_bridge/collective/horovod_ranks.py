@@ -6,7 +6,10 @@ import platform
 
 import tensorflow as tf
 
+from npu_bridge.collective import horovod_restart, rendezvous
+from npu_bridge.collective.carriers import moved, unfolded, unmerged, widened, widened_to_scatter
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.options import environment
 
 _INSTALL_COMMAND = (
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
@@ -21,6 +24,12 @@ class HorovodUnavailableError(RuntimeError):
 class HorovodCommunicator(Communicator):
     """The ranks of a Horovod job. Horovod is started by the first use and closes itself at exit.
 
+    Horovod can also be started so that groups can be added at any time ("dynamic" process sets), but its background
+    thread then takes a quarter of a core on every rank for ever: 2 ranks on 2 cores took 1.3 to 1.45 times as long for
+    a step of matrix products and one small transfer. So new groups are declared in a restart of Horovod instead,
+    which takes a quarter of a second and costs nothing later. Without Gloo's launcher it cannot be restarted, and is
+    started the dynamic way.
+
     Raises:
       HorovodUnavailableError: Horovod cannot be imported; the message holds the command that installs it.
     """
@@ -28,58 +37,155 @@ class HorovodCommunicator(Communicator):
     def __init__(self):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
-            self._hvd.init()
+            self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
+        self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()
         self.size = self._hvd.size()
         self.local_rank = self._hvd.local_rank()
         self.local_size = self._hvd.local_size()
+        self.members = tuple(range(self.size))
+        self._known_sets = {}
 
     def all_reduce(self, tensors, name, average=True, prescale=1.0):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
-            wire_dtype = _WIDENED.get(dtype, dtype)
+            wire_dtype = widened(dtype)
             reduced = self._hvd.grouped_allreduce(
-                [tf.cast(tensors[position], wire_dtype) for position in positions],
+                [unfolded(tf.cast(tensors[position], wire_dtype)) for position in positions],
                 op=self._hvd.Average if average else self._hvd.Sum,
                 prescale_factor=prescale,
                 name=f"{name}_{dtype.name}",
+                process_set=self._process_set,
             )
+            unmerged(reduced[0])
             for position, tensor in zip(positions, reduced):
                 results[position] = tf.cast(tensor, dtype)
         return results
 
+    def reduce(self, tensor, reduction, name):
+        wide = unfolded(tf.cast(tensor, widened(tensor.dtype)))
+        operation = {
+            "sum": self._hvd.Sum,
+            "max": self._hvd.Max,
+            "min": self._hvd.Min,
+            "prod": self._hvd.Product,
+        }[reduction]
+        reduced = self._hvd.allreduce(wide, op=operation, name=name, process_set=self._process_set)
+        return tf.cast(unmerged(reduced), tensor.dtype)
+
+    def reduce_scatter(self, tensor, reduction, name):
+        if reduction != "sum":
+            return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
+        wide = unfolded(tf.cast(tensor, widened_to_scatter(tensor.dtype)))
+        part = self._hvd.reducescatter(wide, op=self._hvd.Sum, name=name, process_set=self._process_set)
+        return tf.cast(unmerged(part), tensor.dtype)
+
     def all_gather(self, tensor, name):
-        dtype = tf.as_dtype(tensor.dtype)
-        wire_dtype = _WIDENED.get(dtype, dtype)
-        return tf.cast(self._hvd.allgather(tf.cast(tensor, wire_dtype), name=name), dtype)
+        def gather(part):
+            return unmerged(self._hvd.allgather(unfolded(part), name=name, process_set=self._process_set))
+
+        return moved(tf.convert_to_tensor(tensor), gather)
 
     def all_true(self, flag, name):
         # A sum of "no" votes: Sum is the one reduction that every Horovod controller has for int32.
         votes = tf.cast(tf.logical_not(flag), tf.int32)
-        return tf.equal(self._hvd.allreduce(votes, op=self._hvd.Sum, name=name), 0)
+        return tf.equal(self.reduce(votes, "sum", name), 0)
+
+    def broadcast(self, tensor, root_rank, name):
+        def send(value):
+            # Horovod counts the root in the job, not in the group.
+            root = self.members[root_rank]
+            sent = self._hvd.broadcast(unfolded(value), root, name=name, process_set=self._process_set)
+            return unmerged(sent)
+
+        return moved(tensor, send)
 
     def broadcast_variables(self, variables, root_rank):
         assigned = [
-            self._broadcast_variable(variable, root_rank, f"broadcast_{position}")
+            variable.assign(
+                self.broadcast(tf.convert_to_tensor(variable), root_rank, _transfer_name(position, variable))
+            )
             for position, variable in enumerate(variables)
         ]
         return None if tf.executing_eagerly() else tf.group(*assigned)
 
-    def number_of_root(self, number, root_rank):
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            sent = self._hvd.broadcast(tf.constant(number, tf.int64), root_rank, name="number_of_root")
-            return int(session.run(sent))
+    def all_to_all(self, tensor, counts, name):
+        received_counts = []
 
-    def _broadcast_variable(self, variable, root_rank, prefix):
-        value = tf.convert_to_tensor(variable)
-        wire_dtype = _WIDENED.get(value.dtype, value.dtype)
-        name = f"{prefix}_{variable.name}".replace(":", "_").replace("/", "_")
-        root_value = self._hvd.broadcast(tf.cast(value, wire_dtype), root_rank, name=name)
-        return variable.assign(tf.cast(root_value, value.dtype))
+        def send(blocks):
+            received, arrived = self._hvd.alltoall(
+                unfolded(blocks), splits=tf.cast(counts, tf.int32), name=name, process_set=self._process_set
+            )
+            received_counts.append(arrived)
+            return unmerged(received)
+
+        return moved(tensor, send), received_counts[0]
+
+    def exchange(self, numbers, meeting):
+        # Read now: once the ranks have met, another one may already be restarting Horovod.
+        self._known_sets = self._declared_sets()
+        return rendezvous.meet(lambda: self._gather_lists(numbers, meeting), meeting, self.rank, self.size)
+
+    def open_groups(self, groups, meeting):
+        known = self._known_sets
+        new = [list(members) for members in groups if list(members) not in known.values()]
+        if new and environment.is_flag_on("HOROVOD_DYNAMIC_PROCESS_SETS"):
+            for members in new:
+                self._hvd.add_process_set(members)
+        elif new:
+            _check_restart_is_possible()
+            declared = [members for number, members in sorted(known.items()) if number]
+            horovod_restart.restart(self._hvd, self.rank, self.size, [*declared, *new], f"{meeting}_restart")
+        numbers = {tuple(members): number for number, members in self._declared_sets().items()}
+        return [_HorovodGroup(self._hvd, numbers[tuple(members)], self.rank, members) for members in groups]
+
+    def _declared_sets(self):
+        """The members of every process set by its number; 0 is the world."""
+        return {
+            number: list(members)
+            for number, members in self._hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()
+        }
+
+    def _gather_lists(self, numbers, meeting):
+        # A graph and a session of its own: the caller may be building a TF 1 graph, or have no session yet. Not
+        # touching GPUs here leaves their set-up to the caller's first session.
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
+        with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+            own = tf.compat.v1.placeholder(tf.int64, [None])
+            lengths = self._hvd.allgather(tf.shape(own), name=f"{meeting}_lengths")
+            joined = self._hvd.allgather(own, name=meeting)
+            with tf.compat.v1.Session(graph=graph, config=config) as session:
+                lengths, joined = session.run([lengths, joined], {own: list(numbers)})
+        lists, start = [], 0
+        for length in lengths:
+            lists.append([int(number) for number in joined[start : start + length]])
+            start += length
+        return lists
 
 
-# Horovod 0.28 has no wire format for these; float32 holds every bfloat16 and int32 every 16-bit integer.
-_WIDENED = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}
+class _HorovodGroup(HorovodCommunicator):
+    """Some of the ranks; `rank` is None in a process that is not one of them."""
+
+    def __init__(self, hvd, number, world_rank, members):
+        self._hvd = hvd
+        self._process_set = hvd.ProcessSet(members)
+        self._process_set.process_set_id = number
+        self.members = tuple(members)
+        self.size = len(members)
+        self.rank = self.members.index(world_rank) if world_rank in members else None
+
+
+def _check_restart_is_possible():
+    if not horovod_restart.is_possible():
+        raise RuntimeError(
+            "hccl.create_group: the script has started Horovod in a way that allows no groups. Expected "
+            'hvd.init(process_sets="dynamic") under MPI or in an elastic job; got hvd.init(). Change the call, or set '
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 for every rank."
+        )
+
+
+def _transfer_name(position, variable):
+    return f"broadcast_{position}_{variable.name}".replace(":", "_").replace("/", "_")
 
 
 def _positions_by_dtype(tensors):

@@ -8,15 +8,28 @@ from npu_bridge.collective.communicator import Communicator
 
 
 class SingleProcess(Communicator):
-    """One rank of one: every operation is the identity and adds no op to the graph."""
+    """One rank of one: every operation is the identity and adds no op to the graph.
+
+    Args:
+      world_rank: this process's rank in the job, when this is a group that holds nobody else.
+    """
 
     rank = 0
     size = 1
     local_rank = 0
     local_size = 1
 
+    def __init__(self, world_rank=0):
+        self.members = (world_rank,)
+
     def all_reduce(self, tensors, name, average=True, prescale=1.0):
         return [tensor if prescale == 1.0 else tensor * tf.cast(prescale, tensor.dtype) for tensor in tensors]
+
+    def reduce(self, tensor, reduction, name):
+        return tensor
+
+    def reduce_scatter(self, tensor, reduction, name):
+        return tensor
 
     def all_gather(self, tensor, name):
         return tensor
@@ -24,8 +37,17 @@ class SingleProcess(Communicator):
     def all_true(self, flag, name):
         return flag
 
+    def broadcast(self, tensor, root_rank, name):
+        return tensor
+
     def broadcast_variables(self, variables, root_rank):
         return None if tf.executing_eagerly() else tf.no_op()
 
-    def number_of_root(self, number, root_rank):
-        return number
+    def all_to_all(self, tensor, counts, name):
+        return tensor, tf.cast(counts, tf.int32)
+
+    def exchange(self, numbers, meeting):
+        return [list(numbers)]
+
+    def open_groups(self, groups, meeting):
+        return []

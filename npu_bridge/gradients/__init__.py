@@ -1,8 +1,8 @@
 """A training step is a gradient's journey; every feature is one stop on it.
 
 `stage.py` defines a stop (`Stage`) and what travels (`Step`), `pipeline.py` runs a list of stages, `optimizer.py`
-puts a pipeline around somebody else's optimizer. The stages: `loss_scaling.py`, `all_reduce.py`, `overflow.py`.
-A new feature is a new file beside them.
+puts a pipeline around somebody else's optimizer. The stages: `loss_scaling.py`, `all_reduce.py`, `overflow.py` and
+`narrow_variables.py`. A new feature is a new file beside them.
 """
 
 from npu_bridge.gradients.all_reduce import AllReduce
@@ -13,4 +13,13 @@ from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Stage, Step
 
-__all__ = ["AllReduce", "LossScaling", "NarrowVariableGuard", "OverflowCheck", "Pipeline", "PipelineOptimizer", "Stage", "Step"]
+__all__ = [
+    "AllReduce",
+    "LossScaling",
+    "NarrowVariableGuard",
+    "OverflowCheck",
+    "Pipeline",
+    "PipelineOptimizer",
+    "Stage",
+    "Step",
+]

@@ -1,9 +1,12 @@
 """Graph collections through which hooks find what an optimizer built, without knowing the optimizer.
 
-They are filled in TF 1 graphs only; each holds one tensor per optimizer, in the order of construction.
+They are filled in TF 1 graphs only; each holds one tensor per optimizer (three variables per manager), in the order of
+construction.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import tensorflow as tf
 
@@ -11,10 +14,11 @@ from npu_bridge.gradients.graph_mode import building_graph
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
+LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss scale is made of
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
 
 
-def publish(name: str, tensor: tf.Tensor) -> None:
-    """Adds a tensor to a collection of the graph being built; does nothing inside functions and in eager mode."""
+def publish(name: str, tensor: Any) -> None:
+    """Adds a tensor or variable to a collection of the TF 1 graph being built; elsewhere it does nothing."""
     if building_graph():
         tf.compat.v1.add_to_collection(name, tensor)

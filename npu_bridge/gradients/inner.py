@@ -20,7 +20,7 @@ class InnerOptimizer(abc.ABC):
     def __init__(self, optimizer):
         self.optimizer = optimizer
 
-    def prepare(self, variables: list) -> None:
+    def prepare(self, variables: list) -> None:  # noqa: B027 - most families need nothing
         """Creates the slots before any gate is built, where the family would not lift them out of it by itself."""
 
     def make_slots(self, variables: list) -> list:

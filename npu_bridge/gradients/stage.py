@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -24,10 +24,10 @@ class Step:
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
-    loss_scale: Optional[tf.Tensor] = None
+    loss_scale: tf.Tensor | None = None
     divisor: Any = None
-    is_usable_here: Optional[tf.Tensor] = None
-    should_apply: Optional[tf.Tensor] = None
+    is_usable_here: tf.Tensor | None = None
+    should_apply: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
 

@@ -6,25 +6,28 @@ script.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Callable
 
 import click
 
 from npu_bridge import __version__
+from npu_bridge.launch.doctor import doctor
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.local_ranks import rank_defaults, run_local_ranks
+from npu_bridge.launch.hosts import Plan, plan_job
+from npu_bridge.launch.local_ranks import Outcome, run_local_ranks
+from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.remote_ranks import become_horovods_launcher, remote_command, run_remote_ranks
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
 # Sub-commands by name. A script that happens to be called like one is started as ./NAME.
-COMMANDS: dict[str, click.Command] = {}
-
-_HOSTS = re.compile(r"[^\s:,]+:[1-9]\d*(,[^\s:,]+:[1-9]\d*)*")
-_THIS_MACHINE = ("localhost", "127.0.0.1")
+COMMANDS: dict[str, click.Command] = {"doctor": doctor}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,22 +43,50 @@ def main(arguments: list[str] | None = None) -> None:
 @click.command(
     # The first word that is no option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
-    options_metavar="[-np N] [-H HOST:SLOTS,...]",
-    epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script.",
+    options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
+    epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. "
+    "npu-run doctor says whether a run would work here, and what to mend.",
 )
 @click.option(
     "-np",
     "size",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of ranks. Default: 1, or all the slots of -H.",
+    help="Number of ranks. Default: all slots of the hosts, or 1.",
 )
 @click.option("-H", "hosts", metavar="HOST:SLOTS,...", help="Hosts to start ranks on, for example h1:4,h2:4.")
+@click.option("--hostfile", metavar="FILE", help="The same from a file, a line for each host: h1 slots=4.")
+@click.option("--rank-table", metavar="FILE", help="Hosts, ranks and devices from a rank table (JSON).")
+@click.option("--log-dir", metavar="DIR", help="Keep what each rank prints in DIR/rank_<n>.log as well.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start the whole job again, up to N times, when a rank has failed. Default: 0.",
+)
+@click.option(
+    "--stall-secs",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECS",
+    help="End the job when a rank has been waiting for the others as long as this. Default: wait for ever.",
+)
 @click.option("--verbose", is_flag=True, help="Say what is started.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def run_script(size: int | None, hosts: str | None, verbose: bool, script: str, arguments: tuple[str, ...]):
+def run_script(
+    size: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    rank_table: str | None,
+    log_dir: str | None,
+    restarts: int,
+    stall_secs: float | None,
+    verbose: bool,
+    script: str,
+    arguments: tuple[str, ...],
+):
     """Runs the Python file SCRIPT on N ranks, with RANK_ID, RANK_SIZE and DEVICE_ID set for each.
 
     One rank runs as a plain process, without Horovod. When a rank fails, the others are stopped, and the last
@@ -63,22 +94,39 @@ def run_script(size: int | None, hosts: str | None, verbose: bool, script: str, 
     """
     try:
         _check_script(script)
-        slots = _slots(hosts)
-        size = size or sum(slots.values()) or 1
-        if slots and size > sum(slots.values()):
-            raise LaunchError(f"-np {size} is more than -H {hosts} offers. Name more slots or a smaller -np.")
+        plan = plan_job(size, hosts, hostfile, rank_table)
         if verbose:
-            click.echo(f"npu-run: {size} rank(s) of {script} on {hosts or 'this machine'}", err=True)
+            where = "this machine" if plan.is_local else plan.hosts
+            click.echo(f"npu-run: {plan.size} rank(s) of {script} on {where}", err=True)
         sys.stdout.flush()
-        if any(host not in _THIS_MACHINE for host in slots):
-            _run_on_hosts(script, list(arguments), size, hosts, verbose)
-        if size == 1:
-            _run_alone(script, list(arguments))
-        code = run_local_ranks(script, list(arguments), size)
+        given = list(arguments)
+        if not plan.is_local:
+            if stall_secs is not None:
+                raise LaunchError("--stall-secs needs all ranks on this machine. Leave it out.")
+            command = remote_command(script, given, plan, log_dir, verbose)
+            if not restarts:
+                become_horovods_launcher(command)
+            run = functools.partial(run_remote_ranks, command)
+        else:
+            if plan.size == 1 and log_dir is None and not restarts:
+                _run_alone(script, given, plan)
+            run = functools.partial(run_local_ranks, script, given, plan.size, plan.devices, log_dir, stall_secs)
+        code = _run_again(run, restarts)
     except LaunchError as error:
         click.echo(f"npu-run: {error}", err=True)
         code = 2
     sys.exit(code)
+
+
+def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
+    """Runs a job, and again when it has failed; the script goes on from its last checkpoint by itself."""
+    outcome = run()
+    for attempt in range(1, restarts + 1):
+        if not outcome.has_failed:
+            break
+        click.echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
+        outcome = run()
+    return outcome.exit_code
 
 
 def _check_script(script: str) -> None:
@@ -87,36 +135,10 @@ def _check_script(script: str) -> None:
     if re.fullmatch(r"python[\d.]*", os.path.basename(script)):
         raise LaunchError("name the script alone, without python before it: npu-run -np 2 train.py")
     known = f" Commands of npu-run are {', '.join(sorted(COMMANDS))}." if COMMANDS else ""
-    raise LaunchError(
-        f"there is no file {script!r} to run. Expected a Python script, then its arguments.{known}"
-    )
+    raise LaunchError(f"there is no file {script!r} to run. Expected a Python script, then its arguments.{known}")
 
 
-def _slots(hosts: str | None) -> dict[str, int]:
-    """Slots by host, in the order given; empty without -H."""
-    if hosts is None:
-        return {}
-    if not _HOSTS.fullmatch(hosts):
-        raise LaunchError(
-            f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {hosts!r}."
-        )
-    pairs = [entry.split(":") for entry in hosts.split(",")]
-    if len({host for host, _ in pairs}) < len(pairs):
-        raise LaunchError(
-            f"-H names a host twice. Expected each host once with all its slots; got {hosts!r}."
-        )
-    return {host: int(slots) for host, slots in pairs}
-
-
-def _run_alone(script: str, arguments: list[str]) -> None:
+def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
     """Becomes the script's process: signals, terminal and exit code are then the script's own."""
-    # How the cores are used is nobody's business but the script's when it has them all.
     quiet = {name: text for name, text in rank_defaults(1).items() if name == "TF_CPP_MIN_LOG_LEVEL"}
-    os.execve(sys.executable, rank_command(script, arguments), {**quiet, **os.environ})
-
-
-def _run_on_hosts(script: str, arguments: list[str], size: int, hosts: str, verbose: bool) -> None:
-    """Becomes Horovod's own launcher, which reaches the other hosts through ssh."""
-    options = ["-np", str(size), "-H", hosts, "--gloo", *(["--verbose"] if verbose else [])]
-    command = [sys.executable, "-m", "horovod.runner.launch", *options, *rank_command(script, arguments)]
-    os.execv(sys.executable, command)
+    os.execve(sys.executable, rank_command(script, arguments, plan.devices), {**quiet, **os.environ})

@@ -33,6 +33,7 @@ class Ending(NamedTuple):
       summary: the last line of its exception, or "" when it reported none.
       trace: its traceback, or its last output when it could not report.
       is_echo: the failure only says that another rank is gone.
+      tensor: the op its exception is about, or "".
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Ending(NamedTuple):
     summary: str = ""
     trace: str = ""
     is_echo: bool = False
+    tensor: str = ""
 
 
 def first_failure(endings: list[Ending]) -> Ending | None:
@@ -75,9 +77,12 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if _is_secondary(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
-        text += (
-            f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
-        )
+        text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
+    elif cause.is_echo and len(endings) < size:
+        silent = sorted(set(range(size)) - {ending.rank for ending in endings})
+        text += f" Rank {', '.join(map(str, silent))} did not answer: look at what it was doing."
+    elif "Mismatched" in cause.summary:
+        text += " The ranks disagree: all must build the same variables, with the same shapes and dtypes."
     elif size > 1:
         text += " The other ranks were stopped."
     return text

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["INSTALL_HOROVOD", "open_local_slots"]
 
 INSTALL_HOROVOD = (
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
-    "HOROVOD_WITHOUT_MXNET=1 pip install --no-build-isolation horovod==0.28.1"
+    "HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 pip install --no-build-isolation horovod==0.28.1"
 )
 
 
-def open_local_slots(size: int) -> list[dict[str, str]]:
-    """Starts a rendezvous server, which lives as long as this process, and describes `size` local ranks.
+@contextlib.contextmanager
+def open_local_slots(size: int) -> Iterator[list[dict[str, str]]]:
+    """Describes `size` local ranks; several of them have a rendezvous server while this block lasts.
 
-    Returns:
-      For each rank, in order, the environment variables by which Horovod finds its peers.
+    Yields:
+      For each rank, in order, the environment variables by which Horovod finds its peers. One rank alone has none, and
+      needs no Horovod.
     Raises:
       LaunchError: Horovod is not installed, or this machine has no loopback interface.
     """
+    if size == 1:
+        yield [{}]
+        return
     try:
         from horovod.runner import gloo_run
         from horovod.runner.common.util import hosts
         from horovod.runner.http.http_server import RendezvousServer
         from horovod.runner.util import network
-    except ImportError as error:
+    except Exception as error:  # a broken installation raises whatever it raises
         raise LaunchError(
             f"{size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
             f"{INSTALL_HOROVOD}"
@@ -39,4 +47,7 @@ def open_local_slots(size: int) -> list[dict[str, str]]:
     server.init(plan)
     job = gloo_run.create_run_env_vars("127.0.0.1", interfaces, port)
     slots = [{**job, **gloo_run.create_slot_env_vars(slot)} for slot in plan]
-    return [{name: str(value) for name, value in slot.items()} for slot in slots]
+    try:
+        yield [{name: str(value) for name, value in slot.items()} for slot in slots]
+    finally:
+        server.stop()

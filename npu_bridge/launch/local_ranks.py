@@ -7,19 +7,24 @@ that fails takes the job with it; the last thing printed is that rank's tracebac
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from npu_bridge.launch.first_failure import Ending, describe, first_failure, is_decided
+from npu_bridge.launch.first_failure import ECHO_GRACE_SECS, Ending, describe, first_failure, is_decided
 from npu_bridge.launch.horovod_slots import open_local_slots
+from npu_bridge.launch.rank_environment import rank_defaults
+from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream
-from npu_bridge.launch.rank_process import RankProcess
+from npu_bridge.launch.rank_process import RankProcess, rank_command
+from npu_bridge.launch.stall import STALL_EXIT_CODE, WARN_SECS, Still, describe_stall, waiting_since
 
-__all__ = ["STOP_SECS", "rank_defaults", "run_local_ranks"]
+__all__ = ["STOP_SECS", "Outcome", "run_local_ranks"]
 
 # How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
@@ -28,7 +33,27 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TRACE_LINES = 40
 
 
-def run_local_ranks(script: str, arguments: list[str], size: int) -> int:
+class Outcome(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+      exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
+        signal), 124 after a standstill, or 128 + signal number when the launcher was told to stop.
+      has_failed: it ended by itself, and not well.
+    """
+
+    exit_code: int
+    has_failed: bool
+
+
+def run_local_ranks(
+    script: str,
+    arguments: list[str],
+    size: int,
+    devices: Sequence[int] = (),
+    log_dir: str | None = None,
+    stall_secs: float | None = None,
+) -> Outcome:
     """Runs `script` on `size` ranks of this machine until all have ended.
 
     Ranks: rank 0's output appears as it comes, that of the others line by line behind `[rank n] `.
@@ -37,49 +62,37 @@ def run_local_ranks(script: str, arguments: list[str], size: int) -> int:
       script: a Python file.
       arguments: passed to the script untouched.
       size: number of ranks, at least 1.
-    Returns:
-      The exit code for the shell: 0 when every rank ended with 0, else that of the rank that failed first
-      (128 + signal number after a signal), or 128 + signal number when this launcher was told to stop.
+      devices: device of each rank, from a rank table; without, the local rank is the device.
+      log_dir: folder for one log file per rank.
+      stall_secs: end the job when a rank has been waiting for others as long as this; None waits for ever.
     Raises:
-      LaunchError: Horovod cannot be imported.
+      LaunchError: Horovod cannot be imported, or a log file cannot be written.
     """
     environment = {**rank_defaults(size), **os.environ}
-    slots = open_local_slots(size)
     streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
-    job = _Job()
-    with job.heeding_signals():
+    command = functools.partial(rank_command, script, arguments, devices)
+    job = _Job(stall_secs)
+    with open_local_slots(size) as slots, job.heeding_signals():
         try:
             for rank, slot in enumerate(slots):
-                job.add(RankProcess(rank, script, arguments, {**environment, **slot}, streams))
+                title = f"rank {rank} of {size}: {script}"
+                log = RankLog(log_dir, rank, title) if log_dir is not None else None
+                job.add(RankProcess(rank, command, {**environment, **slot}, streams, log))
             return job.run()
         except BrokenPipeError:
             # Nobody reads our output any more; nothing may be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
+            return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
-            job.kill()
-
-
-def rank_defaults(size: int) -> dict[str, str]:
-    """Environment variables that every rank gets where the caller's environment does not have them.
-
-    The cores are shared out among the ranks; otherwise each would take all of them, and wait for the others.
-    """
-    share = max(1, _cores() // size)
-    return {
-        "OMP_NUM_THREADS": str(share),
-        "TF_NUM_INTRAOP_THREADS": str(share),
-        # A collective that waits must not keep other ops from running.
-        "TF_NUM_INTEROP_THREADS": str(max(2, share)),
-        "TF_CPP_MIN_LOG_LEVEL": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+            job.close()
 
 
 class _Job:
     """The running ranks and the one loop that watches them."""
 
-    def __init__(self):
+    def __init__(self, stall_secs: float | None):
+        self._stall_secs = stall_secs
+        self._warned_of = 0.0
         self._ranks: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -103,20 +116,29 @@ class _Job:
             for number in heeded:
                 signal.signal(number, before[number])
 
-    def run(self) -> int:
-        """Watches until all ranks have ended by themselves, one has failed or a signal came."""
+    def run(self) -> Outcome:
+        """Watches until all ranks have ended by themselves, one has failed, none moves or a signal came."""
         while not self._signals:
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
                 break
             if len(endings) == len(self._ranks) and not first_failure(endings):
                 self._drain()
-                return 0
+                return Outcome(0, has_failed=False)
+            if not first_failure(endings) and self._is_stalled(endings):
+                return Outcome(self._end_stalled(), has_failed=True)
         else:
-            return self._stop_by_signal()
+            return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
         self._stop(signal.SIGTERM)
-        return self._tell(cause, endings)
+        return Outcome(self._tell(cause, endings), has_failed=True)
+
+    def close(self) -> None:
+        """Leaves nothing running and nothing open."""
+        self.kill()
+        self._selector.close()
+        for rank in self._ranks:
+            rank.close()
 
     def kill(self) -> None:
         """Leaves nothing running: neither a rank nor what a failed or stopped rank has left behind."""
@@ -135,6 +157,42 @@ class _Job:
             if not key.data.read(key.fd):
                 self._selector.unregister(key.fd)
         return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+
+    def _is_stalled(self, endings: list[Ending]) -> bool:
+        """Whether ranks wait for each other for too long; without a limit it is only said, once."""
+        stills = self._stills()
+        since = waiting_since(stills)
+        if since is None or len(self._ranks) == 1:
+            return False
+        secs = time.monotonic() - since
+        if self._stall_secs is None and secs >= WARN_SECS and since != self._warned_of:
+            self._warned_of = since
+            text = describe_stall(stills, endings, self._stopped(), secs)
+            print(f"npu-run: {text} The job goes on; --stall-secs N would end it.", file=sys.stderr, flush=True)
+        return self._stall_secs is not None and secs >= self._stall_secs
+
+    def _end_stalled(self) -> int:
+        """Ends the job; the exceptions of the ranks that wait say for which tensors."""
+        stills, stopped = self._stills(), self._stopped()
+        secs = time.monotonic() - (waiting_since(stills) or 0.0)
+        for rank in self._ranks:
+            rank.leave_horovod()
+        waiting = {rank for rank, still in stills.items() if still is not None and still.waits}
+        # Horovod cannot be shut down past a stopped process.
+        limit = time.monotonic() + (0.0 if stopped else ECHO_GRACE_SECS)
+        endings = self._turn()
+        while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
+            endings = self._turn()
+        self._stop(signal.SIGTERM)
+        text = describe_stall(stills, endings, stopped, secs)
+        print(f"npu-run: {text} All ranks were stopped.", file=sys.stderr, flush=True)
+        return STALL_EXIT_CODE
+
+    def _stills(self) -> dict[int, Still | None]:
+        return {rank.rank: rank.still for rank in self._ranks if rank.is_running}
+
+    def _stopped(self) -> list[int]:
+        return [rank.rank for rank in self._ranks if rank.is_running and rank.is_stopped]
 
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
@@ -171,9 +229,3 @@ class _Job:
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import BinaryIO
+from typing import BinaryIO, Callable
 
 __all__ = ["JointStream", "RankOutput"]
 
@@ -37,17 +37,27 @@ class RankOutput:
       rank: the rank that prints.
       joint: where it goes.
       tail: the rank's last lines, kept for the report of its death; its two streams share one.
+      log: is given everything as it comes.
     """
 
-    def __init__(self, rank: int, joint: JointStream, tail: collections.deque[str] | None = None):
+    def __init__(
+        self,
+        rank: int,
+        joint: JointStream,
+        tail: collections.deque[str] | None = None,
+        log: Callable[[bytes], None] | None = None,
+    ):
         self.tail = collections.deque(maxlen=_TAIL_LINES) if tail is None else tail
         self._prefix = b"" if rank == 0 else f"[rank {rank}] ".encode()
         self._joint = joint
+        self._log = log
         self._held = b""
         self._held_since = 0.0
 
     def feed(self, text: bytes, now: float) -> None:
         """Takes what the rank has just printed; passes on whole lines and holds back the rest."""
+        if self._log is not None:
+            self._log(text)
         self._held_since = now
         *lines, self._held = (self._held + text).split(b"\n")
         for line in lines:

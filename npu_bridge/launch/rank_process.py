@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from npu_bridge.launch.first_failure import Ending
+from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream, RankOutput
+from npu_bridge.launch.stall import Still
+from npu_bridge.launch.terminal import open_terminal_like
 
 __all__ = ["RankProcess", "rank_command"]
 
 _CHUNK_BYTES = 65536
 
 
-def rank_command(script: str, arguments: list[str], link: int | None = None) -> list[str]:
-    """The command line of one rank, on the interpreter that runs the launcher."""
-    link_option = [] if link is None else ["--link", str(link)]
-    return [sys.executable, "-m", "npu_bridge.launch.rank_main", *link_option, script, *arguments]
+def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
+    """The command line of one rank, on the interpreter that runs the launcher.
+
+    Args:
+      script: a Python file.
+      arguments: the script's own.
+      devices: device of each rank, from a rank table; without, the local rank is the device.
+      link: descriptor of the rank's end of the link.
+    """
+    options = [] if link is None else ["--link", str(link)]
+    options += ["--devices", ",".join(map(str, devices))] if devices else []
+    return [sys.executable, "-m", "npu_bridge.launch.rank_main", *options, script, *arguments]
 
 
 class RankProcess:
@@ -31,47 +45,58 @@ class RankProcess:
 
     Args:
       rank: its number.
-      script: the Python file it runs.
-      arguments: the script's own.
+      command: its command line, as a function of its end of the link.
       environment: all its environment variables.
       streams: the launcher's standard output and error, by the names "stdout" and "stderr".
+      log: takes all it prints, as well.
     """
 
     def __init__(
         self,
         rank: int,
-        script: str,
-        arguments: list[str],
+        command: Callable[[int], list[str]],
         environment: dict[str, str],
         streams: dict[str, JointStream],
+        log: RankLog | None = None,
     ):
         self.rank = rank
         self.ending: Ending | None = None
+        self.still: Still | None = None
         self._report: dict[str, Any] = {}
-        self._tail: collections.deque[str] = collections.deque()
+        self._unread = b""
+        self._log = log
         self._link, rank_end = socket.socketpair()
-        # Rank 0 keeps a terminal, so that its progress bars can be bars.
-        pipes = {
-            name: None if rank == 0 and getattr(sys, name).isatty() else subprocess.PIPE for name in streams
-        }
-        with rank_end:
+        self._outputs: dict[int, RankOutput] = {}
+        self._tail: collections.deque[str] = collections.deque()
+        with rank_end, contextlib.ExitStack() as theirs:
+            files = {name: self._open(name, joint, theirs) for name, joint in streams.items()}
             self._process = subprocess.Popen(
-                rank_command(script, arguments, rank_end.fileno()),
+                command(rank_end.fileno()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=(rank_end.fileno(),),
-                **pipes,
+                **files,
             )
-        self._outputs: dict[int, RankOutput] = {}
-        for name, joint in streams.items():
-            pipe = getattr(self._process, name)
-            if pipe is not None:
-                output = RankOutput(rank, joint, tail=None if not self._outputs else self._tail)
-                self._tail = output.tail
-                self._outputs[pipe.fileno()] = output
         for file in self.files():
             os.set_blocking(file, False)
+
+    def _open(self, name: str, joint: JointStream, theirs: contextlib.ExitStack) -> int | None:
+        """Makes one stream of the rank; gives the descriptor the rank writes to, None for the launcher's own."""
+        stream = getattr(sys, name)
+        # Rank 0 keeps a terminal, so that its progress bars can be bars.
+        if self.rank == 0 and stream.isatty():
+            if self._log is None:
+                return None
+            ours, their_end = open_terminal_like(stream)
+        else:
+            ours, their_end = os.pipe()
+        theirs.callback(os.close, their_end)
+        log = None if self._log is None else functools.partial(self._log.feed, name)
+        output = RankOutput(self.rank, joint, tail=self._tail if self._outputs else None, log=log)
+        self._tail = output.tail
+        self._outputs[ours] = output
+        return their_end
 
     @property
     def pid(self) -> int:
@@ -80,6 +105,13 @@ class RankProcess:
     @property
     def is_running(self) -> bool:
         return self._process.returncode is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process is stopped by a signal, as far as the system tells."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        return False
 
     def files(self) -> list[int]:
         """The descriptors from which something can be read."""
@@ -95,7 +127,8 @@ class RankProcess:
             output.release(time.monotonic())
         code = self._process.poll()
         if self.ending is None and code is not None:
-            self._take(self._link.fileno())
+            while self._take(self._link.fileno()):
+                pass
             self.ending = self._ending(code)
         if self.ending is None and self._report:
             return self._ending(self._report["code"])
@@ -106,6 +139,11 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
+    def leave_horovod(self) -> None:
+        """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
+        with contextlib.suppress(OSError):
+            self._link.send(b"x")
+
     def drain(self) -> None:
         """Passes on what is left in the pipes, without waiting for whoever else may hold them open."""
         for file in list(self._outputs):
@@ -114,21 +152,43 @@ class RankProcess:
         for output in self._outputs.values():
             output.close()
 
+    def close(self) -> None:
+        """Gives back what is open; the rank must have ended."""
+        for file in self._outputs:
+            os.close(file)
+        self._outputs.clear()
+        self._link.close()
+        if self._log is not None:
+            self._log.close()
+
     def _take(self, file: int) -> bytes | None:
         """Reads once: the text, nothing at the end of the file, None when there is no text yet."""
         try:
             text = os.read(file, _CHUNK_BYTES)
         except BlockingIOError:
             return None
-        except ConnectionResetError:
+        except OSError as error:
+            # The other end is gone; a pseudo-terminal says it in its own way.
+            if error.errno not in (errno.ECONNRESET, errno.EIO):
+                raise
             text = b""
         if file == self._link.fileno():
-            self._report = json.loads(text) if text else self._report
+            self._hear(text)
         elif text:
             self._outputs[file].feed(text, time.monotonic())
         else:
             self._outputs.pop(file).close()
+            os.close(file)
         return text
+
+    def _hear(self, text: bytes) -> None:
+        """Takes what came through the link."""
+        *messages, self._unread = (self._unread + text).split(b"\n")
+        for message in map(json.loads, messages):
+            if "still" in message:
+                self.still = Still(**message["still"]) if message["still"] else None
+            else:
+                self._report = message["ending"]
 
     def _ending(self, code: int) -> Ending:
         report = self._report
@@ -140,4 +200,5 @@ class RankProcess:
             summary=report.get("summary", ""),
             trace=report.get("trace") or "\n".join(self._tail),
             is_echo=report.get("echo", False),
+            tensor=report.get("tensor", ""),
         )

@@ -71,9 +71,7 @@ class _FileReader:
                     self._place(section + key),
                     f"[{section}{key}] with {kind.owner}'s parameters",
                 )
-                raise ValueError(
-                    message(place, f"{key} is a table", expected, shown(value), "Write a table.")
-                )
+                raise ValueError(message(place, f"{key} is a table", expected, shown(value), "Write a table."))
             inner = f"{section}{key}."
             arguments = self.arguments(kind.owner, value, inner)
             try:
@@ -90,9 +88,7 @@ class _FileReader:
         if getattr(error, "is_located", False):
             return error
         option = getattr(error, "option", None)
-        in_file = next(
-            (k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None
-        )
+        in_file = next((k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None)
         located = type(error)(f"{self._place(in_file or section.rstrip('.'))}: {error}")
         located.option = option  # type: ignore[attr-defined]
         located.is_located = True  # type: ignore[attr-defined]
@@ -114,9 +110,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(
-            f"{path}: it is not TOML. Expected key = value lines; got {error}. Correct it."
-        ) from error
+        raise ValueError(f"{path}: it is not TOML. Expected key = value lines; got {error}. Correct it.") from error
 
 
 def _key_lines(text: str) -> dict[str, int]:

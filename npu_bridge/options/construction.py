@@ -87,9 +87,7 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
 
     check("iterations_per_loop", "mix_compile_mode")
     if values["mix_compile_mode"] and values["iterations_per_loop"] != 1:
-        raise _conflict(
-            "iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1."
-        )
+        raise _conflict("iterations_per_loop", values, "does not go with mix_compile_mode=True", "1", "Set it to 1.")
     check("jit_compile", only_type=True)
     _check_cluster(values)
     check("dump_config", "horovod_mode", "graph_run_mode", "enable_exception_dump")
@@ -144,9 +142,7 @@ def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
         problem = "save_checkpoints_steps does not fit the training loop, so checkpoints come late"
         expected = f"a multiple of iterations_per_loop={loop}"
         mend = f"Use {fitting}, or set iterations_per_loop=1."
-        say_once(
-            logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", mend)
-        )
+        say_once(logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", mend))
     placed = environment.launched()
     if secs and placed and placed.size > 1:
         problem = "save_checkpoints_secs is not meant for several ranks, whose clocks differ"

@@ -32,6 +32,11 @@ An option can be given to `NPURunConfig` (or to the helper object it belongs to)
 `config.graph_options.rewrite_options.custom_optimizers` holds a `parameter_map` from session key to a value
 in the slot shown (`.s` text, `.i` integer, `.b` boolean). All ways are checked alike and mean the same.
 
+Sessions read such an entry once `npu_bridge.npu_init` is imported; `tf.estimator.Estimator` and
+`MonitoredTrainingSession` make sessions too. The ConfigProto itself is never changed. A session without an
+entry is what it is without this package, while the NPU stack changes the settings of every session.
+`NPUEstimator` acts on the options by itself.
+
 *Effect here* is **works**, **recorded** (checked and kept; a value other than the default is mentioned once
 in the log of rank 0) or **refused** (an error). A default of *none* means the option is not set. Limits
 marked *(advice)* draw a warning only.

@@ -8,9 +8,12 @@ each documented variable means is written in `environment_table.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple
 
 from npu_bridge.options.errors import message
 
@@ -26,6 +29,7 @@ __all__ = [
     "probable_rank",
     "rank_size_text",
     "read_variable",
+    "temporarily",
     "tf_config",
     "write_variable",
 ]
@@ -47,6 +51,7 @@ class Launched(NamedTuple):
     local_size: int
 
 
+_ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     (
@@ -69,6 +74,30 @@ def read_variable(name: str) -> str | None:
 def write_variable(name: str, value: object) -> None:
     """Sets a variable of this process to `str(value)`."""
     os.environ[name] = str(value)
+
+
+@contextlib.contextmanager
+def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Inside, variables have other values; afterwards they are as they were, set or unset.
+
+    The environment is one for the whole process, so threads take turns: a second one waits at the entrance.
+
+    Args:
+      choose_values: gives text by variable. Called when it is this thread's turn, so that it may start from what the
+        variables really say.
+    """
+    with _ONE_CHANGE_AT_A_TIME:
+        values = choose_values()
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def is_flag_on(name: str) -> bool:

@@ -33,7 +33,7 @@ _OTHER_PRODUCT = recorded("Belongs to the adapter for TensorFlow 2.")
 _COMMUNICATION = recorded("Communication is Horovod's.")
 _NO_DEVICE = recorded("No NPU is driven.")
 _NO_DUMP = recorded("Nothing is dumped.")
-_UNREAD_PROGRESS = recorded("Read with accelerate_train_mode only.")
+_PROGRESS = works("Read before every training run with accelerate_train_mode.")
 _FALLBACK = recorded("Read when the option is not set; recorded like it.")
 
 VARIABLES = (
@@ -41,26 +41,20 @@ VARIABLES = (
     Variable(
         "ASCEND_DEVICE_ID",
         "Device of this process.",
-        works("Filled from the launcher's local rank when missing."),
+        works("Filled from the launcher's local rank when missing; chooses the GPU like session_device_id."),
     ),
     Variable("RANK_ID", "Rank of this process.", works("Filled from the launcher's rank when missing.")),
-    Variable(
-        "RANK_SIZE", "Number of ranks.", works("Filled from the launcher; a different number is an error.")
-    ),
-    Variable(
-        "RANK_TABLE_FILE", "JSON file describing the cluster.", recorded("Read by the rank table reader.")
-    ),
+    Variable("RANK_SIZE", "Number of ranks.", works("Filled from the launcher; a different number is an error.")),
+    Variable("RANK_TABLE_FILE", "JSON file describing the cluster.", works("Its device_id chooses the GPU.")),
     Variable("CM_CHIEF_IP", "Address the chief listens on.", _COMMUNICATION),
     Variable("CM_CHIEF_PORT", "Port the chief listens on.", _COMMUNICATION),
     Variable("CM_CHIEF_DEVICE", "Device of the chief.", _COMMUNICATION),
-    Variable(
-        "CM_WORKER_SIZE", "Number of ranks.", works("In place of RANK_SIZE; both together are an error.")
-    ),
+    Variable("CM_WORKER_SIZE", "Number of ranks.", works("In place of RANK_SIZE; both together are an error.")),
     Variable("CM_WORKER_IP", "Address of this host towards the chief.", _COMMUNICATION),
-    Variable("STEP_NOW", "Step reached so far.", _UNREAD_PROGRESS),
-    Variable("TOTAL_STEP", "Steps of the whole training.", _UNREAD_PROGRESS),
-    Variable("LOSS_NOW", "Loss reached so far.", _UNREAD_PROGRESS),
-    Variable("TARGET_LOSS", "Loss the training aims at.", _UNREAD_PROGRESS),
+    Variable("STEP_NOW", "Step reached so far.", _PROGRESS),
+    Variable("TOTAL_STEP", "Steps of the whole training.", _PROGRESS),
+    Variable("LOSS_NOW", "Loss reached so far.", _PROGRESS),
+    Variable("TARGET_LOSS", "Loss the training aims at.", _PROGRESS),
     Variable(
         "ENABLE_FORCE_V2_CONTROL",
         "1 converts control flow for dynamic shapes.",
@@ -77,17 +71,20 @@ VARIABLES = (
         works("Read by tf.estimator; checked by NPURunConfig."),
         is_documented=False,
     ),
-    Variable(
-        "DEVICE_ID", "Old name of the device.", works("Filled like ASCEND_DEVICE_ID."), is_documented=False
-    ),
+    Variable("DEVICE_ID", "Old name of the device.", works("Filled like ASCEND_DEVICE_ID."), is_documented=False),
     Variable("AOE_MODE", "aoe_mode when that is not set.", _FALLBACK, is_documented=False),
     Variable(
         "PROFILING_MODE",
         "true profiles a run whose configuration does not say.",
-        _FALLBACK,
+        works("Read when the option is not set."),
         is_documented=False,
     ),
-    Variable("PROFILING_OPTIONS", "profiling_options to go with it.", _FALLBACK, is_documented=False),
+    Variable(
+        "PROFILING_OPTIONS",
+        "profiling_options to go with it.",
+        works("Read when the option is not set."),
+        is_documented=False,
+    ),
     Variable("HCCL_EXEC_TIMEOUT", "hccl_timeout when that is not set.", _FALLBACK, is_documented=False),
     *(
         Variable(name, doc, effect, is_documented=False)

@@ -36,9 +36,7 @@ def option_error(
     return error
 
 
-def unknown_name_error(
-    kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = ""
-) -> Exception:
+def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = "") -> Exception:
     """The error for an option that does not exist there, with the nearest spelling unless a mend is given."""
     known = list(known)
     near = nearest(name, known)

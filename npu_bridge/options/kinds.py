@@ -91,9 +91,7 @@ class Text(Kind):
             try:
                 self.parse(text)
             except ValueError as reason:
-                return Problem(
-                    ValueError, f"Correct it: {reason}.", self.enforced, "does not follow its grammar"
-                )
+                return Problem(ValueError, f"Correct it: {reason}.", self.enforced, "does not follow its grammar")
         return None
 
     def normalise(self, value: Any) -> Any:

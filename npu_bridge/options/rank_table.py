@@ -93,15 +93,11 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         with open(chosen, encoding="utf-8") as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path."
-        ) from error
+        raise ValueError(f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path.") from error
     table = parse_rank_table(content, where)
     declared = environment.read_variable("RANK_SIZE")
     if declared is not None and environment.declared_world_size() != table.size:
-        raise _error(
-            where, "RANK_SIZE differs from the table", f"{table.size}", declared, "Correct one of them"
-        )
+        raise _error(where, "RANK_SIZE differs from the table", f"{table.size}", declared, "Correct one of them")
     return table
 
 
@@ -117,11 +113,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     if not isinstance(content, dict):
         raise _error(where, "it is no object", "a JSON object", type(content).__name__, "Correct the file")
     if content.get("status") != "completed":
-        mend = (
-            "Wait until the cluster has written it"
-            if content.get("status") == "initializing"
-            else "Correct it"
-        )
+        mend = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), mend)
     rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
     ranks = sorted(rank for rank, *_ in rows)
@@ -151,14 +143,10 @@ def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str
     for server in servers:
         identity = _text(server, "server_id", where)
         if identity in seen:
-            raise _error(
-                where, "server_id is not unique", "each server once", repr(identity), "Merge its devices"
-            )
+            raise _error(where, "server_id is not unique", "each server once", repr(identity), "Merge its devices")
         seen.add(identity)
         for device in _list(server, "device", where):
-            rows.append(
-                (_number(device, "rank_id", where), identity, _number(device, "device_id", where), "")
-            )
+            rows.append((_number(device, "rank_id", where), identity, _number(device, "device_id", where), ""))
     return rows
 
 
@@ -181,35 +169,27 @@ def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]
 def _list(parent: Any, field: str, where: str) -> list:
     value = parent.get(field) if isinstance(parent, dict) else None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _error(
-            where, f"{field} is missing or malformed", "an array of objects", repr(value), "Correct it"
-        )
+        raise _error(where, f"{field} is missing or malformed", "an array of objects", repr(value), "Correct it")
     return value
 
 
 def _text(parent: dict, field: str, where: str) -> str:
     value = parent.get(field)
     if not isinstance(value, str) or not value:
-        raise _error(
-            where, f"{field} is missing or malformed", "a non-empty string", repr(value), "Correct it"
-        )
+        raise _error(where, f"{field} is missing or malformed", "a non-empty string", repr(value), "Correct it")
     return value
 
 
 def _number(parent: dict, field: str, where: str) -> int:
     value = str(parent.get(field))
     if not value.isdecimal():
-        raise _error(
-            where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it"
-        )
+        raise _error(where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it")
     return int(value)
 
 
 def _check_count(parent: dict, field: str, found: int, where: str) -> None:
     if field in parent and str(parent[field]) != str(found):
-        raise _error(
-            where, f"{field} does not fit", str(found), repr(parent[field]), "Correct the count or the list"
-        )
+        raise _error(where, f"{field} does not fit", str(found), repr(parent[field]), "Correct the count or the list")
 
 
 def _error(where: str, problem: str, expected: str, got: str, mend: str) -> ValueError:

@@ -171,6 +171,8 @@ def _announce(settings: Settings) -> None:
     """Says, once for each option and only on rank 0, what is kept without effect or deprecated."""
     if environment.probable_rank() != 0:
         return
+    if settings.place.is_session and "min_group_size" in settings.given:
+        return  # nobody but an NPURunConfig writes this key, and it has said all this itself
     for option in settings.table:
         value = settings.values.get(option.name)
         usual = option.absent if settings.place.is_session else option.default
@@ -272,9 +274,7 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     if used == slot:
         return _text_or_same(option, getattr(attribute, slot))
     words = (
-        f"{option.key} is in slot .{used} of its AttrValue"
-        if used
-        else f"{option.key} has an empty AttrValue",
+        f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue",
         f"slot .{slot} ({_SLOT_TYPES[slot]})",
         f"slot .{used}" if used else "nothing",
         f"Write parameter_map[{option.key!r}].{slot} = ...",

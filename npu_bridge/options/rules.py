@@ -47,9 +47,7 @@ class Settings(NamedTuple):
         option = self.table[name]
         spelling = self.place.spelling(option)
         got = shown(self.values[name])
-        return option_error(
-            ValueError, self.place.where(option), name, problem.format(spelling), expected, got, mend
-        )
+        return option_error(ValueError, self.place.where(option), name, problem.format(spelling), expected, got, mend)
 
     def warn(self, name: str, problem: str, expected: str, mend: str) -> None:
         """The same as a warning, once."""
@@ -76,9 +74,7 @@ class Settings(NamedTuple):
         try:
             parse(self.values[name])
         except ValueError as reason:
-            raise self.error(
-                name, "{} does not fit", self.table[name].expected, f"Correct it: {reason}."
-            ) from reason
+            raise self.error(name, "{} does not fit", self.table[name].expected, f"Correct it: {reason}.") from reason
 
 
 def one_precision_mode(s: Settings) -> None:
@@ -249,14 +245,10 @@ def mixed_compiling_runs_single_steps(s: Settings) -> None:
     """`mix_compile_mode` needs one step for each run; `in_out_pair` and host variables need it."""
     if s.values["mix_compile_mode"]:
         if s.values["iterations_per_loop"] != 1:
-            raise s.error(
-                "iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1."
-            )
+            raise s.error("iterations_per_loop", "{} does not go with mix_compile_mode=True", "1", "Set it to 1.")
         return
     if s.values["in_out_pair"] is not None:
-        raise s.error(
-            "in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True."
-        )
+        raise s.error("in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True.")
     if s.values["variable_placement"] == "Host":
         s.warn(
             "variable_placement",

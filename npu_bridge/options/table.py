@@ -187,9 +187,7 @@ class OptionTable:
         for owner in {option.owner for option in self._options}:
             positions = [option.position for option in self.of(owner)]
             if positions != list(range(1, len(positions) + 1)):
-                raise ValueError(
-                    f"options: positions of {owner} are not contiguous; got {positions}. Renumber them."
-                )
+                raise ValueError(f"options: positions of {owner} are not contiguous; got {positions}. Renumber them.")
 
     def __iter__(self):
         return iter(self._options)

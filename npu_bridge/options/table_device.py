@@ -9,7 +9,7 @@ from npu_bridge.options.grammar import (
     parse_stream_limits,
 )
 from npu_bridge.options.kinds import Boolean, Integer, OneOf, Stringified, Text
-from npu_bridge.options.table import MEMORY, SESSION, Option, recorded
+from npu_bridge.options.table import MEMORY, SESSION, Option, recorded, works
 
 _OWN_MEMORY = recorded("TensorFlow manages memory.")
 _OWN_STREAMS = recorded("TensorFlow schedules operators.")
@@ -51,14 +51,16 @@ OPTIONS = (
         "local_device_list",
         Text(parse=parse_device_list, says="device numbers separated by commas"),
         "Devices fed by that process.",
-        _NO_DEVICE,
+        works("The GPUs a session sees when session_device_id does not say."),
     ),
     Option(
         50,
         "session_device_id",
         Integer(0),
         "Device of this session.",
-        recorded("gpu_options.visible_device_list in session_config chooses a GPU."),
+        works(
+            "The GPU a session sees, modulo the GPUs there are; gpu_options.visible_device_list in session_config wins."
+        ),
         absent=-1,
     ),
     Option(
@@ -103,7 +105,7 @@ OPTIONS = (
         "variable_placement",
         Text(("Device", "Host")),
         "Where variables live; Host is meant for mix_compile_mode=True.",
-        recorded("TensorFlow places variables."),
+        works("Through NPURunConfig, Host pins variables to the CPU; a session finds its graph built already."),
         default="Device",
     ),
     Option(
@@ -192,7 +194,7 @@ OPTIONS = (
         "use_off_line",
         Boolean(),
         "False runs the session as if this package were not there.",
-        recorded("Sessions are not rewritten."),
+        works("False leaves the session without any effect of the other options."),
         default=True,
         owner=SESSION,
     ),

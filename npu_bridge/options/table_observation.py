@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from npu_bridge.options.kinds import Boolean, Integer, Text
-from npu_bridge.options.table import DUMP, PROFILING, Option, recorded
+from npu_bridge.options.table import DUMP, PROFILING, Option, recorded, works
 
 _NO_KERNEL_FILES = recorded("No kernel files are made.")
 _NO_DUMP = recorded("Nothing is dumped.")
-_NO_PROFILE = recorded("Nothing is profiled.")
+_PROFILE = works("The first 20 session runs become a trace in its output directory, for TensorBoard.")
 
 OPTIONS = (
     Option(
@@ -55,7 +55,7 @@ OPTIONS = (
         "enable_profiling",
         Boolean(),
         "Profile the run.",
-        _NO_PROFILE,
+        _PROFILE,
         default=False,
         owner=PROFILING,
         key="profiling_mode",
@@ -66,7 +66,7 @@ OPTIONS = (
         "profiling_options",
         Text(says="a JSON object in a string"),
         "What to collect and where to write it; read only when profiling is on.",
-        _NO_PROFILE,
+        _PROFILE,
         owner=PROFILING,
         needs="enable_profiling",
         variable="PROFILING_OPTIONS",
@@ -76,7 +76,7 @@ OPTIONS = (
         "enable_dump",
         Boolean(),
         "Dump tensors of operators; excludes enable_dump_debug; needs dump_path.",
-        _NO_DUMP,
+        works("Written as .npy files with an index.json for each step."),
         default=False,
         owner=DUMP,
         sent_without_helper=True,
@@ -86,7 +86,7 @@ OPTIONS = (
         "dump_path",
         Text(says="an existing directory"),
         "Root directory of the dump.",
-        _NO_DUMP,
+        works("Files go to <time>/<rank>/<graph name>/<graph number>/<step>/ below it."),
         owner=DUMP,
     ),
     Option(
@@ -94,7 +94,7 @@ OPTIONS = (
         "dump_step",
         Text(says="steps and ranges such as 0|5|10-20, at most 100"),
         "Steps to dump; all when not set.",
-        _NO_DUMP,
+        works("Counted from 0 in each session, for each set of variables it changes."),
         owner=DUMP,
     ),
     Option(
@@ -102,7 +102,7 @@ OPTIONS = (
         "dump_mode",
         Text(says="'input' or 'output' or 'all'"),
         "Side of the operators to dump.",
-        _NO_DUMP,
+        works(),
         default="output",
         owner=DUMP,
         accepts_none=True,
@@ -112,7 +112,7 @@ OPTIONS = (
         "enable_dump_debug",
         Boolean(),
         "Detect overflow; excludes enable_dump; needs dump_path.",
-        _NO_DUMP,
+        works("Names the operator that made the first NaN or Inf of a step and writes its tensors."),
         default=False,
         owner=DUMP,
         sent_without_helper=True,
@@ -122,7 +122,7 @@ OPTIONS = (
         "dump_debug_mode",
         Text(says="'aicore_overflow' or 'atomic_overflow' or 'all'"),
         "Class of overflow to detect.",
-        _NO_DUMP,
+        recorded("Every value behaves as 'all'."),
         default="all",
         owner=DUMP,
         accepts_none=True,
@@ -132,7 +132,7 @@ OPTIONS = (
         "dump_data",
         Text(("tensor", "stats")),
         "Dump whole tensors or their statistics.",
-        _NO_DUMP,
+        works("Statistics are CSV files."),
         default="tensor",
         owner=DUMP,
         attribute="dump_data",
@@ -143,7 +143,7 @@ OPTIONS = (
         "dump_layer",
         Text(says="operator names separated by spaces"),
         "Operators to dump; all when not set.",
-        _NO_DUMP,
+        works(),
         owner=DUMP,
         attribute="dump_layer",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_bridge.options.kinds import Boolean, Integer, RawBytes, Text
-from npu_bridge.options.table import Option, recorded, refused
+from npu_bridge.options.table import Option, recorded, refused, works
 
 PRECISION_MODES = (
     "must_keep_origin_dtype",
@@ -35,7 +35,10 @@ MIXED_PRECISION_MODES = (
     "mixed_hif8",
 )
 _NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
-_KEPT_DTYPES = recorded("The graph keeps its dtypes.")
+_MODES = (
+    "Matrix and other operators really run in float16 or bfloat16; variables and their updates never do. On a GPU "
+    "bfloat16 stays float32, with a warning."
+)
 _IMPLEMENTATIONS = (
     "high_precision",
     "high_performance",
@@ -49,7 +52,7 @@ OPTIONS = (
         "precision_mode",
         Text(PRECISION_MODES),
         "Network-wide precision, old names; excludes precision_mode_v2.",
-        _KEPT_DTYPES,
+        works(f"{_MODES} allow_fp32_to_fp16 is a permission: a CPU stays in float32."),
     ),
     Option(
         15,
@@ -88,9 +91,7 @@ OPTIONS = (
         "compress_weight_conf",
         Text(says="a path"),
         "File naming the nodes to compress.",
-        refused(
-            "Excludes enable_compress_weight, which NPURunConfig always sends; a session may carry it alone."
-        ),
+        refused("Excludes enable_compress_weight, which NPURunConfig always sends; a session may carry it alone."),
         status="undocumented",
     ),
     Option(
@@ -98,7 +99,7 @@ OPTIONS = (
         "modify_mixlist",
         Text(says="the path of a JSON file"),
         "File editing which operators mixed precision may reduce; needs a mixed precision mode.",
-        _KEPT_DTYPES,
+        works("Edits the lists of TensorFlow's rewriter; names are TensorFlow's operator types."),
     ),
     Option(
         53,
@@ -111,7 +112,7 @@ OPTIONS = (
         "customize_dtypes",
         Text(says="the path of a text file"),
         "File with the dtypes of single operators.",
-        _KEPT_DTYPES,
+        works("By operator name or type: float32, or the one low dtype of the run."),
     ),
     Option(
         66,
@@ -127,7 +128,10 @@ OPTIONS = (
         "deterministic",
         Integer(0, 1, enforced=False),
         "1 makes operators bit-reproducible.",
-        recorded("Call tf.config.experimental.enable_op_determinism() for the effect."),
+        works(
+            "1 switches the process to TensorFlow's deterministic kernels, and gives a graph without a seed a fixed "
+            "one."
+        ),
         default=0,
     ),
     Option(
@@ -143,14 +147,14 @@ OPTIONS = (
         "precision_mode_v2",
         Text(PRECISION_MODES_V2, refused=dict.fromkeys(("mixed_hif8", "cube_hif8"), _NO_HIF8)),
         "Network-wide precision, new names; excludes precision_mode.",
-        recorded("The graph keeps its dtypes. mixed_hif8 and cube_hif8 are refused."),
+        works(f"{_MODES} mixed_hif8 and cube_hif8 are refused."),
     ),
     Option(
         82,
         "oo_constant_folding",
         Boolean(),
         "Fold constants in the graph.",
-        recorded("TensorFlow's own setting in session_config decides."),
+        works("False switches it off in TensorFlow's rewriter."),
         default=True,
         accepts_none=True,
         strict_slot="skip",

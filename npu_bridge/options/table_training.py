@@ -23,9 +23,7 @@ _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
 
 
 def _helper(position: int, name: str, owner: str, doc: str) -> Option:
-    return Option(
-        position, name, Helper(owner), doc, recorded(f"Each field has its own line under {owner}."), key=None
-    )
+    return Option(position, name, Helper(owner), doc, recorded(f"Each field has its own line under {owner}."), key=None)
 
 
 OPTIONS = (
@@ -132,7 +130,10 @@ OPTIONS = (
         "hcom_parallel",
         Boolean(),
         "Overlap gradient all-reduce with the backward pass.",
-        recorded("Gradients are reduced as they become ready."),
+        works(
+            "False lets no gradient travel before all of them exist. NPUEstimator's model function knows it, and "
+            "any graph whose session is made before the optimizer."
+        ),
         default=True,
     ),
     _helper(21, "dump_config", DUMP, "What to dump of the tensors of chosen steps, and overflow detection."),
@@ -141,7 +142,10 @@ OPTIONS = (
         "is_tailing_optimization",
         Boolean(),
         "Overlap the last all-reduce with work that does not need it; same value as in NPUOptimizer.",
-        recorded("NPUOptimizer's own parameter decides."),
+        works(
+            "NPUOptimizer's own parameter decides. True here and False there is an error, the other way round a "
+            "warning."
+        ),
         default=False,
         attribute="is_tailing_optimization",
     ),
@@ -274,7 +278,7 @@ OPTIONS = (
             says="fast|step, fast|step|0.2..0.9, fast|loss|1.01..1.5, or fast1|...",
         ),
         "Train the first part in float16 (fast) or bfloat16 (fast1), the rest in the configured precision.",
-        recorded("The whole training runs in the configured precision."),
+        works("One switch in the live session; evaluation and prediction are never accelerated."),
         owner=EXPERIMENTAL,
         key="experimental_accelerate_train_mode",
     ),

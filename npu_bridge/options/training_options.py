@@ -35,9 +35,7 @@ class TrainingOptions(Mapping):
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(
-            f"TrainingOptions: {name} cannot be set. Use replace({name}=...) for a changed copy."
-        )
+        raise AttributeError(f"TrainingOptions: {name} cannot be set. Use replace({name}=...) for a changed copy.")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

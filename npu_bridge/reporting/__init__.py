@@ -5,6 +5,7 @@ from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.picture import MissingExtraError, draw_training, smooth
 from npu_bridge.reporting.progress_hook import ProgressHook
 from npu_bridge.reporting.progress_line import Progress, format_progress
+from npu_bridge.reporting.run_description import describe_run
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.summary import Summary, format_summary, summarize, write_summary
 
@@ -19,6 +20,7 @@ __all__ = [
     "StepHook",
     "StepRow",
     "Summary",
+    "describe_run",
     "draw_training",
     "format_progress",
     "format_summary",

@@ -101,9 +101,7 @@ class History:
           RuntimeError: no session was begun.
         """
         if self._file is None:
-            raise RuntimeError(
-                f"History.append: {self.path} is not open for rows. Call begin_session() first."
-            )
+            raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
         row = StepRow(step, loss, loss_scale, skipped, round(self._clock(), 3))
         self.entries.append(row)
         self._file.write(_to_line(row))
@@ -120,9 +118,7 @@ def _up_to(entries: list[Entry], step: int) -> list[Entry]:
 
     Skipped steps after that row carry the same step number, but happened after the checkpoint was written.
     """
-    reached = [
-        i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped
-    ]
+    reached = [i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped]
     if step <= 0:
         return []
     if not reached:

@@ -28,9 +28,7 @@ class HistoryHook(StepHook):
     ):
         super().__init__(loss)
         if every_n_steps < 1:
-            raise ValueError(
-                f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}."
-            )
+            raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
         self.history = history if isinstance(history, History) else History(history)
         self._every_n_steps = every_n_steps
         self._runs = 0
@@ -59,9 +57,7 @@ class HistoryHook(StepHook):
         if not self._writes():
             return
         if observation.skipped or self._runs % self._every_n_steps == 0:
-            self.history.append(
-                self.read_step(session), observation.loss, observation.loss_scale, observation.skipped
-            )
+            self.history.append(self.read_step(session), observation.loss, observation.loss_scale, observation.skipped)
         self._runs += 1
 
     def end(self, session):

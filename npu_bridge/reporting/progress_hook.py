@@ -56,9 +56,7 @@ class ProgressHook(StepHook):
         super().__init__(loss)
         for name, value in (("total_steps", total_steps), ("every_n_steps", every_n_steps)):
             if value is not None and value < 1:
-                raise ValueError(
-                    f"ProgressHook: {name} is out of range. Expected at least 1, or None; got {value}."
-                )
+                raise ValueError(f"ProgressHook: {name} is out of range. Expected at least 1, or None; got {value}.")
         self._total_steps = total_steps
         self._every_n_steps = every_n_steps
         self._stream = stream

@@ -68,6 +68,27 @@ def test_npu_estimator_trains_like_the_stock_estimator(tmp_path):
         np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
+def unscaled_model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+    train_op = tf1.train.AdamOptimizer(0.1).minimize(loss, tf1.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_a_checkpoint_from_before_the_loss_was_scaled_is_continued(tmp_path, caplog):
+    """The scale starts where a new one starts, with a note; everything else goes on."""
+    config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1)
+    NPUEstimator(unscaled_model_fn, config=config).train(input_fn, max_steps=10)
+    NPUEstimator(model_fn, config=config).train(input_fn, max_steps=20)
+    assert "loss_scale, good_steps, bad_steps; they start from their initial values" in caplog.text
+    values = checkpoint_values(str(tmp_path))
+    assert (values["global_step"], values["loss_scale"]) == (20, 64 * 2**2)  # 10 good steps, doubled every 4
+    caplog.clear()
+    NPUEstimator(model_fn, config=config).train(input_fn, max_steps=22)
+    assert "start from their initial values" not in caplog.text
+    assert checkpoint_values(str(tmp_path))["loss_scale"] == 64 * 2**3
+
+
 @pytest.mark.parametrize("config", [None, tf.estimator.RunConfig(), "config"])
 def test_config_must_be_an_npu_run_config(config):
     with pytest.raises(ValueError, match="NPURunConfig"):

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
 
-# (finite, scale used, (good, bad) before, scale after, (good, bad) after): initial scale 1024, growth after 3, 2 to shrink
+# (finite, scale used, (good, bad) before, scale after, (good, bad) after), from scale 1024, growth after 3, 2 to shrink
 WORKED_EXAMPLE = [
     (True, 1024, (0, 0), 1024, (1, 0)),
     (True, 1024, (1, 0), 1024, (2, 0)),
@@ -66,16 +66,16 @@ def test_worked_example_step_by_step():
     "arguments, finites, expected",
     [
         (
-            dict(init_loss_scale=1.2, incr_every_n_steps=2, decr_every_n_nan_or_inf=1),
+            {"init_loss_scale": 1.2, "incr_every_n_steps": 2, "decr_every_n_nan_or_inf": 1},
             "NNFFN",
             [1, 1, 1, 2, 1.6],
         ),
         (
-            dict(init_loss_scale=2.0**127, incr_every_n_steps=1, decr_every_n_nan_or_inf=1, decr_ratio=0.5),
+            {"init_loss_scale": 2.0**127, "incr_every_n_steps": 1, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5},
             "FFN",
             [2.0**127, 2.0**127, 2.0**126],
         ),
-        (dict(init_loss_scale=0.5, incr_every_n_steps=9, decr_every_n_nan_or_inf=1), "FN", [0.5, 1]),
+        ({"init_loss_scale": 0.5, "incr_every_n_steps": 9, "decr_every_n_nan_or_inf": 1}, "FN", [0.5, 1]),
     ],
     ids=["shrinks to 1", "stops below the largest float32", "starts below 1"],
 )
@@ -108,9 +108,7 @@ def test_fetching_loss_scale_by_name_gives_a_float():
 def test_fixed_scale_is_a_constant_of_that_name():
     manager = FixedLossScaleManager(8589935000.0)
     with tf1.Session() as session:
-        assert (
-            session.run("loss_scale:0") == session.run(manager.get_loss_scale()) == np.float32(8589935000.0)
-        )
+        assert session.run("loss_scale:0") == session.run(manager.get_loss_scale()) == np.float32(8589935000.0)
         session.run(manager.update_loss_scale(tf.constant(False)))
         assert session.run("loss_scale:0") == np.float32(8589935000.0)
 

@@ -102,9 +102,7 @@ def test_default_names_tell_the_inner_optimizer():
             ["twice"],
         ),
         (
-            lambda: NPUDistributedOptimizer(
-                NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))
-            ),
+            lambda: NPUDistributedOptimizer(NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))),
             ValueError,
             ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
         ),
@@ -162,9 +160,7 @@ def test_no_gradient_at_all_is_the_inner_error():
 
 
 def test_minimize_counts_applied_steps_only():
-    variables, _ = train(
-        lambda: _Minimizing(scaled("adam")), batches=token_batches(4), poisons=[0, np.inf, 0, 0]
-    )
+    variables, _ = train(lambda: _Minimizing(scaled("adam")), batches=token_batches(4), poisons=[0, np.inf, 0, 0])
     assert variables["global_step:0"] == 3
 
 
@@ -203,9 +199,7 @@ def test_accumulated_gradients_do_not_pull_in_the_batch_they_came_from():
     model = TwoLayers()
     optimizer = scaled("sgd")
     (grad, kernel), *_ = optimizer.compute_gradients(model.loss, [model.kernel])
-    accumulator = tf1.get_variable(
-        "accumulator", kernel.shape, initializer=tf1.zeros_initializer(), trainable=False
-    )
+    accumulator = tf1.get_variable("accumulator", kernel.shape, initializer=tf1.zeros_initializer(), trainable=False)
     accumulate = tf1.assign_add(accumulator, grad)
     apply = optimizer.apply_gradients([(accumulator.read_value(), kernel)])
     with tf1.Session() as session:

@@ -17,17 +17,13 @@ def numpy_lamb(values, grads, rate, decay, adapts, beta_1=0.9, beta_2=0.999, eps
     for step, grad in enumerate(np.array(grads, np.float64), 1):
         first = beta_1 * first + (1 - beta_1) * grad
         second = beta_2 * second + (1 - beta_2) * grad**2
-        update = (first / (1 - beta_1**step)) / (
-            np.sqrt(second / (1 - beta_2**step)) + epsilon
-        ) + decay * values
+        update = (first / (1 - beta_1**step)) / (np.sqrt(second / (1 - beta_2**step)) + epsilon) + decay * values
         ratio = np.linalg.norm(values) / np.linalg.norm(update) if adapts else 1.0
         values = values - rate * ratio * update
     return values
 
 
-@pytest.mark.parametrize(
-    ("name", "excluded"), [("dense/kernel", False), ("LayerNorm/gamma", True), ("bias", True)]
-)
+@pytest.mark.parametrize(("name", "excluded"), [("dense/kernel", False), ("LayerNorm/gamma", True), ("bias", True)])
 def test_update_rule_and_exclusions(graph, name, excluded):
     rng = np.random.default_rng(1)
     start, grads = rng.normal(size=4), rng.normal(size=(5, 4))

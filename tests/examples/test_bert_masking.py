@@ -62,9 +62,7 @@ def test_padding_targets_have_no_weight():
 
 
 def test_row_without_words_has_no_target():
-    row = mask_row(
-        np.array([CLS_ID, SEP_ID, SEP_ID, PAD_ID], np.int32), VOCABULARY_SIZE, np.random.default_rng(1)
-    )
+    row = mask_row(np.array([CLS_ID, SEP_ID, SEP_ID, PAD_ID], np.int32), VOCABULARY_SIZE, np.random.default_rng(1))
     assert row.weights.sum() == 0
 
 

@@ -11,9 +11,7 @@ from masking import feature_shapes
 from model import ModelSize, masked_language_model
 from vocabulary import PAD_ID, SPECIAL_PIECES
 
-SIZE = ModelSize(
-    vocab_size=500, hidden_size=32, num_layers=2, num_heads=4, ffn_size=64, max_positions=24, dropout=0.0
-)
+SIZE = ModelSize(vocab_size=500, hidden_size=32, num_layers=2, num_heads=4, ffn_size=64, max_positions=24, dropout=0.0)
 BATCH, LENGTH = 6, 24
 
 
@@ -31,9 +29,7 @@ def features():
 
 def build(features, size=SIZE, training=True):
     tf.compat.v1.set_random_seed(1)
-    return masked_language_model(
-        {name: tf.constant(value) for name, value in features.items()}, size, training
-    )
+    return masked_language_model({name: tf.constant(value) for name, value in features.items()}, size, training)
 
 
 def start():

@@ -158,7 +158,9 @@ def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_pat
     optimizer.minimize(lambda: variable * 2.0, var_list=[variable])
     path = tf.train.Checkpoint(optimizer=optimizer, manager=manager, variable=variable).save(str(tmp_path / "model"))
     restored_manager, restored_optimizer, restored_variable = make()
-    tf.train.Checkpoint(optimizer=restored_optimizer, manager=restored_manager, variable=restored_variable).restore(path)
+    tf.train.Checkpoint(optimizer=restored_optimizer, manager=restored_manager, variable=restored_variable).restore(
+        path
+    )
     assert restored_manager.get_loss_scale().numpy() == 32.0
     for one, other in ((optimizer, variable), (restored_optimizer, restored_variable)):
         one.minimize(lambda variable=other: variable * 0.0, var_list=[other])  # moves by momentum alone

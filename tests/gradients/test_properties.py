@@ -55,11 +55,13 @@ class MixedModel:
         return {variable.name: self.session.run(variable) for variable in self.variables}
 
 
-SHAPES = {**{label: (3,) for label in DTYPES}, "table": (3, 2)}
+SHAPES = {**dict.fromkeys(DTYPES, (3,)), "table": (3, 2)}
 
 
 def gradients_of(elements):
-    return st.fixed_dictionaries({label: hnp.arrays(np.float64, shape, elements=elements) for label, shape in SHAPES.items()})
+    return st.fixed_dictionaries(
+        {label: hnp.arrays(np.float64, shape, elements=elements) for label, shape in SHAPES.items()}
+    )
 
 
 # Mostly steps that happen: a test in which every step is skipped shows little.
@@ -84,9 +86,10 @@ def test_no_variable_or_slot_becomes_non_finite(name):
             if any(not np.all(np.isfinite(value)) for value in gradients.values()):
                 assert was_skipped
             if was_skipped:
-                assert_same_bits({key: after[key] for key in before if "steps" not in key}, {
-                    key: value for key, value in before.items() if "steps" not in key
-                })
+                assert_same_bits(
+                    {key: after[key] for key in before if "steps" not in key},
+                    {key: value for key, value in before.items() if "steps" not in key},
+                )
             happened.append(not was_skipped)
             assert after["global_step:0"] == before["global_step:0"] + (not was_skipped)
 
@@ -120,7 +123,9 @@ def test_a_scale_beyond_float16_is_divided_out_of_float16_gradients():
     """2**20 is infinite in float16 and its reciprocal is lost there; the gradient must come through."""
     variable = tf1.get_variable("variable", [2], tf.float16, tf1.zeros_initializer())
     slopes = tf1.placeholder(tf.float32, [2])
-    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(2.0**20), is_loss_scale=True)
+    optimizer = NPUOptimizer(
+        tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(2.0**20), is_loss_scale=True
+    )
     (gradient, _), *_ = optimizer.compute_gradients(tf.reduce_sum(tf.cast(variable, tf.float32) * slopes))
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())

@@ -21,9 +21,7 @@ SCRIPTS = pathlib.Path(sys.executable).parent
 
 def run(command, folder, time_limit_secs=200):
     environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PATH=f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}")
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=time_limit_secs
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=time_limit_secs)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from npu_bridge.launch import cli
+from npu_bridge.launch.hosts import Plan
+from npu_bridge.launch.local_ranks import Outcome
+from npu_bridge.launch.remote_ranks import remote_command, run_remote_ranks
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 SHOW_ARGUMENTS = """
@@ -61,6 +66,7 @@ def test_one_rank_shows_only_the_scripts_own_frames(tmp_path):
         (["-np", "2", "python", "train.py"], "npu-run -np 2 train.py"),
         (["-H", "one:2,two", "train.py"], "got 'one:2,two'"),
         (["-H", "one:2,one:2", "train.py"], "names a host twice"),
+        (["-H", "192.0.2.7:2", "--stall-secs", "5", "train.py"], "--stall-secs needs all ranks on this machine"),
         (["-np", "5", "-H", "one:2,two:2", "train.py"], "-np 5 is more than -H one:2,two:2 offers"),
     ],
 )
@@ -104,6 +110,30 @@ def test_hosts_are_handed_to_horovods_launcher(tmp_path, monkeypatch):
     assert command[-3:] == ["npu_bridge.launch.rank_main", "train.py", "--x"]
 
 
+def test_options_and_devices_reach_horovods_launcher(tmp_path):
+    plan = Plan(3, {"one": 2, "two": 1}, devices=(4, 5, 4))
+    command = remote_command("train.py", ["--x"], plan, log_dir="logs", verbose=True)
+    assert command[command.index("--output-filename") + 1].endswith("/logs")
+    assert "--verbose" in command
+    assert command[-5:] == ["npu_bridge.launch.rank_main", "--devices", "4,5,4", "train.py", "--x"]
+
+
+def test_restarts_on_other_hosts_run_horovods_launcher_again(tmp_path, monkeypatch):
+    write_script(tmp_path, "")
+    monkeypatch.chdir(tmp_path)
+    failing = [sys.executable, "-c", "import sys; open('runs', 'a').write('x'); sys.exit(3)"]
+    monkeypatch.setattr(cli, "remote_command", lambda *arguments: failing)
+    result = CliRunner().invoke(cli.run_script, ["-H", "192.0.2.7:2", "--restarts", "2", "train.py"])
+    assert result.exit_code == 3
+    assert (tmp_path / "runs").read_text() == "xxx"
+    assert "npu-run: restart 2 of 2, after exit code 3" in result.output
+
+
+def test_signals_are_passed_on_to_horovods_launcher():
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    assert run_remote_ranks([sys.executable, "-c", code]) == Outcome(128 + signal.SIGTERM, has_failed=False)
+
+
 def test_missing_horovod_is_told_in_one_line_with_the_command(tmp_path):
     write_script(tmp_path, "print('ran')")
     (tmp_path / "horovod").mkdir()
@@ -127,7 +157,7 @@ def test_a_file_wins_over_a_sub_command_of_the_same_name(tmp_path, monkeypatch, 
         cli.main(["doctor"])
     assert capsys.readouterr().out == "the sub-command\n"
     write_script(tmp_path, "", name="doctor")
-    monkeypatch.setattr(cli, "_run_alone", lambda script, arguments: pytest.exit(script, returncode=0))
+    monkeypatch.setattr(cli, "_run_alone", lambda script, *rest: pytest.exit(script, returncode=0))
     with pytest.raises(pytest.exit.Exception, match="doctor"):
         cli.main(["doctor"])
 

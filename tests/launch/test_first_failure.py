@@ -65,5 +65,14 @@ def test_description_of_an_echo_names_the_ranks_that_had_finished():
     assert "Rank 4 had ended normally by then" in describe(ECHO, [ECHO, DONE], 5)
 
 
+def test_description_of_an_echo_names_the_ranks_that_are_silent():
+    assert "Rank 1, 2 did not answer" in describe(ECHO, [ECHO], 3)
+
+
+def test_description_of_ranks_that_disagree():
+    mismatch = RAISED._replace(summary="UnknownError: Mismatched data types: One rank had type float32 (in grad_w)")
+    assert "(in grad_w); exit code 1. The ranks disagree" in describe(mismatch, [mismatch], 2)
+
+
 def test_description_stays_one_readable_line():
     assert len(describe(RAISED._replace(summary="E" * 5000), [], 2)) < 400

@@ -125,9 +125,7 @@ def test_without_a_launcher_nothing_is_filled():
 _CHIEF = {"CM_CHIEF_IP": "10.0.0.1", "CM_CHIEF_PORT": "6000", "CM_CHIEF_DEVICE": "0", "CM_WORKER_SIZE": "8"}
 
 
-@pytest.mark.parametrize(
-    "variables", [{}, {"RANK_TABLE_FILE": "t.json", "RANK_ID": "0", "RANK_SIZE": "1"}, _CHIEF]
-)
+@pytest.mark.parametrize("variables", [{}, {"RANK_TABLE_FILE": "t.json", "RANK_ID": "0", "RANK_SIZE": "1"}, _CHIEF])
 def test_consistent_cluster_variables(monkeypatch, variables):
     _set(monkeypatch, **variables)
     environment.check_cluster_variables()

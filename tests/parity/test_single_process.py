@@ -98,7 +98,9 @@ def test_without_loss_scale_every_bit_is_that_of_the_bare_optimizer(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_power_of_two_scale_changes_no_bit(name, exponent):
     bare, _ = train(lambda: make_bare(name))
-    scaled, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), FixedLossScaleManager(2.0**exponent), is_loss_scale=True))
+    scaled, _ = train(
+        lambda: NPUOptimizer(OPTIMIZERS[name](), FixedLossScaleManager(2.0**exponent), is_loss_scale=True)
+    )
     assert_same_bits(scaled, bare)
 
 
@@ -149,7 +151,9 @@ def test_dynamic_scale_follows_the_numpy_model_over_200_steps(wrap):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_step_leaves_every_bit(name):
     def optimizer():
-        return NPUOptimizer(OPTIMIZERS[name](), ExponentialUpdateLossScaleManager(8, 100, 1, 2, 0.5), is_loss_scale=True)
+        return NPUOptimizer(
+            OPTIMIZERS[name](), ExponentialUpdateLossScaleManager(8, 100, 1, 2, 0.5), is_loss_scale=True
+        )
 
     batches = token_batches(4)
     clean, _ = train(optimizer, batches=batches[:2] + batches[3:])

@@ -19,9 +19,7 @@ from npu_bridge.reporting.progress_line import (
 
 def test_line_with_everything():
     line = format_progress(Progress(120, 300, 5.81234, 65536.0, 3, 12.41))
-    assert line == (
-        "step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | 12.4 steps/s | ETA 15 s"
-    )
+    assert line == ("step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | 12.4 steps/s | ETA 15 s")
 
 
 def test_line_leaves_out_what_is_not_known():
@@ -87,9 +85,7 @@ def test_duration(secs, text):
     assert format_duration(secs) == text
 
 
-@pytest.mark.parametrize(
-    ("rate", "text"), [(0.1234, "0.12"), (9.994, "9.99"), (12.34, "12.3"), (12345.6, "12346")]
-)
+@pytest.mark.parametrize(("rate", "text"), [(0.1234, "0.12"), (9.994, "9.99"), (12.34, "12.3"), (12345.6, "12346")])
 def test_rate(rate, text):
     assert format_rate(rate) == text
 

@@ -74,7 +74,4 @@ def test_sentence_for_people():
     assert format_summary(Summary(2, 300, 7.63626, 5.56419, 3, 65536.0, 12.844)) == (
         "trained 300 steps on 2 ranks, loss 7.6363 -> 5.5642, skipped 3 steps, loss scale 2^16, 12.8 steps/s"
     )
-    assert (
-        format_summary(Summary(1, 1, None, None, 0, None, None))
-        == "trained 1 step on 1 rank, skipped 0 steps"
-    )
+    assert format_summary(Summary(1, 1, None, None, 0, None, None)) == "trained 1 step on 1 rank, skipped 0 steps"

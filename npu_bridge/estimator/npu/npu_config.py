@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_config import DistributeConfig  # not exported by TF 2.15
 
-from npu_bridge.options import construction, read_run_config
+from npu_bridge.options import construction, read_run_config, session_config_of
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import (
     DUMP,
@@ -24,6 +24,8 @@ from npu_bridge.options.table import (
     PROFILING,
     RUN_CONFIG,
 )
+from npu_bridge.session.determinism import seed_of
+from npu_bridge.session.graph_rewrites import variables_on_host
 
 __all__ = [
     "DumpConfig",
@@ -111,10 +113,14 @@ class NPURunConfig(tf.estimator.RunConfig):
     construction; an option that is kept without having an effect on stock TensorFlow says so once at INFO.
     `docs/options.md` lists what each option does.
 
+    A plain Estimator learns the options through its session: `session_config` holds them as an `NpuOptimizer`
+    entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
+    its model function is built under the options too: `hcom_parallel=False` needs that.
+
     Ranks: only rank 0 writes checkpoints and summaries. On other ranks the properties
-      `save_checkpoints_steps`,
-    `save_checkpoints_secs` and `log_step_count_steps` read None and `save_summary_steps` reads 0, whatever
-    was given; the values given are kept for `replace`, copies and `TrainingOptions`.
+    `save_checkpoints_steps`, `save_checkpoints_secs` and `log_step_count_steps` read None and
+    `save_summary_steps` reads 0, whatever was given; the values given are kept for `replace`, copies and
+    `TrainingOptions`.
 
     Raises:
       TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
@@ -190,6 +196,30 @@ class NPURunConfig(tf.estimator.RunConfig):
     def log_step_count_steps(self):
         """Steps between log lines; None on ranks above 0."""
         return self._log_step_count_steps if self._writes() else None
+
+    @property
+    def session_config(self):
+        """A copy of the session settings given, with an `NpuOptimizer` entry; None when none were given.
+
+        An Estimator then takes its own default settings and asks again.
+        """
+        if self._session_config is None or not self.__dict__.get("_is_set_up"):
+            return self._session_config
+        return session_config_of(self)
+
+    @property
+    def tf_random_seed(self):
+        """Seed of every graph; a fixed number when `deterministic=1` needs one and none was given."""
+        if not self.__dict__.get("_is_set_up"):
+            return self._tf_random_seed
+        return seed_of(read_run_config(self))
+
+    @property
+    def device_fn(self):
+        """Where an Estimator puts operators: variables on the CPU with `variable_placement="Host"`."""
+        if self.__dict__.get("_variable_placement") == "Host" and not self.cluster_spec:
+            return variables_on_host
+        return self._device_fn
 
     def _writes(self) -> bool:
         # The base constructor reads the properties to validate them; no rank needs to be known for that.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import logging
 import os
 import random
@@ -10,9 +12,11 @@ import string
 
 import tensorflow as tf
 
-from npu_bridge import collective
+from npu_bridge import collective, session
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.options import of_graph, read_run_config
+from npu_bridge.precision import Precision, PrecisionHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -73,7 +77,8 @@ class NPUEstimator(tf.estimator.Estimator):
 
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
-    checkpoint, so that all ranks stop together.
+    checkpoint, so that all ranks stop together. What the options ask of a session (dumps, a profile, determinism, the
+    GPU to use) holds for training, evaluation and prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -88,6 +93,9 @@ class NPUEstimator(tf.estimator.Estimator):
         folders differ.
     """
 
+    # Every rank starts the same trainings in the same order; the number names the ranks' meeting.
+    _trainings = itertools.count()
+
     def __init__(
         self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None
     ):
@@ -101,13 +109,20 @@ class NPUEstimator(tf.estimator.Estimator):
                 "NPUEstimator: model_fn is missing. Expected a function that returns an EstimatorSpec; got None. "
                 "Pass model_fn."
             )
+        options = read_run_config(config)
+        precision = Precision(options)
         super().__init__(
-            model_fn=_with_broadcast(model_fn),
+            model_fn=_with_broadcast(model_fn, options),
             model_dir=_model_dir(model_dir, config),
             config=config,
             params=params or {},
             warm_start_from=warm_start_from,
         )
+        self._options = options
+        self._precision = precision
+        self._session_config = session.prepare_session_config(options, self._session_config)
+        precision.prepare(self._session_config)
+        session.apply_process_settings(options)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
         """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
@@ -117,21 +132,46 @@ class NPUEstimator(tf.estimator.Estimator):
         if max_steps is not None and self._reached_step_of_rank_0() >= max_steps:
             _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
             return self
-        return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
+        with self._watched(hooks, "train", PrecisionHook(self._precision, steps, max_steps)) as all_hooks:
+            return super().train(input_fn, all_hooks, steps, max_steps, saving_listeners)
+
+    def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
+        """Evaluates as `tf.estimator.Estimator.evaluate`."""
+        with self._watched(hooks, "eval") as all_hooks:
+            return super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
+
+    def predict(
+        self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True
+    ):
+        """Predicts as `tf.estimator.Estimator.predict`."""
+        with self._watched(hooks, "infer") as all_hooks:
+            yield from super().predict(
+                input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples
+            )
+
+    @contextlib.contextmanager
+    def _watched(self, hooks, graph_name, precision_hook=None):
+        """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
+        own_hooks = session.hooks_for(self._options, graph_name)
+        try:
+            yield [precision_hook or PrecisionHook(self._precision), *(hooks or ()), *own_hooks]
+        finally:
+            session.close_hooks(own_hooks)
 
     def _reached_step_of_rank_0(self):
         checkpoint = tf.train.latest_checkpoint(self.model_dir)
         reached = -1
         if checkpoint is not None:
             reached = int(tf.train.load_variable(checkpoint, tf.compat.v1.GraphKeys.GLOBAL_STEP))
-        return collective.current().number_of_root(reached, root_rank=0)
+        meeting = f"npu_estimator_training_{next(NPUEstimator._trainings)}"
+        return collective.current().exchange([reached], meeting)[0][0]
 
     def _assert_members_are_not_overridden(self):
-        """The base class forbids overriding `train`; here it only adds a step before."""
+        """The base class forbids overriding these; here they only add a step before, and hooks."""
 
 
-def _with_broadcast(model_fn):
-    """The user's model function, its training begun by a broadcast of rank 0's variables.
+def _with_broadcast(model_fn, options):
+    """The user's model function, built under the options and its training begun by a broadcast of rank 0's variables.
 
     It is given those of labels, mode, params and config that it names.
     """
@@ -141,10 +181,12 @@ def _with_broadcast(model_fn):
     if "features" not in parameters or (unknown and not takes_any):
         raise ValueError(
             f"NPUEstimator: model_fn does not fit. Expected features and, if wanted, "
-            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}; got {', '.join(parameters) or 'no arguments'}. Rename its arguments."
+            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}; got {', '.join(parameters) or 'no arguments'}. Rename its "
+            f"arguments."
         )
 
     def npu_model_fn(features, labels, mode, params, config):
+        of_graph.publish(options)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         spec = model_fn(features, **{name: value for name, value in given.items() if takes_any or name in parameters})
         is_training = mode == tf.estimator.ModeKeys.TRAIN
@@ -154,12 +196,31 @@ def _with_broadcast(model_fn):
                 f"{spec!r}. Return one in mode {mode!r}."
             )
         communicator = collective.current()
+        if is_training:
+            spec = _restoring_older_checkpoints(spec, config)
         if not is_training or communicator.size == 1 or config.horovod_mode:
             return spec
         hook = NPUBroadcastGlobalVariablesHook(root_rank=0, index=communicator.rank)
         return spec._replace(training_hooks=[hook, *spec.training_hooks])
 
     return npu_model_fn
+
+
+def _restoring_older_checkpoints(spec, config):
+    """Lets training go on from a checkpoint that was saved before the loss was scaled."""
+    checkpoint = tf.train.latest_checkpoint(config.model_dir)
+    if checkpoint is None or spec.scaffold.saver is not None:
+        return spec
+    saver = session.saver_for_older(
+        checkpoint,
+        sharded=True,
+        max_to_keep=config.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+        save_relative_paths=True,
+    )
+    if saver is None:
+        return spec
+    return spec._replace(scaffold=tf.compat.v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold))
 
 
 def _model_dir(model_dir, config):

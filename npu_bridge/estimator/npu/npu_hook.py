@@ -5,8 +5,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.options import environment
 
-__all__ = ["NPUBroadcastGlobalVariablesHook", "NpuEmptyHook", "broadcast_global_variables"]
+__all__ = [
+    "NPUBroadcastGlobalVariablesHook",
+    "NpuEmptyHook",
+    "TellMeStepOrLossHook",
+    "broadcast_global_variables",
+]
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
@@ -43,6 +49,74 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
             session.run(self._broadcast)
 
 
+class TellMeStepOrLossHook(tf.estimator.SessionRunHook):
+    """Says after every run how far training has come, for `accelerate_train_mode` to decide by.
+
+    It writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, which are read
+    before the next run. A variable, such as the global step, is read when the run is over; any other tensor is
+    fetched along with it. Tensors are looked up in `begin`, so the hook serves one graph after the other.
+
+    Args:
+      step: the tensor or variable that counts steps, or its name, such as "global_step:0".
+      total_step: the steps of the whole training, an int. A step trigger needs it.
+      loss: the tensor of the loss, or its name.
+      final_loss: the loss the training aims at. A loss trigger needs it.
+    Raises:
+      ValueError: `step` and `loss` are both None; in `begin`, when the graph has no such tensor.
+    Ranks: local.
+    """
+
+    def __init__(self, step=None, total_step=None, loss=None, final_loss=None):
+        if step is None and loss is None:
+            raise ValueError(
+                "TellMeStepOrLossHook: there is nothing to tell. Expected step or loss; got None for both. Pass "
+                'step="global_step:0" and total_step=..., or loss and final_loss=....'
+            )
+        self._asked = {"step_now": step, "loss_now": loss}
+        self._fetches = {}
+        self._variables = {}
+        for variable, value, start in (("STEP_NOW", step, "0"), ("LOSS_NOW", loss, "0.0")):
+            if value is not None:
+                environment.write_variable(variable, start)
+        for variable, value in (("TOTAL_STEP", total_step), ("TARGET_LOSS", final_loss)):
+            if value is not None:
+                environment.write_variable(variable, value)
+
+    def begin(self):
+        graph = tf.compat.v1.get_default_graph()
+        variables = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
+        self._fetches, self._variables = {}, {}
+        for key, asked in self._asked.items():
+            if asked is None:
+                continue
+            name = asked if isinstance(asked, str) else asked.name
+            variable = variables.get(name[:-2] if name.endswith(":0") else name)
+            if variable is not None:
+                # Fetched with the run, it might be its value before the update or after it.
+                self._variables[key] = variable
+            else:
+                self._fetches[key] = _tensor_named(graph, name, key)
+
+    def after_create_session(self, session, coord):
+        # A resumed training starts further on than step 0.
+        if "step_now" in self._variables:
+            environment.write_variable("STEP_NOW", session.run(self._variables["step_now"]))
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        values = {**run_values.results, **run_context.session.run(self._variables)}
+        if all(value is None for value in values.values()):
+            raise ValueError(
+                f"TellMeStepOrLossHook: the run gave no value. Expected a number for {' or '.join(self._asked)}; got "
+                f"{values}. Name tensors, not operators."
+            )
+        for key, variable in (("step_now", "STEP_NOW"), ("loss_now", "LOSS_NOW")):
+            if values.get(key) is not None:
+                environment.write_variable(variable, values[key])
+
+
 class NpuEmptyHook(tf.estimator.SessionRunHook):
     """A hook that does nothing: the other branch of a conditional hook."""
 
@@ -57,3 +131,13 @@ def broadcast_global_variables(root_rank):
     Ranks: collective.
     """
     return collective.current().broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def _tensor_named(graph, name, key):
+    try:
+        return graph.as_graph_element(name if ":" in name else f"{name}:0", allow_operation=False)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"TellMeStepOrLossHook: {key.split('_')[0]} is not in this graph. Expected the name of a tensor or "
+            f"variable; got {name!r}. Name the loss with tf.identity(loss, name=...)."
+        ) from error

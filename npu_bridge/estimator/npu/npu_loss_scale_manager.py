@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.gradients import collections
+
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
 # Growth stops once the scale has reached this limit divided by the growth ratio. Source: documentation of the
@@ -162,13 +164,15 @@ def _state_variable(initial_value, dtype, name):
     """A scalar that is saved with the model, made outside any control flow or control dependency of the caller."""
     with tf.init_scope():
         is_graph = not tf.executing_eagerly()
-    return tf.compat.v1.Variable(
+    variable = tf.compat.v1.Variable(
         initial_value=lambda: tf.constant(initial_value, dtype),
         dtype=dtype,
         name=name,
         trainable=False,
         use_resource=not is_graph,
     )
+    collections.publish(collections.LOSS_SCALE_STATE, variable)
+    return variable
 
 
 def _check_number(name, value, lowest, highest, lowest_is_allowed=True):

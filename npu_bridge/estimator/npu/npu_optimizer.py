@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from npu_bridge import collective
+from npu_bridge.collective.groups import WORLD
 from npu_bridge.gradients import (
     AllReduce,
     LossScaling,
@@ -12,8 +14,11 @@ from npu_bridge.gradients import (
     Pipeline,
     PipelineOptimizer,
 )
+from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
+from npu_bridge.hccl.checks import Call
+from npu_bridge.options import of_graph
 
-__all__ = ["NPUDistributedOptimizer", "NPUOptimizer"]
+__all__ = ["NPUDistributedOptimizer", "NPUOptimizer", "allreduce", "npu_allreduce", "reduce"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,12 +38,13 @@ class NPUOptimizer(PipelineOptimizer):
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
         last aggregation fragment is reduced, so that only that fragment's own updates wait for it. The numbers are
-        the same. Without distribution it has no effect.
+        the same. Without distribution it has no effect. `NPURunConfig` has the same switch: True there and False
+        here is an error, the other way round a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
     Raises:
       TypeError: `opt` is not an optimizer.
       ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
-        where this optimizer is to be distributed.
+        where this optimizer is to be distributed, or the options of the run demand `is_tailing_optimization`.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -64,6 +70,7 @@ class NPUOptimizer(PipelineOptimizer):
             )
         if loss_scale_manager is not None and not is_loss_scale:
             _LOG.info("NPUOptimizer: loss_scale_manager has no effect because is_loss_scale is False.")
+        of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
         stages = []
         if is_loss_scale:
             is_tailed = is_distributed and is_tailing_optimization
@@ -98,3 +105,55 @@ class NPUDistributedOptimizer(PipelineOptimizer):
                 "variables; leave it False."
             )
         super().__init__(optimizer, Pipeline([AllReduce(name)]), name)
+
+
+def allreduce(tensor, average=True):
+    """The mean or the sum of one tensor over the ranks.
+
+    Args:
+      tensor: dense tensor, or `tf.IndexedSlices`, whose rows are gathered from all ranks and stay apart.
+      average: divide by the number of ranks; integers round down.
+    Returns:
+      What `tensor` was, dense or sparse, equal on all ranks.
+    Ranks: collective.
+    """
+    return mean_or_sum(tensor, average, collective.current(), "npu_allreduce_single")
+
+
+def reduce(tensor, root_rank, average=True, fusion=0, fusion_id=-1):
+    """The mean or the sum of one tensor for one rank; here every rank gets it.
+
+    Args:
+      tensor, average: as in `allreduce`.
+      root_rank: the rank that needs the result.
+      fusion, fusion_id: 0 and -1, or 2 and an id of at least 0; no result depends on them.
+    Raises:
+      ValueError: `root_rank` is not a rank, or the fusion arguments do not fit each other.
+    Returns, Ranks: as `allreduce`.
+    """
+    call = Call("npu_optimizer.reduce", WORLD)
+    call.group_rank(root_rank, "root_rank")
+    call.fusion(fusion, fusion_id)
+    return mean_or_sum(tensor, average, call.communicator, f"npu_reduce_to_{root_rank}")
+
+
+def npu_allreduce(values, reduction="mean", fusion=1, fusion_id=-1, group=WORLD):
+    """Reduces one gradient or a list of gradients over the ranks of a group.
+
+    Args:
+      values: a dense tensor or `tf.IndexedSlices`, or a list or tuple of them. Of sparse ones the rows are gathered.
+      reduction: "mean", "sum", "max", "min" or "prod". A mean divides by the size of the group.
+      fusion: how a list travels: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
+      fusion_id: -1; with `fusion=2` an id of at least 0.
+      group: name of the group.
+    Returns:
+      The reduced value, or a list of them.
+    Raises:
+      ValueError: an argument is not one of the above, or an element is None.
+      LookupError: when the result of "max", "min" or "prod" is differentiated.
+    Ranks: collective in `group`.
+    """
+    Call("npu_allreduce", group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    if isinstance(values, (list, tuple)):
+        return reduce_all(values, reduction, fusion, group)
+    return reduce_all([values], reduction, fusion, group)[0]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import tensorflow as tf
+
+from npu_bridge import precision
 from npu_bridge.options import OPTIONS, environment
 from npu_bridge.options.kinds import Boolean, Integer, usable_directory
 from npu_bridge.options.table import IN_OBJECT, shown
@@ -20,6 +23,7 @@ __all__ = [
     "convert_bool_to_int",
     "format_string",
     "get_ranksize",
+    "keep_tensors_dtypes",
 ]
 
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
@@ -32,6 +36,32 @@ def get_ranksize() -> str:
       ValueError: RANK_SIZE and CM_WORKER_SIZE are both set.
     """
     return environment.rank_size_text()
+
+
+def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
+    """Lets the operators behind some tensors keep their dtype, whatever the precision mode is.
+
+    Call it before the first run of a session that computes them.
+
+    Args:
+      graph: the graph.
+      input_tensors: list or tuple of tensor names, such as "dense/MatMul:0".
+    Raises:
+      ValueError: `graph` is not a Graph, or `input_tensors` is neither list nor tuple.
+      KeyError: the graph has no tensor of a name.
+    """
+    if not isinstance(graph, tf.Graph):
+        raise ValueError(
+            f"keep_tensors_dtypes: graph is not a graph. Expected a tf.Graph; got {shown(graph)}. Pass "
+            f"tf.get_default_graph()."
+        )
+    if not isinstance(input_tensors, (list, tuple)):
+        raise ValueError(
+            f"keep_tensors_dtypes: input_tensors is no list. Expected a list or tuple of tensor names; got "
+            f"{shown(input_tensors)}. Pass [name]."
+        )
+    for name in input_tensors:
+        precision.mark(graph.get_tensor_by_name(name).op)
 
 
 def check_not_none(value: Any, name: str) -> None:

@@ -1,0 +1,145 @@
+"""The first part of a training in low precision, the rest in float32: one session, one switch, one picture.
+
+python examples/accelerate/train.py                                  # 90 % of the steps in float16
+python examples/accelerate/train.py --low bfloat16 --ratio 0.5       # half of them in bfloat16
+python examples/accelerate/train.py --way loss --target_loss 0.5     # float16 until the loss is near its target
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.precision import policy_of_last_step
+
+FEATURES, CLASSES, EXAMPLES = 32, 10, 4096
+ACCELERATIONS = {"float16": "fast", "bfloat16": "fast1"}
+
+
+def read_flags(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", choices=("step", "loss"), default="step", help="what ends the low precision")
+    parser.add_argument("--low", choices=ACCELERATIONS, default="float16", help="the low precision")
+    parser.add_argument("--ratio", default="", help="share of the steps, or multiple of the target loss")
+    parser.add_argument("--target_loss", type=float, default=0.5, help="for --way loss")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--output_dir", default="out/accelerate", help="begins anew unless it holds a checkpoint")
+    return parser.parse_args(arguments)
+
+
+def input_fn(batch_size, seed=1):
+    """Points labelled by a fixed random network, with a little noise: a task that can be learned, but not at once."""
+    random = np.random.RandomState(seed)
+    inputs = random.randn(EXAMPLES, FEATURES).astype(np.float32)
+    teacher = np.maximum(inputs @ random.randn(FEATURES, 24), 0) @ random.randn(24, CLASSES)
+    labels = np.argmax(teacher + 2.0 * random.randn(EXAMPLES, CLASSES), axis=1)
+    dataset = tf.data.Dataset.from_tensor_slices(({"inputs": inputs}, labels))
+    return dataset.shuffle(EXAMPLES, seed=seed).repeat().batch(batch_size)
+
+
+def model_fn(features, labels, mode):
+    layer = features["inputs"]
+    for number in range(2):
+        layer = tf.nn.relu(dense(layer, 128, f"hidden_{number}"))
+    logits = dense(layer, CLASSES, "logits")
+    loss = tf.identity(tf.losses.sparse_softmax_cross_entropy(labels, logits), name="loss")
+    train_op = None
+    if mode == tf.estimator.ModeKeys.TRAIN:
+        # float16 has few exponents, so gradients are scaled; the scale goes on across the switch.
+        manager = ExponentialUpdateLossScaleManager(2.0**15, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+        optimizer = NPUOptimizer(tf.train.AdamOptimizer(2e-3), loss_scale_manager=manager, is_loss_scale=True)
+        train_op = optimizer.minimize(loss, tf.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def dense(inputs, units, name):
+    with tf.variable_scope(name):
+        kernel = tf.get_variable("kernel", [inputs.shape[-1], units], initializer=tf.glorot_uniform_initializer())
+        bias = tf.get_variable("bias", [units], initializer=tf.zeros_initializer())
+        return tf.matmul(inputs, kernel) + bias
+
+
+class RecordSteps(tf.train.SessionRunHook):
+    """Keeps the loss and the precision of every step."""
+
+    def __init__(self):
+        self.rows = []
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs("loss:0")
+
+    def after_run(self, run_context, run_values):
+        policy = policy_of_last_step(run_context.session)
+        self.rows.append({"loss": float(run_values.results), "precision": policy.low_dtype or "float32"})
+
+
+def draw(rows, first_step, flags, path):
+    """Loss over steps; the low-precision part shaded, the switch marked."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = np.arange(first_step, first_step + len(rows))
+    losses = np.array([row["loss"] for row in rows])
+    low = sum(row["precision"] != "float32" for row in rows)
+    figure = Figure(figsize=(9, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(steps, losses, color="#1f6feb", linewidth=1, label="loss")
+    axes.axvspan(first_step, first_step + low, color="#f0b429", alpha=0.22, linewidth=0, label=flags.low)
+    if low < len(rows):
+        axes.axvline(first_step + low, color="#d9480f", linewidth=1.4, label=f"switch to float32 at {first_step + low}")
+    if flags.way == "loss":
+        axes.axhline(flags.target_loss, color="#8592a3", linestyle=":", label=f"target {flags.target_loss:g}")
+    axes.set(xlabel="step", ylabel="loss", xlim=(first_step, first_step + len(rows)), ylim=(0, None))
+    axes.legend(loc="upper right", frameon=False)
+    figure.savefig(path)
+
+
+def main():
+    flags = read_flags()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    log = logging.getLogger("npu_bridge")  # says when which precision begins
+    log.addHandler(logging.StreamHandler(sys.stdout))
+    log.setLevel(logging.INFO)
+    plan = f"{ACCELERATIONS[flags.low]}|{flags.way}|{flags.ratio}"
+    config = NPURunConfig(
+        model_dir=flags.output_dir,
+        save_checkpoints_steps=max(flags.steps, 1),
+        tf_random_seed=1,
+        experimental_config=ExperimentalConfig(accelerate_train_mode=plan),
+    )
+    estimator = NPUEstimator(model_fn, config=config)
+    if flags.way == "step":
+        progress = TellMeStepOrLossHook(step="global_step:0", total_step=flags.steps)
+    else:
+        progress = TellMeStepOrLossHook(loss="loss:0", final_loss=flags.target_loss)
+    record = RecordSteps()
+    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
+    if not record.rows:
+        print(f"{flags.output_dir} has reached step {flags.steps} already; remove it to begin anew.")
+        return
+    result = estimator.evaluate(lambda: input_fn(flags.batch_size), steps=8)
+    with open(os.path.join(flags.output_dir, "steps.jsonl"), "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in record.rows)
+    picture = os.path.join(flags.output_dir, "loss.png")
+    draw(record.rows, int(result["global_step"]) - len(record.rows), flags, picture)
+    last = np.mean([row["loss"] for row in record.rows[-20:]])
+    print(f"loss {record.rows[0]['loss']:.3f} -> {last:.3f}, evaluated in float32 {result['loss']:.3f}; see {picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Sets how gradients are split into aggregation fragments.
+
+A fragment is summed over the ranks in one transfer, which starts when its last gradient is ready. The split changes
+when gradients travel, never what they become. Set it before `compute_gradients`, with the same values on every rank;
+without it the first fragment holds 96.54 % of the bytes and the second the rest.
+
+For each group the first setting of a kind stays until the group is destroyed. A split by size beats one by index.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from npu_bridge.collective import groups
+from npu_bridge.collective.groups import WORLD
+
+__all__ = ["set_split_strategy_by_idx", "set_split_strategy_by_size"]
+
+_LOG = logging.getLogger(__name__)
+_LARGEST_INDEX = 4294967295
+_DOCUMENTED_FRAGMENTS = 8
+_TOLERANCE = 1e-6
+
+
+def set_split_strategy_by_idx(idxList, group=WORLD):  # noqa: N803 - the documented name
+    """Splits by the position of gradients, in the order they become ready (which is logged at INFO).
+
+    Args:
+      idxList: strictly ascending positions, each of the last gradient of a fragment; `[3, 9, 11]` of 12 gradients
+        makes fragments of 0..3, 4..9 and 10..11. Gradients after the last position travel one by one.
+      group: the group whose gradients are split.
+    Raises:
+      ValueError: the group name is malformed, or `idxList` is not such a list. A position beyond the last gradient is
+        reported where the gradients are known, by `compute_gradients`.
+    Ranks: local; every rank must set the same.
+    """
+    where = "hccl.set_split_strategy_by_idx"
+    groups.check_name(group, where)
+    _check_list(where, "idxList", idxList)
+    if not all(type(index) is int and 0 <= index <= _LARGEST_INDEX for index in idxList):
+        raise _error(where, "idxList is not a list of positions", f"integers from 0 to {_LARGEST_INDEX}", idxList)
+    if any(second <= first for first, second in zip(idxList, idxList[1:])):
+        raise _error(where, "idxList does not ascend", "each position above the one before", idxList)
+    if not groups.of_this_process().strategies.set_last_indices(group, idxList):
+        _warn_ignored(where, group, idxList)
+
+
+def set_split_strategy_by_size(dataSizeList, group=WORLD):  # noqa: N803 - the documented name
+    """Splits by shares of the gradients' bytes.
+
+    Args:
+      dataSizeList: percentages, one for each fragment, summing to 100. Every fragment holds at least one gradient and
+        ends at the one that comes nearest to its share.
+      group: the group whose gradients are split.
+    Raises:
+      ValueError: the group name is malformed, or `dataSizeList` is not such a list.
+    Ranks: local; every rank must set the same.
+    """
+    where = "hccl.set_split_strategy_by_size"
+    groups.check_name(group, where)
+    _check_list(where, "dataSizeList", dataSizeList)
+    if not all(type(share) in (int, float) and share >= 0 for share in dataSizeList):
+        raise _error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)
+    if not abs(sum(dataSizeList) - 100) <= _TOLERANCE:
+        raise _error(
+            where,
+            "the percentages do not make up the whole",
+            "a sum of 100",
+            f"{sum(dataSizeList):g}: {dataSizeList}",
+        )
+    if not groups.of_this_process().strategies.set_percentages(group, dataSizeList):
+        _warn_ignored(where, group, dataSizeList)
+
+
+def _check_list(where, name, values):
+    if not isinstance(values, list) or not values:
+        raise _error(where, f"{name} is not a list", "a list with at least one number", values)
+    if len(values) > _DOCUMENTED_FRAGMENTS:
+        _LOG.warning(
+            "%s: %d fragments, more than the %d the NPU stack allows. They work here.",
+            where,
+            len(values),
+            _DOCUMENTED_FRAGMENTS,
+        )
+
+
+def _warn_ignored(where, group, values):
+    _LOG.warning(
+        "%s: %s is ignored, because group %r already has a split of this kind, which stays until the group is "
+        "destroyed. Remove one of the calls.",
+        where,
+        values,
+        group,
+    )
+
+
+def _error(where, problem, expected, got):
+    return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. Correct the list.")

@@ -1,0 +1,77 @@
+"""How a tensor gets into and out of Horovod 0.28: in which dtype it travels, and that it travels at all.
+
+Dtypes without a wire format: what is only moved may travel as any dtype of the same width, bit for bit; what is added
+up on the way must travel as a number that holds it.
+
+TensorFlow 2.15 takes Horovod's ops for pure functions and optimises them away where it can: it runs one that is fed
+with constants once and for all, and merges two that are fed with the same. One rank may see that where another does
+not, and the ranks then wait for each other for ever. `unfolded` and `unmerged` keep every transfer in the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+# Sums of 16-bit integers and their products wrap around the same way in int32, once cast back.
+_WIDER = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}
+_SCATTER_WIDER = {**_WIDER, tf.int8: tf.int32, tf.uint8: tf.int32}
+_SAME_BITS = {
+    tf.bfloat16: tf.int16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+    tf.complex128: tf.int64,
+}
+
+
+def widened(dtype: tf.DType) -> tf.DType:
+    """The dtype in which tensors of `dtype` are reduced."""
+    return _WIDER.get(dtype, dtype)
+
+
+def widened_to_scatter(dtype: tf.DType) -> tf.DType:
+    """The dtype in which tensors of `dtype` are reduced and scattered."""
+    return _SCATTER_WIDER.get(dtype, dtype)
+
+
+def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
+    """Applies `move`, which only moves elements, to the bits of a tensor of any fixed-width dtype."""
+    carrier = _SAME_BITS.get(tensor.dtype)
+    if carrier is None:
+        return move(tensor)
+    return tf.bitcast(move(tf.bitcast(tensor, carrier)), tensor.dtype)
+
+
+def unfolded(tensor: tf.Tensor) -> tf.Tensor:
+    """An input of a transfer, out of reach of constant folding.
+
+    A Print op that prints nothing is stateful, has any dtype and costs no copy.
+    """
+    if tf.executing_eagerly() or not _is_constant(tensor):
+        return tensor
+    return tf.raw_ops.Print(input=tensor, data=[], message="", first_n=0)
+
+
+def unmerged(result: tf.Tensor) -> tf.Tensor:
+    """The result of a transfer, whose op differs from any other op of the graph by an attribute."""
+    if not tf.executing_eagerly():
+        mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
+        result.op._set_attr("_npu_bridge_transfer", mark)
+    return result
+
+
+def _is_constant(tensor):
+    """True when nothing but constants and stateless ops leads to the tensor."""
+    pending, seen = [tensor.op], set()
+    while pending:
+        op = pending.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.op_def.is_stateful or (not op.inputs and op.type != "Const"):
+            return False
+        pending.extend(value.op for value in op.inputs)
+    return True

@@ -1,0 +1,53 @@
+"""Collectives in a backward pass: a sum has a gradient, anything else says that it has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.collective.communicator import Communicator
+
+
+def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of a tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
+
+    Args:
+      communicator: who sums.
+      tensor: dense numeric tensor, of the same shape and dtype on every rank.
+      name: name of the transfer, the same on every rank; the gradient's has `_grad` appended.
+    """
+
+    @tf.custom_gradient
+    def summed(value):
+        def gradient(upstream):
+            return sum_over_ranks(communicator, upstream, f"{name}_grad")
+
+        return communicator.reduce(value, "sum", name), gradient
+
+    return summed(tensor)
+
+
+def without_gradient(result: Any, what: str) -> Any:
+    """The same tensor, whose use in a backward pass is an error instead of a silent zero.
+
+    Args:
+      result: a tensor.
+      what: the call that made it, for the message.
+    Raises:
+      LookupError: when it is differentiated.
+    """
+    if not (result.dtype.is_floating or result.dtype.is_complex):
+        return result
+
+    @tf.custom_gradient
+    def passed_on(value):
+        def gradient(upstream):
+            raise LookupError(
+                f"{what}: this collective has no gradient. Expected to differentiate an allreduce with 'sum'; got "
+                f"{what}. Put tf.stop_gradient around its result, or write it with sums."
+            )
+
+        return tf.identity(value), gradient
+
+    return passed_on(result)

@@ -1,0 +1,195 @@
+"""Groups: some of the ranks, under a name, with collectives of their own.
+
+A name belongs to one process: the same name may stand for other ranks elsewhere ("my data-parallel group"). What
+the ranks share is the set of members; one set has one Horovod process set, however many names it has. Horovod makes
+a process set only when every rank of the job joins in, so every `create` is a meeting of all ranks: each says whom it
+wants to be with, then all open the sets nobody has opened yet, in one order. A rank that wants no group then calls
+`create_elsewhere`.
+
+Ranks in a group are numbered by ascending rank in the job, whatever the order they were listed in.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import zlib
+from collections.abc import Sequence
+
+from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.current import current
+from npu_bridge.collective.fragments import SplitStrategies
+from npu_bridge.collective.single_process import SingleProcess
+from npu_bridge.options import environment
+
+WORLD = "hccl_world_group"
+LONGEST_NAME = 127
+
+
+class Groups:
+    """The named groups of this process and the member sets opened by the job.
+
+    Attributes:
+      strategies: how gradients are split into fragments, by group name.
+    """
+
+    def __init__(self):
+        self.strategies = SplitStrategies()
+        self._members_by_name: dict[str, tuple[int, ...]] = {}
+        self._opened: dict[tuple[int, ...], Communicator] = {}
+        self._meetings = 0
+
+    def create(self, name: str, rank_ids: Sequence[int], world: Communicator) -> None:
+        """Makes a group that holds this process.
+
+        Args:
+          name: a name this process does not use yet.
+          rank_ids: ranks of the members in the job, in any order.
+          world: the communicator of the job.
+        Raises:
+          ValueError: the name is taken, or the ranks are not different ranks of the job including this one. The
+            ranks have not met then.
+          RanksMissingError: some rank did not come.
+          RuntimeError: the script started Horovod without support for groups.
+        Ranks: collective over the whole job, not just over the members.
+        """
+        self._check_new(name, rank_ids, world)
+        members = tuple(sorted(rank_ids))
+        self._members_by_name[name] = members
+        try:
+            self._meet(members, world)
+        except BaseException:
+            del self._members_by_name[name]
+            raise
+
+    def create_elsewhere(self, world: Communicator) -> None:
+        """Takes part in a `create` of other ranks without being in any of the new groups."""
+        self._meet((), world)
+
+    def destroy(self, name: str) -> None:
+        """Forgets a name and its split strategy; local to this process.
+
+        The set of members stays open, so that making the group again costs nothing.
+
+        Raises:
+          ValueError: there is no such group, or it is the world group.
+        """
+        check_name(name, "hccl.destroy_group")
+        if name == WORLD:
+            raise ValueError(
+                f"hccl.destroy_group: the world group is always there. Expected a group made by create_group; got "
+                f"{name!r}. Leave the call out."
+            )
+        self._known_members(name, "hccl.destroy_group")
+        del self._members_by_name[name]
+        self.strategies.forget(name)
+
+    def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
+        """The communicator of a group.
+
+        Args:
+          name: its name in this process.
+          world: the communicator of the job, which is also the answer for the world group.
+          where: who asks, for the message.
+        Raises:
+          ValueError: the name is not a group name, or there is no such group.
+        """
+        check_name(name, where)
+        if name == WORLD:
+            return world
+        members = self._known_members(name, where)
+        if members == world.members:
+            return world
+        return SingleProcess(members[0]) if len(members) == 1 else self._opened[members]
+
+    def find_pair(self, first: int, second: int, world: Communicator) -> Communicator | None:
+        """The opened communicator that holds exactly these two ranks of the job; the same answer on both."""
+        members = tuple(sorted((first, second)))
+        return world if members == world.members else self._opened.get(members)
+
+    def _known_members(self, name, where):
+        if name not in self._members_by_name:
+            known = ", ".join(map(repr, [WORLD, *sorted(self._members_by_name)]))
+            raise ValueError(
+                f"{where}: there is no group {name!r} in this process. Expected one of {known}; got {name!r}. Make "
+                f"it with create_group, or leave it out for the world group."
+            )
+        return self._members_by_name[name]
+
+    def _check_new(self, name, rank_ids, world):
+        where = f"hccl.create_group (rank {world.rank} of {world.size})"
+        check_name(name, where)
+        if name == WORLD or name in self._members_by_name:
+            raise ValueError(
+                f"{where}: this process already has a group of that name. Expected a new name; got {name!r}. Choose "
+                f"another one, or destroy the old group first."
+            )
+        if len(set(rank_ids)) != len(rank_ids) or not set(rank_ids) <= set(range(world.size)):
+            raise ValueError(
+                f"{where}: rank_ids does not list ranks of the job. Expected different integers from 0 to "
+                f"{world.size - 1}; got {list(rank_ids)}. Correct the list for group {name!r}."
+            )
+        if world.rank not in rank_ids:
+            raise ValueError(
+                f"{where}: this rank is not in the group it makes. Expected rank_ids with {world.rank} in it; got "
+                f"{list(rank_ids)}. Add the rank, or call create_group_of_others() on it: every rank of the job "
+                f"takes part."
+            )
+
+    def _meet(self, wanted, world):
+        """The meeting: every rank says whom it wants to be with, then all open the new sets in one order."""
+        meeting = f"create_group_{self._meetings}"
+        answers = world.exchange([_host_number(), *wanted], meeting)
+        self._meetings += 1
+        hosts = [answer[0] for answer in answers]
+        sets = {tuple(answer[1:]) for answer in answers}.difference(self._opened)
+        new = sorted(members for members in sets if 1 < len(members) < world.size)
+        for members, group in zip(new, world.open_groups(new, meeting) if new else []):
+            neighbours = [member for member in members if hosts[member] == hosts[world.rank]]
+            group.local_size = len(neighbours)
+            group.local_rank = neighbours.index(world.rank) if world.rank in neighbours else None
+            self._opened[members] = group
+
+
+@functools.cache
+def of_this_process() -> Groups:
+    """The groups of this process.
+
+    Documented functions name a group by a text alone, in TF 1 graphs, eagerly and before a session exists, so the
+    table of names has to hang on something all of them reach. Horovod's process sets, which it mirrors, are state of
+    the process too; so there is one `Groups` per process, made at its first use. Code that is handed a `Groups`
+    object needs no process.
+    """
+    return Groups()
+
+
+def find(name: str = WORLD, where: str = "hccl") -> Communicator:
+    """The communicator of a group of this process; starts Horovod where needed. Errors as `Groups.find`."""
+    return of_this_process().find(name, current(), where)
+
+
+def check_name(name, where: str) -> None:
+    """Checks the form of a group name.
+
+    Raises:
+      ValueError: it is not a text of 1 to 127 characters.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        raise ValueError(
+            f"{where}: group is not a group name. Expected a text of 1 to {LONGEST_NAME} characters; got {name!r}. "
+            f"Leave it out for the world group."
+        )
+
+
+def label(communicator: Communicator) -> str:
+    """A short text for the members, the same on all of them: part of the names of their transfers."""
+    members = communicator.members
+    if members == tuple(range(members[-1] + 1)):
+        return f"first{len(members)}"
+    text = "_".join(map(str, members))
+    return text if len(text) <= 24 else f"{len(members)}of{zlib.crc32(text.encode()):08x}"
+
+
+def _host_number():
+    """A number that the ranks of one machine share: of the launcher's name for it, else of its own."""
+    return zlib.crc32((environment.read_variable("HOROVOD_HOSTNAME") or platform.node()).encode())

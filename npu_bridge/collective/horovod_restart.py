@@ -1,0 +1,54 @@
+"""Starting Horovod again with other process sets, in the middle of a job.
+
+All ranks stop Horovod, then all start it. They find each other through a key-value server; the launcher's still holds
+the addresses of the first start, which a fast rank would take for new ones, so rank 0 runs a fresh one each time.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from npu_bridge.collective import rendezvous
+from npu_bridge.collective.noticeboard import ADDRESS_VARIABLE, PORT_VARIABLE, Noticeboard
+from npu_bridge.options import environment
+
+
+def is_possible() -> bool:
+    """True in a job of a Gloo launcher that is not elastic."""
+    return Noticeboard("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
+
+
+def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], meeting: str) -> None:
+    """Stops Horovod on all ranks and starts it with these process sets, which it numbers from 1 in this order.
+
+    Args:
+      hvd: the module `horovod.tensorflow`. It can no longer be asked anything: another rank may have stopped already.
+      rank: this rank.
+      size: number of ranks.
+      process_sets: members of each set, in the same order on every rank.
+      meeting: name of the restart, unique in the job and the same on every rank.
+    Raises:
+      RanksMissingError: some rank did not come to the restart.
+    Ranks: collective over the whole job; no transfer may be under way.
+    """
+    limit, board = rendezvous.limit_secs(), Noticeboard(meeting)
+    hvd.shutdown()
+    board.sign(rank, _fresh_server(board) if rank == 0 else "down")
+    missing = board.wait(size, limit)
+    if missing:
+        raise rendezvous.missing_error(missing, limit)
+    address, port = board.read(0).split()
+    environment.write_variable(ADDRESS_VARIABLE, address)
+    environment.write_variable(PORT_VARIABLE, port)
+    hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
+
+
+def _fresh_server(board):
+    """Starts a key-value server that lives as long as this process; returns its address and port as text."""
+    from horovod.runner.http.http_server import RendezvousServer
+
+    with socket.create_connection((board.address, board.port), timeout=30) as connection:
+        own_address = connection.getsockname()[0]
+    return f"{own_address} {RendezvousServer().start()}"

@@ -1,0 +1,74 @@
+"""Waiting for all ranks at one point of the script, but not for ever, and naming those that do not come."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+from npu_bridge.collective.noticeboard import Noticeboard
+from npu_bridge.options import environment
+
+DEFAULT_LIMIT_SECS = 120
+
+
+class RanksMissingError(RuntimeError):
+    """Not every rank came to a point that all ranks must reach."""
+
+
+def limit_secs() -> int:
+    """How long ranks wait for each other: `HCCL_CONNECT_TIMEOUT` in seconds, 120 when unset.
+
+    Raises:
+      ValueError: the variable is not a positive whole number.
+    """
+    text = environment.read_variable("HCCL_CONNECT_TIMEOUT") or str(DEFAULT_LIMIT_SECS)
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise ValueError(
+            f"environment: HCCL_CONNECT_TIMEOUT is not a time. Expected whole seconds, at least 1; got {text!r}. "
+            f"Correct it or unset it for {DEFAULT_LIMIT_SECS} seconds."
+        )
+    return int(text)
+
+
+def meet(together: Callable[[], Any], meeting: str, rank: int, size: int) -> Any:
+    """Runs a collective that returns only when every rank runs it.
+
+    Args:
+      together: the collective. One that waits cannot be cancelled, so it runs in a thread of its own, which is left
+        behind when the time is over.
+      meeting: what the ranks meet for, unique in the job.
+      rank: this rank.
+      size: number of ranks.
+    Returns:
+      What `together` returned.
+    Raises:
+      RanksMissingError: the time is over.
+    """
+    limit, board = limit_secs(), Noticeboard(meeting)
+    board.sign(rank)
+    outcome: dict[str, Any] = {}
+
+    def run():
+        try:
+            outcome["value"] = together()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name=meeting, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        raise missing_error(board.missing(size), limit)
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]
+
+
+def missing_error(missing: list[int], limit: int) -> RanksMissingError:
+    """The error that names the ranks which did not come to make groups."""
+    who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
+    return RanksMissingError(
+        f"hccl.create_group: not every rank takes part. Expected every rank to call create_group, or "
+        f"create_group_of_others where it belongs to no group, the same number of times; got no call from {who} "
+        f"within {limit} seconds. Add the call there, or raise HCCL_CONNECT_TIMEOUT."
+    )

@@ -1,0 +1,212 @@
+"""Short helpers that scripts put around configurations, sessions and hooks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+from npu_bridge import collective
+from npu_bridge import session as effects
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.options import environment, read_session_config
+from npu_bridge.options.reading import ENTRY_NAME
+
+__all__ = [
+    "close_session",
+    "experimental_options",
+    "get_npu_local_rank_id",
+    "get_npu_local_rank_size",
+    "get_npu_rank_id",
+    "get_npu_rank_size",
+    "init_resource",
+    "npu_clear_session",
+    "npu_config_proto",
+    "npu_graph_options",
+    "npu_hooks_append",
+    "npu_optimizer_options",
+    "npu_run_config_init",
+    "set_keras_session_npu_config",
+    "shutdown_resource",
+]
+
+_LOG = logging.getLogger(__name__)
+_JIT_OFF = tf.compat.v1.OptimizerOptions.OFF
+
+# Kept because scripts may read it; nothing here does.
+experimental_options = {
+    "disable_model_pruning": False,
+    "function_optimization": RewriterConfig.ON,
+    "constant_folding": RewriterConfig.ON,
+    "shape_optimization": RewriterConfig.ON,
+    "arithmetic_optimization": RewriterConfig.ON,
+    "loop_optimization": RewriterConfig.ON,
+    "dependency_optimization": RewriterConfig.ON,
+    "layout_optimizer": RewriterConfig.ON,
+}
+
+
+def npu_config_proto(config_proto: Any = None) -> tf.compat.v1.ConfigProto:
+    """Session settings as the NPU stack wants them, with an `NpuOptimizer` entry.
+
+    The same object is changed and returned: an entry is added unless there is one (`memory_optimization` is then
+    set to `RewriterConfig.OFF`), soft placement is switched on, and the log of placements, remapping and XLA are
+    switched off.
+
+    Args:
+      config_proto: a ConfigProto; anything else is replaced by a new one.
+    """
+    config = config_proto if isinstance(config_proto, tf.compat.v1.ConfigProto) else tf.compat.v1.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    if not effects.has_entry(config):
+        rewrite.custom_optimizers.add().name = ENTRY_NAME
+        rewrite.memory_optimization = RewriterConfig.OFF  # the number that means MANUAL in this field
+    if config.log_device_placement:
+        _LOG.info("npu_config_proto: log_device_placement is switched off; set it again afterwards to keep it.")
+    config.allow_soft_placement = True
+    config.log_device_placement = False
+    rewrite.remapping = RewriterConfig.OFF
+    npu_graph_options(config.graph_options)
+    return config
+
+
+def npu_graph_options(graph_options: Any = None) -> tf.compat.v1.GraphOptions:
+    """Graph options with XLA switched off; the same object, or a new one for anything but GraphOptions."""
+    if not isinstance(graph_options, tf.compat.v1.GraphOptions):
+        graph_options = tf.compat.v1.GraphOptions()
+    graph_options.optimizer_options.global_jit_level = _JIT_OFF
+    return graph_options
+
+
+def npu_optimizer_options(optimizer_options: Any = None) -> tf.compat.v1.OptimizerOptions:
+    """Optimizer options with XLA switched off; the same object, or a new one for anything else."""
+    if not isinstance(optimizer_options, tf.compat.v1.OptimizerOptions):
+        optimizer_options = tf.compat.v1.OptimizerOptions()
+    optimizer_options.global_jit_level = _JIT_OFF
+    return optimizer_options
+
+
+def npu_run_config_init(run_config: Any = None) -> tf.estimator.RunConfig:
+    """A RunConfig whose session settings went through `npu_config_proto`.
+
+    Args:
+      run_config: a RunConfig, changed and returned, its session settings replaced by a changed copy; anything
+        else is replaced by a new one.
+    """
+    config = run_config if isinstance(run_config, tf.estimator.RunConfig) else tf.estimator.RunConfig()
+    config._session_config = _normalised_copy(config._session_config)
+    return config
+
+
+def set_keras_session_npu_config(config: Any = None) -> tf.compat.v1.Session:
+    """Opens a session with normalised settings and makes it the Keras session.
+
+    Args:
+      config: a ConfigProto, left unchanged, or None.
+    Returns:
+      The session; the caller closes it.
+    """
+    session = tf.compat.v1.Session(config=_normalised_copy(config))
+    tf.compat.v1.keras.backend.set_session(session)
+    return session
+
+
+def npu_clear_session(config: Any = None) -> None:
+    """Forgets the Keras graph and session and installs a new session; argument as above."""
+    tf.compat.v1.keras.backend.clear_session()
+    set_keras_session_npu_config(config)
+
+
+def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operation]:
+    """Starts the communication between ranks, and opens a session that scripts keep until the end.
+
+    The options in `config` are checked, and those that hold for the process take effect. The session itself is
+    neither dumped nor profiled: training makes its own.
+
+    Args:
+      config: a ConfigProto, left unchanged, or None.
+    Returns:
+      The session, and the operator to pass to `shutdown_resource`.
+    Raises:
+      ValueError: an option in `config` is illegal.
+    Graph: a no-op in the default graph.
+    Ranks: with several ranks, Horovod starts here unless it runs already.
+    """
+    normalised = _normalised_copy(config)
+    options = read_session_config(normalised)
+    effects.apply_process_settings(options)
+    collective.current()
+    graph = tf.compat.v1.get_default_graph()
+    with graph.as_default(), tf.control_dependencies(None):
+        shutdown = tf.no_op(name="npu_shutdown")
+    return tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised)), shutdown
+
+
+def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) -> None:
+    """The counterpart of `init_resource`; communication itself ends with the process.
+
+    Args:
+      sess, npu_shutdown: what `init_resource` returned. A second call, also after `close_session`, does nothing.
+    """
+    if not getattr(sess, "_closed", False):
+        sess.run(npu_shutdown)
+
+
+def close_session(sess: tf.compat.v1.Session) -> None:
+    """Closes a session."""
+    sess.close()
+
+
+def get_npu_rank_id() -> int:
+    """This process's rank, from 0; 0 when it trains alone."""
+    return collective.current().rank
+
+
+def get_npu_local_rank_id() -> int:
+    """This process's rank among those on this machine, from 0; 0 when it trains alone."""
+    return collective.current().local_rank
+
+
+def get_npu_rank_size() -> int:
+    """The number of ranks; 1 when this process trains alone."""
+    return collective.current().size
+
+
+def get_npu_local_rank_size() -> int:
+    """The number of ranks on this machine; 1 when this process trains alone."""
+    return collective.current().local_size
+
+
+def npu_hooks_append(hooks_list: Any = ()) -> list:
+    """Adds the hook that gives every rank the variables of rank 0.
+
+    Args:
+      hooks_list: a list, which is appended to and returned; a tuple becomes a new list. Anything else is
+        dropped, with a log line unless it is None.
+    Returns:
+      The list; its last element is an `NPUBroadcastGlobalVariablesHook`.
+    Raises:
+      ValueError: RANK_ID is set to something that is not a rank.
+    """
+    hook = NPUBroadcastGlobalVariablesHook(0, environment.declared_rank() or 0)
+    if isinstance(hooks_list, tuple):
+        hooks_list = list(hooks_list)
+    if not isinstance(hooks_list, list):
+        if hooks_list is not None:
+            _LOG.warning(
+                "npu_hooks_append: hooks_list is not a list. Expected a list of hooks; got %s, which is left out. "
+                "Pass a list.",
+                type(hooks_list).__name__,
+            )
+        hooks_list = []
+    hooks_list.append(hook)
+    return hooks_list
+
+
+def _normalised_copy(config: Any) -> tf.compat.v1.ConfigProto:
+    copied = tf.compat.v1.ConfigProto()
+    if isinstance(config, tf.compat.v1.ConfigProto):
+        copied.CopyFrom(config)
+    return npu_config_proto(copied)

@@ -1,0 +1,122 @@
+"""Means and reductions of single gradients over the ranks, outside of any optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import groups
+from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.options.errors import message, say_once
+
+_BY_STRATEGY, _TOGETHER = 1, 2
+
+
+def mean_or_sum(value: Any, is_mean: bool, communicator: Communicator, name: str) -> Any:
+    """The sum of one gradient over the ranks, divided by their number for a mean.
+
+    Args:
+      value: dense tensor, or `tf.IndexedSlices`, whose rows are then gathered from all ranks; rows with the same index
+        are kept apart. Integers divide rounding down.
+      is_mean: whether to divide.
+      communicator: the ranks.
+      name: prefix of the transfers' names, the same on every rank.
+    Returns:
+      What `value` was, dense or sparse, with its dtype.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            _divided(communicator.all_gather(value.values, f"{name}_values"), is_mean, communicator),
+            communicator.all_gather(value.indices, f"{name}_indices"),
+            value.dense_shape,
+        )
+    return _divided(sum_over_ranks(communicator, tf.convert_to_tensor(value), name), is_mean, communicator)
+
+
+def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -> list:
+    """Reduces a list of gradients over the ranks of a group.
+
+    Args:
+      values: dense tensors and `tf.IndexedSlices`.
+      reduction: "mean", "sum", "max", "min" or "prod"; sparse ones are summed for all but "mean".
+      fusion: how sums travel: 0 one by one, 1 in the fragments of the group's split strategy
+        where it fits that many values, 2 all together.
+      group: name of the group; a mean divides by its size.
+    Returns:
+      List in the same order.
+    Raises:
+      ValueError: the reduction or the group does not exist, or a value is None.
+    """
+    communicator = collective.group(group, "npu_allreduce")
+    _check(values, reduction)
+    name = f"npu_allreduce_{reduction}_{groups.label(communicator)}"
+    is_mean = reduction == "mean"
+    if is_mean and group != groups.WORLD:
+        say_once(logging.INFO, "npu_allreduce: a mean in a group divides by the size of the group, not of the job.")
+    if reduction not in ("mean", "sum"):
+        return [_reduce_one(value, reduction, communicator, name) for value in values]
+    if fusion not in (_BY_STRATEGY, _TOGETHER):
+        return [mean_or_sum(value, is_mean, communicator, name) for value in values]
+    values = [value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value) for value in values]
+    results = {
+        position: mean_or_sum(value, is_mean, communicator, f"{name}_{position}")
+        for position, value in enumerate(values)
+        if isinstance(value, tf.IndexedSlices)
+    }
+    for positions in _transfers(values, fusion, group):
+        tensors = [values[position] for position in positions]
+        sums = communicator.all_reduce(tensors, f"{name}_{positions[0]}", average=False)
+        results.update(zip(positions, (_divided(total, is_mean, communicator) for total in sums)))
+    return [results[position] for position in range(len(values))]
+
+
+def _reduce_one(value, reduction, communicator, name):
+    if isinstance(value, tf.IndexedSlices):
+        return mean_or_sum(value, False, communicator, name)
+    reduced = communicator.reduce(tf.convert_to_tensor(value), reduction, name)
+    return without_gradient(reduced, f"npu_allreduce with {reduction!r}")
+
+
+def _transfers(values, fusion, group):
+    if fusion == _BY_STRATEGY and groups.of_this_process().strategies.of(group).fits(len(values)):
+        return fragments_of(values, [f"value {position}" for position in range(len(values))], group)
+    dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
+    return [dense] if dense else []
+
+
+def _divided(total, is_mean, communicator):
+    if not is_mean or communicator.size == 1:
+        return total
+    size = tf.cast(communicator.size, total.dtype)
+    return total // size if total.dtype.is_integer else total / size
+
+
+def _check(values, reduction):
+    choices = ("mean", *REDUCTIONS)
+    if reduction not in choices:
+        raise ValueError(
+            message(
+                "npu_allreduce",
+                "unknown reduction",
+                ", ".join(map(repr, choices)),
+                repr(reduction),
+                "Correct the name.",
+            )
+        )
+    missing = [position for position, value in enumerate(values) if value is None]
+    if missing:
+        raise ValueError(
+            message(
+                "npu_allreduce",
+                "there is nothing to reduce",
+                "tensors",
+                f"None at {missing}",
+                "Leave those out.",
+            )
+        )

@@ -1,0 +1,1 @@
+"""Collectives as TensorFlow ops."""

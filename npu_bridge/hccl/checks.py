@@ -1,0 +1,159 @@
+"""What is checked about a collective before anything travels. Every message names the op and the rank."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.options.errors import message, nearest
+
+REDUCIBLE = (
+    tf.int8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+)
+MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
+BROADCASTABLE = (*MOVABLE, tf.bool, tf.complex64, tf.complex128)
+_LARGEST_FUSION_ID = 2**31 - 1
+
+
+class Call:
+    """One call of a collective: its group, and its place for messages.
+
+    Args:
+      op: the function, as messages name it.
+      group: name of the group it runs in.
+    Raises:
+      ValueError: there is no such group.
+    """
+
+    def __init__(self, op: str, group: str):
+        self.op = op
+        self.communicator: Communicator = collective.group(group, op)
+        self.where = f"{op} (rank {self.communicator.rank} of {self.communicator.size} in {group!r})"
+
+    def error(self, problem: str, expected: str, got: Any, mend: str, kind: type = ValueError) -> Exception:
+        """An exception in the house form."""
+        return kind(message(self.where, problem, expected, str(got), mend))
+
+    def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
+        """The value as a dense tensor of one of the dtypes; TypeError otherwise."""
+        if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
+            raise self.error(
+                f"{name} is not dense",
+                "a dense tensor",
+                type(value).__name__,
+                "npu_allreduce takes tf.IndexedSlices.",
+                TypeError,
+            )
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype not in dtypes:
+            raise self.error(
+                f"{name} has a dtype that does not travel",
+                ", ".join(dtype.name for dtype in dtypes),
+                f"{tensor.dtype.name} of shape {tensor.shape}",
+                "Cast it.",
+                TypeError,
+            )
+        return tensor
+
+    def has_rows(self, tensor: tf.Tensor) -> None:
+        """ValueError for a scalar."""
+        if tensor.shape.rank == 0:
+            raise self.error(
+                "a scalar has no first dimension",
+                "a tensor of rank 1 or more",
+                "shape ()",
+                "Use tensor[None].",
+            )
+
+    def rank_size(self, rank_size: Any) -> None:
+        """ValueError when `rank_size` is not the size of the group."""
+        if not is_integer(rank_size) or rank_size != self.communicator.size:
+            raise self.error(
+                "rank_size is not the size of the group",
+                f"rank_size={self.communicator.size}",
+                repr(rank_size),
+                "Pass get_rank_size(group).",
+            )
+
+    def group_rank(self, rank: Any, name: str) -> None:
+        """ValueError when a rank is not one of the group."""
+        if not is_integer(rank) or not 0 <= rank < self.communicator.size:
+            raise self.error(
+                f"{name} is not a rank of the group",
+                f"an integer from 0 to {self.communicator.size - 1}",
+                repr(rank),
+                "Ranks are counted in the group: see get_group_rank_from_world_rank.",
+            )
+
+    def reduction(self, reduction: Any) -> None:
+        """ValueError for an unknown reduction."""
+        if reduction not in REDUCTIONS:
+            near = nearest(reduction, REDUCTIONS)
+            raise self.error(
+                "unknown reduction",
+                ", ".join(map(repr, REDUCTIONS)),
+                repr(reduction),
+                f"Did you mean {near!r}?" if near else "Use 'sum' and divide for a mean.",
+            )
+
+    def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
+        """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
+        if not is_integer(fusion) or fusion not in allowed:
+            raise self.error(
+                "unknown fusion mode",
+                f"fusion in {list(allowed)}",
+                repr(fusion),
+                "Use 0: it changes no result.",
+            )
+        fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
+        if not fits:
+            raise self.error(
+                f"fusion_id does not fit fusion={fusion}",
+                f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1",
+                repr(fusion_id),
+                "Leave out both, or give fusion=2 with an id.",
+            )
+
+    def per_rank(self, numbers_: Any, name: str) -> tf.Tensor:
+        """An int64 vector with one non-negative entry per rank; ValueError where it is known not to be."""
+        vector = tf.cast(tf.convert_to_tensor(numbers_), tf.int64)
+        size = self.communicator.size
+        if not vector.shape.is_compatible_with([size]):
+            raise self.error(
+                f"{name} does not have one entry per rank",
+                f"shape ({size},)",
+                f"shape {vector.shape}",
+                "Add entries.",
+            )
+        known = tf.get_static_value(vector)
+        if known is not None and (known < 0).any():
+            raise self.error(f"{name} has a negative entry", "entries of at least 0", known.tolist(), "Correct it.")
+        return tf.ensure_shape(vector, [size])
+
+    def fits(self, flat: tf.Tensor, counts: tf.Tensor, displacements: tf.Tensor) -> None:
+        """ValueError when blocks are known to reach beyond the data."""
+        known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
+        if known is not None and elements is not None and known.max() > elements:
+            raise self.error(
+                "blocks to send reach beyond send_data",
+                f"count plus displacement up to the {elements} elements of send_data",
+                f"{known.tolist()}, one sum per rank",
+                "Counts and displacements are in elements.",
+            )
+
+
+def is_integer(value: Any) -> bool:
+    """True for a Python or numpy integer that is not a boolean."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -1,0 +1,387 @@
+"""The collectives of the documented interface, as TensorFlow ops over Horovod.
+
+Every function is collective: all ranks of `group` must call it, in graphs built alike, and run what it returns.
+They work in a TF 1 graph, in a `tf.function` and eagerly; with one rank they copy nothing. Ranks given as `root_rank`,
+`dest_rank` and `src_rank` are counted in the group. Sizes and displacements count elements.
+
+`fusion` and `fusion_id` are checked and otherwise left to Horovod, which joins transfers that are ready together; no
+result depends on them. Only `allreduce` with "sum" has a gradient (the sum of the incoming gradients over the same
+group); differentiating anything else is a LookupError.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.collective import groups
+from npu_bridge.collective.blocks import exchange_blocks
+from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.collective.groups import WORLD
+from npu_bridge.collective.pairs import receive_from, send_to
+from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, is_integer
+
+__all__ = [
+    "all_to_all_v",
+    "all_to_all_v_c",
+    "allgather",
+    "allreduce",
+    "alltoallv",
+    "alltoallvc",
+    "broadcast",
+    "gather_all_to_all_v",
+    "receive",
+    "reduce",
+    "reduce_scatter",
+    "remote_read",
+    "remote_ref_read",
+    "remote_scatter_write",
+    "remote_write",
+    "send",
+]
+
+
+def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
+    """Combines a tensor over the ranks, element by element.
+
+    Args:
+      tensor: int8, int16, int32, int64, float16, bfloat16, float32 or float64, of the same shape on all ranks. A list
+        of tensors is packed into one.
+      reduction: "sum", "max", "min" or "prod".
+      fusion: 0, 1 or 2.
+      fusion_id: -1; with `fusion=2` an id from 0 to 2**31 - 1.
+      group: name of the group.
+    Returns:
+      Tensor of the same shape and dtype, equal on all ranks.
+    Raises:
+      TypeError: the tensor is sparse or of another dtype.
+      ValueError: an argument is not one of the above.
+    Ranks: collective in `group`.
+    """
+    call = Call("hccl_ops.allreduce", group)
+    call.reduction(reduction)
+    call.fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    return _reduced(call, call.tensor(tensor, REDUCIBLE), reduction)
+
+
+def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
+    """Combines a tensor over the ranks for one of them. Here every rank gets the result.
+
+    Args:
+      root_rank: the rank that needs the result.
+      tensor, reduction, fusion, fusion_id, group: as in `allreduce`, with `fusion` 0 or 2.
+    Returns, Raises, Ranks: as `allreduce`.
+    """
+    call = Call("hccl_ops.reduce", group)
+    call.reduction(reduction)
+    call.fusion(fusion, fusion_id)
+    call.group_rank(root_rank, "root_rank")
+    value = call.tensor(tensor, REDUCIBLE)
+    return without_gradient(call.communicator.reduce(value, reduction, _name(call, reduction)), "hccl_ops.reduce")
+
+
+def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
+    """Joins the tensors of all ranks along the first dimension, in rank order.
+
+    Args:
+      tensor: of rank 1 or more and of the dtypes of `allreduce` or an unsigned integer, of the same shape on all
+        ranks.
+      rank_size: number of ranks in the group.
+      group, fusion, fusion_id: as in `reduce`.
+    Returns:
+      Tensor of the same dtype, `rank_size` times as long in the first dimension.
+    Raises, Ranks: as `allreduce`.
+    """
+    call = Call("hccl_ops.allgather", group)
+    call.rank_size(rank_size)
+    call.fusion(fusion, fusion_id)
+    value = call.tensor(tensor, MOVABLE)
+    call.has_rows(value)
+    gathered = call.communicator.all_gather(value, _name(call))
+    rows = value.shape[0]
+    gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *value.shape[1:]])
+    return without_gradient(gathered, "hccl_ops.allgather")
+
+
+def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
+    """Gives every rank the tensors as they are on one rank, and variables that rank's values.
+
+    Args:
+      tensor: list of tensors and variables of any numeric or boolean dtype. Running a result that belongs to a
+        variable also assigns it, so nothing else is needed to start all ranks alike.
+      root_rank: the rank whose values are sent.
+      fusion, fusion_id, group: as in `reduce`.
+    Returns:
+      List of tensors, as long as `tensor`.
+    Raises:
+      TypeError: `tensor` is not a list, or holds another dtype.
+      ValueError: as `allreduce`.
+    Ranks: collective in `group`.
+    """
+    call = Call("hccl_ops.broadcast", group)
+    call.fusion(fusion, fusion_id)
+    call.group_rank(root_rank, "root_rank")
+    if not isinstance(tensor, (list, tuple)):
+        raise call.error(
+            "tensor is not a list",
+            "a list of tensors and variables",
+            type(tensor).__name__,
+            "Write [x].",
+            TypeError,
+        )
+    return [_broadcast(call, item, root_rank) for item in tensor]
+
+
+def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_id=-1):
+    """Combines a tensor over the ranks and leaves each rank its own part of the first dimension.
+
+    Args:
+      tensor: of rank 1 or more, its first dimension divisible by `rank_size`; dtypes as in `allreduce`.
+      reduction, rank_size, group, fusion, fusion_id: as in `reduce` and `allgather`.
+    Returns:
+      Tensor of the same dtype, the first dimension divided by `rank_size`.
+    Raises, Ranks: as `allreduce`.
+    """
+    call = Call("hccl_ops.reduce_scatter", group)
+    call.reduction(reduction)
+    call.rank_size(rank_size)
+    call.fusion(fusion, fusion_id)
+    value = call.tensor(tensor, REDUCIBLE)
+    call.has_rows(value)
+    rows = value.shape[0]
+    if rows is not None and rows % rank_size:
+        raise call.error(
+            "the first dimension does not divide among the ranks",
+            f"a multiple of rank_size={rank_size}",
+            f"shape {value.shape}",
+            "Pad the tensor.",
+        )
+    if rows is None:
+        value = _divisible(call, value)
+    part = call.communicator.reduce_scatter(value, reduction, _name(call, reduction))
+    part = tf.ensure_shape(part, [rows and rows // rank_size, *value.shape[1:]])
+    return without_gradient(part, "hccl_ops.reduce_scatter")
+
+
+def send(tensor, sr_tag, dest_rank, group=WORLD):
+    """Sends a tensor to one rank, which calls `receive`.
+
+    It is built as a broadcast between the two, so a group of just these two ranks must exist: the group of the call
+    (a job of two ranks, say), or any other that `create_group` made. It works in graphs only, and is done when the
+    receiver has received: where two ranks send to each other, `receive` must not wait for `send`.
+
+    Args:
+      tensor: dtypes as in `allgather`.
+      sr_tag: integer that pairs the call with its `receive`.
+      dest_rank: the receiving rank.
+      group: name of the group in which `dest_rank` counts.
+    Returns:
+      The op to run; it has no output.
+    Raises:
+      NotImplementedError: there is no group of just the two ranks.
+      RuntimeError: executed eagerly.
+      TypeError, ValueError: as `allreduce`.
+    Ranks: this rank and `dest_rank`.
+    """
+    call = Call("hccl_ops.send", group)
+    return send_to(_pair(call, dest_rank, "dest_rank", sr_tag), call.tensor(tensor, MOVABLE), sr_tag)
+
+
+def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
+    """Receives the tensor that one rank sends with `send`.
+
+    Args:
+      shape: list of integers.
+      data_type: dtype of the tensor that is sent.
+      sr_tag, group: as given to `send`.
+      src_rank: the sending rank.
+    Returns:
+      The tensor.
+    Raises, Ranks: as `send`.
+    """
+    call = Call("hccl_ops.receive", group)
+    dtype = tf.as_dtype(data_type)
+    if dtype not in MOVABLE:
+        raise call.error(
+            "data_type does not travel", ", ".join(d.name for d in MOVABLE), dtype.name, "Cast.", TypeError
+        )
+    if not tf.TensorShape(shape).is_fully_defined():
+        raise call.error("shape is not fully known", "a list of integers", shape, "Receivers must know the shape.")
+    pair = _pair(call, src_rank, "src_rank", sr_tag)
+    return without_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
+
+
+def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_displacements, group=WORLD):
+    """Sends one block of elements to each rank, from and to any place.
+
+    Args:
+      send_data: of any shape, addressed as a flat array of elements; dtypes as in `allgather`.
+      send_counts: int64, number of elements for each rank.
+      send_displacements: int64, where the block for each rank starts; blocks may overlap.
+      recv_counts: int64, number of elements that each rank sends here.
+      recv_displacements: int64, where the block from each rank goes.
+      group: name of the group.
+    Returns:
+      Vector that reaches to the end of the farthest received block; 0 where no block lands.
+    Raises:
+      TypeError, ValueError: as `allreduce`, or a block is known to reach beyond `send_data`.
+      tf.errors.InvalidArgumentError: when run, where a rank sent another number of elements than expected.
+    Ranks: collective in `group`.
+    """
+    call = Call("hccl_ops.all_to_all_v", group)
+    flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
+    counts = call.per_rank(send_counts, "send_counts")
+    displacements = call.per_rank(send_displacements, "send_displacements")
+    call.fits(flat, counts, displacements)
+    arriving = (
+        call.per_rank(recv_counts, "recv_counts"),
+        call.per_rank(recv_displacements, "recv_displacements"),
+    )
+    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, _name(call))
+    return without_gradient(received, "hccl_ops.all_to_all_v")
+
+
+def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, group=WORLD):
+    """Sends one block of elements to each rank, block after block.
+
+    Args:
+      send_data: as in `all_to_all_v`; the blocks for rank 0, 1, ... follow each other in it.
+      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver.
+      rank: this process's rank in the group.
+      fusion, fusion_id, group: as in `reduce`.
+    Returns:
+      Vector of the blocks that arrived, in rank order.
+    Raises, Ranks: as `all_to_all_v`.
+    """
+    call = Call("hccl_ops.all_to_all_v_c", group)
+    call.fusion(fusion, fusion_id)
+    communicator = call.communicator
+    if not is_integer(rank) or rank != communicator.rank:
+        raise call.error(
+            "rank is not this process's own",
+            f"rank={communicator.rank}",
+            repr(rank),
+            "Pass get_rank_id(group).",
+        )
+    flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
+    matrix = tf.cast(tf.convert_to_tensor(send_count_matrix), tf.int64)
+    if not matrix.shape.is_compatible_with([communicator.size] * 2):
+        raise call.error(
+            "send_count_matrix does not have a row and a column per rank",
+            f"shape {(communicator.size,) * 2}",
+            f"shape {matrix.shape}",
+            "Row r, column c is the number of elements rank r sends to rank c.",
+        )
+    sent = call.per_rank(matrix[rank], "row of send_count_matrix")
+    arriving = call.per_rank(matrix[:, rank], "column of send_count_matrix")
+    blocks, places = (sent, _one_after_the_other(sent)), (arriving, _one_after_the_other(arriving))
+    call.fits(flat, *blocks)
+    received = exchange_blocks(communicator, flat, blocks, places, _name(call))
+    return without_gradient(received, "hccl_ops.all_to_all_v_c")
+
+
+alltoallv = all_to_all_v
+alltoallvc = all_to_all_v_c
+
+
+def gather_all_to_all_v(
+    addrinfo, addrinfo_count_per_rank, recv_counts, recv_displacements, dtype, addr_length, group=WORLD
+):
+    """Not available: it reads raw device addresses. Gather the elements and call `all_to_all_v`."""
+    raise _needs_addresses("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v")
+
+
+def remote_read(tensorRemote, data_type):  # noqa: N803 - the documented name
+    """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    raise _needs_addresses("remote_read", "Call allgather or all_to_all_v on all ranks")
+
+
+def remote_ref_read(tensorRemote, cache, offset):  # noqa: N803 - the documented name
+    """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
+    raise _needs_addresses("remote_ref_read", "Call allgather or all_to_all_v on all ranks")
+
+
+def remote_write(tensorRemote, tensorLocal, data_type):  # noqa: N803 - the documented name
+    """Not available: it writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
+    raise _needs_addresses("remote_write", "Call broadcast or all_to_all_v on all ranks")
+
+
+def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the documented name
+    """Not available: it writes another server's device memory. Call `all_to_all_v`."""
+    raise _needs_addresses("remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update")
+
+
+def _reduced(call, value, reduction):
+    if reduction == "sum":
+        return sum_over_ranks(call.communicator, value, _name(call, reduction))
+    reduced = call.communicator.reduce(value, reduction, _name(call, reduction))
+    return without_gradient(reduced, f"{call.op} with {reduction!r}")
+
+
+def _broadcast(call, item, root_rank):
+    sent = call.communicator.broadcast(call.tensor(item, BROADCASTABLE), root_rank, _name(call, str(root_rank)))
+    if isinstance(item, tf.Variable):
+        assigned = item.assign(sent, read_value=False)
+        with tf.control_dependencies([] if assigned is None else [assigned]):
+            return tf.identity(sent)
+    return without_gradient(sent, "hccl_ops.broadcast")
+
+
+def _pair(call, other, name, sr_tag):
+    """The communicator of this rank and another one of the group."""
+    call.group_rank(other, name)
+    if not is_integer(sr_tag):
+        raise call.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
+    communicator = call.communicator
+    if other == communicator.rank:
+        raise call.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
+    if tf.executing_eagerly():
+        raise call.error(
+            "tags are not known eagerly",
+            "a graph or a tf.function",
+            "eager execution",
+            "Wrap it.",
+            RuntimeError,
+        )
+    first, second = communicator.members[communicator.rank], communicator.members[other]
+    pair = groups.of_this_process().find_pair(first, second, groups.find(WORLD))
+    if pair is None:
+        raise call.error(
+            "there is no direct way between the two ranks",
+            f"a group of just ranks {first} and {second}",
+            f"a group of {communicator.size} ranks",
+            f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "
+            f"elsewhere; or use broadcast or all_to_all_v.",
+            NotImplementedError,
+        )
+    return pair
+
+
+def _divisible(call, value):
+    size = call.communicator.size
+    check = tf.debugging.assert_equal(
+        tf.shape(value)[0] % size,
+        0,
+        message=f"{call.where}: the first dimension must be a multiple of {size}.",
+    )
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(value)
+
+
+def _one_after_the_other(counts):
+    known = tf.get_static_value(counts)
+    if known is not None:
+        return tf.constant(np.cumsum(known) - known, tf.int64)
+    return tf.cumsum(counts, exclusive=True)
+
+
+def _name(call, detail=None):
+    """The transfer's name: equal on the ranks of the group, whatever other groups each of them is in."""
+    return "_".join(filter(None, [call.op.replace("_ops.", "_"), detail, groups.label(call.communicator)]))
+
+
+def _needs_addresses(op, alternative):
+    return NotImplementedError(
+        f"hccl_ops.{op}: not available. Expected a collective over tensors; got an access by raw device address. "
+        f"{alternative}."
+    )

@@ -1,0 +1,93 @@
+"""What the doctor finds without starting anything: versions and the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from npu_bridge import __version__
+from npu_bridge.launch.doctor_page import Problem, Section
+
+__all__ = ["installed_version", "machine_section", "versions_section"]
+
+# Names under which a package may be installed, the first one found counts.
+_PACKAGES = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tensorflow-rocm"),
+    "keras": ("keras",),
+    "estimator": ("tensorflow-estimator",),
+    "addons": ("tensorflow-addons",),
+    "horovod": ("horovod",),
+    "numpy": ("numpy",),
+    "protobuf": ("protobuf",),
+}
+_EXPECTED = {"tensorflow": "2.15", "horovod": "0.28.1"}
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+_BFLOAT16 = ("amx_bf16", "avx512_bf16")
+_FLOAT16 = ("avx512_fp16",)
+
+
+def installed_version(package: str) -> str | None:
+    """Version of a package by what is installed, without importing it; None when it is not there."""
+    for name in _PACKAGES[package]:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def versions_section() -> tuple[Section, list[Problem]]:
+    """Versions of everything that takes part, and those that do not fit."""
+    rows = [
+        ("npu_bridge", __version__),
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("system", f"{platform.platform()}"),
+    ]
+    problems = []
+    if not (3, 9) <= sys.version_info[:2] <= (3, 11):
+        problems.append(
+            Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9, 3.10 or 3.11.")
+        )
+    for package in _PACKAGES:
+        found, expected = installed_version(package), _EXPECTED.get(package)
+        rows.append((package, found or "not installed"))
+        if found and expected and not f"{found}.".startswith(f"{expected}."):
+            problems.append(
+                Problem(f"{package} is {found}; made for {expected}", f"pip install '{package}=={expected}.*'", False)
+            )
+    return Section("versions", rows), problems
+
+
+def machine_section(gpus: list[str] | None, cpuinfo: str | os.PathLike = "/proc/cpuinfo") -> Section:
+    """Cores, processor features that decide precision, memory and GPUs.
+
+    Args:
+      gpus: what TensorFlow sees; None when it could not be asked.
+      cpuinfo: the system's description of its processors, where it has one.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    rows = [("cores", f"{usable} usable of {os.cpu_count()}")]
+    text = Path(cpuinfo).read_text(errors="replace") if Path(cpuinfo).exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    rows.append(("processor", model.group(1) if model else platform.processor() or platform.machine()))
+    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
+    if flags:
+        has = {name for name in _FEATURES if name in flags.group(1).split()}
+        rows += [(name.upper(), "yes" if name in has else "no") for name in _FEATURES]
+        rows.append(("bfloat16", _arithmetic(_BFLOAT16, has)))
+        rows.append(("float16", _arithmetic(_FLOAT16, has)))
+    else:
+        rows.append(("features", "unknown: the system does not list them"))
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        rows.append(("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"))
+    rows.append(("GPUs", "unknown" if gpus is None else ", ".join(gpus) or "none"))
+    return Section("machine", rows)
+
+
+def _arithmetic(features: tuple[str, ...], has: set[str]) -> str:
+    found = [name.upper() for name in features if name in has]
+    return f"in hardware ({', '.join(found)})" if found else "not in hardware: slower than float32 on this processor"

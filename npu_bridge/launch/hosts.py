@@ -1,0 +1,163 @@
+"""Where the ranks of a job go: this machine, or hosts from the command line, a file or a rank table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.options import environment
+from npu_bridge.options.rank_table import RankTable, read_rank_table
+
+__all__ = ["Plan", "is_this_machine", "plan_job"]
+
+_HOSTS = re.compile(r"[^\s:,]+:[1-9]\d*(,[^\s:,]+:[1-9]\d*)*")
+_HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d*)")
+
+
+class Plan(NamedTuple):
+    """A job before it starts.
+
+    Attributes:
+      size: number of ranks.
+      slots: ranks by host, in the order in which hosts are filled; empty for this machine.
+      devices: device of each rank, where a rank table says it.
+    """
+
+    size: int
+    slots: Mapping[str, int]
+    devices: tuple[int, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all ranks go to this machine."""
+        return all(map(is_this_machine, self.slots))
+
+    @property
+    def hosts(self) -> str:
+        """The hosts as `-H` takes them."""
+        return ",".join(f"{host}:{slots}" for host, slots in self.slots.items())
+
+
+def plan_job(
+    size: int | None, hosts: str | None = None, hostfile: str | None = None, rank_table: str | None = None
+) -> Plan:
+    """Makes a plan of what the command line says, and checks it against the environment.
+
+    A rank table becomes RANK_TABLE_FILE of this process and so of every rank.
+
+    Args:
+      size: number of ranks; None for all slots there are, or one rank.
+      hosts: the text of -H.
+      hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
+      rank_table: a rank table in JSON.
+    Raises:
+      LaunchError: the sources exclude each other, cannot be read, offer too few slots, or contradict RANK_ID, RANK_SIZE
+        or the CM_* variables.
+    """
+    named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
+    if len(named) > 1:
+        raise LaunchError(f"{' and '.join(named)} exclude each other. Name the hosts in one way.")
+    if rank_table:
+        plan = _plan_of_table(size, rank_table)
+    else:
+        slots = _slots_of_file(hostfile) if hostfile else _slots(hosts)
+        plan = Plan(size or sum(slots.values()) or 1, slots)
+        if slots and plan.size > sum(slots.values()):
+            source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
+            raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
+    _check_environment(plan.size)
+    return plan
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or address belongs to this machine: only then something can be bound to it."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def _slots(hosts: str | None) -> dict[str, int]:
+    if hosts is None:
+        return {}
+    if not _HOSTS.fullmatch(hosts):
+        raise LaunchError(f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {hosts!r}.")
+    pairs = [entry.split(":") for entry in hosts.split(",")]
+    if len({host for host, _ in pairs}) < len(pairs):
+        raise LaunchError(f"-H names a host twice. Expected each host once with all its slots; got {hosts!r}.")
+    return {host: int(slots) for host, slots in pairs}
+
+
+def _slots_of_file(path: str) -> dict[str, int]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {path} cannot be read ({error}). Name a text file.") from error
+    slots: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        entry = _HOSTFILE_LINE.fullmatch(text)
+        if not entry or entry["host"] in slots:
+            problem = "a host comes twice" if entry else "the line is not understood"
+            raise LaunchError(f"{path}:{number}: {problem}. Expected each host once, as host slots=N; got {text!r}.")
+        slots[entry["host"]] = int(entry["slots"])
+    if not slots:
+        raise LaunchError(f"--hostfile {path} names no host. Expected lines such as host1 slots=4.")
+    return slots
+
+
+def _plan_of_table(size: int | None, path: str) -> Plan:
+    try:
+        table = read_rank_table(path)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if size not in (None, table.size):
+        raise LaunchError(f"-np {size} differs from rank table {path}, which has {table.size} ranks. Leave -np out.")
+    environment.write_variable("RANK_TABLE_FILE", os.path.abspath(path))
+    plan = Plan(table.size, dict(table.servers), tuple(placement.device for placement in table.placements))
+    if not plan.is_local:
+        _check_order(table, path)
+    return plan
+
+
+def _check_order(table: RankTable, path: str) -> None:
+    """Ranks are numbered host after host; a table that does otherwise would call ranks by other numbers."""
+    filled = [server for server, slots in table.servers for _ in range(slots)]
+    for placement, server in zip(table.placements, filled):
+        if placement.server != server:
+            raise LaunchError(
+                f"rank table {path} numbers its ranks across servers. Expected rank {placement.rank} on {server}; got "
+                f"{placement.server}. Number the ranks of each server in a row."
+            )
+
+
+def _check_environment(size: int) -> None:
+    """Variables that would contradict the plan, unless another launcher started this process and has set them."""
+    try:
+        placed = environment.launched()
+        environment.check_cluster_variables()
+        if placed is not None:
+            return
+        declared = environment.declared_world_size()
+        if declared not in (1, size):
+            raise LaunchError(
+                f"RANK_SIZE (or CM_WORKER_SIZE) is {declared}, but {size} rank(s) would start. "
+                f"Say npu-run -np {declared}, or unset the variable."
+            )
+        rank = environment.declared_rank()
+        if size > 1 and rank is not None:
+            raise LaunchError(f"RANK_ID={rank} is set and would be every rank's number. Unset it: npu-run sets it.")
+    except ValueError as error:
+        raise LaunchError(str(error)) from error

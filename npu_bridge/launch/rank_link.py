@@ -1,0 +1,66 @@
+"""A rank's end of the link: one end of a socket pair whose other end only the launcher holds.
+
+Through it the rank reports, as lines of JSON, where it stands still and which exception ends it. The launcher may ask
+it to leave Horovod; and when the launcher dies, however it dies, the link closes and the rank ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from npu_bridge.launch.standstill import Standstill
+
+__all__ = ["RankLink"]
+
+_LOOK_SECS = 0.5
+
+
+class RankLink:
+    """Talks to the launcher from a thread of its own.
+
+    Args:
+      file: descriptor of this rank's end.
+    """
+
+    def __init__(self, file: int):
+        self._file = file
+        self._standstill = Standstill(threading.main_thread().ident or 0)
+        os.set_inheritable(file, False)
+        threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; where the launcher is gone, the thread that watches the link ends this process."""
+        with contextlib.suppress(OSError):
+            os.write(self._file, json.dumps(message).encode() + b"\n")
+
+    def _attend(self) -> None:
+        while True:
+            if select.select([self._file], [], [], _LOOK_SECS)[0]:
+                if not os.read(self._file, 1):
+                    _end_this_rank()
+                _leave_horovod()
+            news = self._standstill.look(time.monotonic())
+            if news is not None:
+                self.send(news)
+
+
+def _end_this_rank() -> None:
+    """Kills this rank and what it started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_horovod() -> None:
+    """Ends Horovod on all ranks, so that whoever waits in a collective raises and names it."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    if hvd is not None and hvd.is_initialized():
+        threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

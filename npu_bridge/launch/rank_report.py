@@ -1,0 +1,94 @@
+"""What a rank tells the launcher about the exception that ends it."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+import types
+from typing import Any
+
+__all__ = ["report_of", "script_frames"]
+
+# A report fits into the link's buffer, so that sending it never waits for the launcher.
+_TRACE_CHARACTERS = 16_000
+# How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
+_ECHOES = (
+    "HorovodInternalError",
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "gloo/transport/tcp",
+)
+# How TensorFlow 2.15 names the op that failed: in graphs below the reason, eagerly behind it.
+_NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
+_EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
+_FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
+
+
+def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
+    """The facts about an exception, ready for JSON.
+
+    Args:
+      error: what ended the script.
+      script: the script's path, as compiled.
+      code: exit code the rank will end with.
+    Returns:
+      `when` on the monotonic clock, `code`, `summary` of one line, `tensor` (the op TensorFlow names, or ""), `trace`
+      without frames above the script, and `echo`: whether the error only says that another rank is gone.
+    """
+    summary, tensor = _summary(error)
+    return {
+        "when": time.monotonic(),
+        "code": code,
+        "summary": summary,
+        "tensor": tensor,
+        "trace": "".join(traceback.format_exception(type(error), error, script_frames(error, script)))[
+            -_TRACE_CHARACTERS:
+        ],
+        "echo": _is_echo(error),
+    }
+
+
+def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
+    """The traceback from the script's first line on, without the frames of the launcher."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != script:
+        frame = frame.tb_next
+    return frame
+
+
+def _summary(error: BaseException) -> tuple[str, str]:
+    """The reason in one line, and the op it is about or ""."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})", ""
+    name = type(error).__name__
+    lines = [line for line in traceback.format_exception_only(type(error), error)[-1].splitlines() if line.strip()]
+    lines = lines or [name]
+    # TensorFlow's own errors are many lines: the reason stands just above the node.
+    for above, line in zip(lines, lines[1:]):
+        node = _NODE.search(line)
+        if node and line.startswith("\t"):
+            return f"{name}: {_FUNCTION_PREFIX.sub('', above.strip())} (in {node.group(1)})", node.group(1)
+    reason = lines[0].strip().partition(f"{name}: ")[2] if f"{name}: " in lines[0] else ""
+    reason = _FUNCTION_PREFIX.sub("", reason)
+    eager_op = _EAGER_OP.search(reason)
+    if eager_op:
+        tensor = (eager_op.group(1) or "").strip()
+        reason = reason[: eager_op.start()] + (f" (in {tensor})" if tensor else "")
+        return f"{name}: {reason}", tensor
+    return (f"{name}: {reason}" if reason else lines[0].strip()) + (" ..." if len(lines) > 1 else ""), ""
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone, itself or anywhere among its causes."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        names = " ".join(base.__name__ for base in type(cause).__mro__)
+        if any(echo in f"{names} {cause}" for echo in _ECHOES):
+            return True
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False

@@ -1,0 +1,119 @@
+"""The options of the run a graph belongs to, kept with the graph.
+
+Who builds a graph (an optimizer, say) need not know the configuration of the run, and who knows it need not
+know the builder: one publishes, the other asks. Options may also arrive after the graph was built, with the
+session; then what it was built with is compared with what they say.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from npu_bridge.options.errors import message, say_once
+from npu_bridge.options.training_options import TrainingOptions
+
+_KEY = ("npu_bridge", "options")  # TensorFlow exports collections with text keys only
+
+
+@dataclass
+class _Record:
+    options: TrainingOptions | None = None
+    built_with: dict[str, Any] = field(default_factory=dict)
+
+
+def publish(options: TrainingOptions, graph: Any = None) -> None:
+    """Says under which options a graph runs; works for a finalized graph too.
+
+    Args:
+      options: the options.
+      graph: the graph; the default one when None.
+    Raises:
+      ValueError: the graph was built against them, see `built_with`.
+    """
+    record = _record(graph)
+    record.options = options
+    for name, value in record.built_with.items():
+        _COMPARISONS[name](getattr(options, name), value, is_built=True)
+
+
+def options_of_graph() -> TrainingOptions | None:
+    """The options of the graph being built; None when nobody published any, and when executing eagerly."""
+    record = _record_being_built()
+    return record.options if record is not None else None
+
+
+def built_with(name: str, value: Any) -> None:
+    """Says what a part of the graph being built was built with.
+
+    Args:
+      name: an option, `is_tailing_optimization` or `hcom_parallel`.
+      value: what was built.
+    Raises:
+      ValueError: the options of the run, known now or published later, forbid it.
+    """
+    record = _record_being_built()
+    if record is None:
+        return
+    record.built_with[name] = value
+    if record.options is not None:
+        _COMPARISONS[name](getattr(record.options, name), value, is_built=False)
+
+
+def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
+    """NPURunConfig and NPUOptimizer have a switch each, documented to agree; False is NPURunConfig's default."""
+    del is_built
+    if configured == built:
+        return
+    mend = (
+        "Pass is_tailing_optimization=True to NPUOptimizer, or drop it in both."
+        if configured
+        else "NPUOptimizer's value is used; set it in NPURunConfig too."
+    )
+    text = message(
+        "is_tailing_optimization",
+        "NPURunConfig (or the session) and NPUOptimizer differ",
+        "the same value in both",
+        f"{configured} in NPURunConfig and {built} in NPUOptimizer",
+        mend,
+    )
+    if configured:
+        raise ValueError(text)
+    say_once(logging.WARNING, text)
+
+
+def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
+    """Gradients that are reduced as they become ready cannot be held back once the graph is built."""
+    if is_built and not configured and built:
+        say_once(
+            logging.WARNING,
+            message(
+                "hcom_parallel",
+                "the option came when the gradients were built already",
+                "hcom_parallel=False to be known before compute_gradients",
+                "a session made afterwards",
+                "Use NPUEstimator, or make the session before the optimizer; results are the same.",
+            ),
+        )
+
+
+_COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}
+
+
+def _record(graph: Any = None) -> _Record:
+    if graph is None:
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+    kept = graph.get_collection_ref(_KEY)
+    if not kept:
+        kept.append(_Record())
+    return kept[0]
+
+
+def _record_being_built() -> _Record | None:
+    import tensorflow as tf
+
+    with tf.init_scope():  # a function belongs to the graph it is built in
+        return None if tf.executing_eagerly() else _record()

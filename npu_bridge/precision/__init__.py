@@ -1,0 +1,27 @@
+"""Which operator computes in which dtype, and when that changes.
+
+`Precision` is what the options of a run ask for. `Precision.prepare` readies session settings, and `attach` (or
+`PrecisionHook`, where somebody else makes the sessions) lets a session follow. The work is done by TensorFlow's own
+rewriter, which `rewriter.py` steers.
+"""
+
+from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
+from npu_bridge.precision.hook import PrecisionHook
+from npu_bridge.precision.live_session import Build, attach, builds_of, policy_of_last_step
+from npu_bridge.precision.modes import ORIGINAL, Policy
+from npu_bridge.precision.policy import Precision
+from npu_bridge.precision.switch import Switch
+
+__all__ = [
+    "KEEP_DTYPE",
+    "ORIGINAL",
+    "Build",
+    "Policy",
+    "Precision",
+    "PrecisionHook",
+    "Switch",
+    "attach",
+    "builds_of",
+    "mark",
+    "policy_of_last_step",
+]

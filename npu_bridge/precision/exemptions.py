@@ -1,0 +1,62 @@
+"""Single operators that do otherwise than the policy: `keep_dtype_scope`, `keep_tensors_dtypes`, `customize_dtypes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from npu_bridge.precision.modes import Policy
+from npu_bridge.precision.operator_dtypes import OperatorDtypes
+from npu_bridge.precision.rewriter import MATRIX_TYPES
+
+KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
+
+
+def mark(op: tf.Operation) -> None:
+    """Exempts an operator from every change of dtype."""
+    op._set_attr(KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
+
+
+def has_mark(op: tf.Operation) -> bool:
+    """Whether an operator was made in `keep_dtype_scope` or named to `keep_tensors_dtypes`."""
+    try:
+        return bool(op.get_attr(KEEP_DTYPE))
+    except ValueError:
+        return False
+
+
+def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
+    """The dtype asked for by operator type.
+
+    The rewriter knows types only: for the sake of one operator that is to be lowered its whole type is let in, and
+    `kept_ops` keeps the others out.
+    """
+    asked = dict(dtypes.by_type)
+    for name, dtype in dtypes.by_name.items():
+        if dtype != "float32" and _exists(graph, name):
+            asked.setdefault(graph.get_operation_by_name(name).type, dtype)
+    return asked
+
+
+def kept_ops(dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Those of a run's operators that keep their dtype whatever the lists of types say."""
+    ops = list(ops)
+    let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
+    if policy.reach == "all":
+        let_in.clear()
+    elif policy.reach != "nothing":
+        let_in -= MATRIX_TYPES  # these are lowered anyway
+    kept = []
+    for op in ops:
+        asked = dtypes.by_name.get(op.name) or dtypes.by_type.get(op.type)
+        if asked == "float32" or (asked is None and (has_mark(op) or op.type in let_in)):
+            kept.append(op)
+    return kept
+
+
+def _exists(graph: tf.Graph, name: str) -> bool:
+    try:
+        return bool(graph.get_operation_by_name(name))
+    except (KeyError, ValueError):
+        return False

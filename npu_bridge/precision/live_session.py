@@ -1,0 +1,194 @@
+"""Sessions whose executors are built in the precision of the moment.
+
+TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
+a set that has not been built in the wanted precision is built ahead of its run, with the rewriter's lists in the
+environment just for that time. Another precision for a set that is built already needs another set: the same one and
+an operator that does nothing. Nothing else changes in the session, which keeps its variables, iterators and the state
+of its random operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session
+
+from npu_bridge.options import environment
+from npu_bridge.options.errors import say_once
+from npu_bridge.precision.modes import Policy
+from npu_bridge.precision.policy import Precision
+from npu_bridge.precision.run_kind import RunKind, kind_of
+
+MARKER = "npu_bridge_original_precision"
+# No session has so many thread pools. A direct session of TensorFlow 2.15 builds the executor of a run, keeps it, and
+# only then refuses a pool it does not have.
+_MISSING_POOL = 2**31 - 1
+
+
+class Build(NamedTuple):
+    """An executor that was built: under which policy, whether its run trains, and how long it took."""
+
+    policy: Policy
+    is_training: bool
+    secs: float
+
+
+def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
+    """Lets a session follow the precision of a training.
+
+    Args:
+      session: a session made with settings that `Precision.prepare` has seen; its class becomes a subclass of what it
+        was. A session that has run something keeps those executors as they are.
+      precision: of the training; a session follows one.
+    Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
+    """
+    if not precision.is_active or isinstance(session, _PreciseSession):
+        return
+    if session._target:
+        say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
+        return
+    session._npu_bridge_precision = _Executors(session.graph, precision)
+    session.__class__ = type(type(session).__name__, (_PreciseSession, type(session)), {})
+
+
+def builds_of(session: tf.compat.v1.Session) -> list[Build]:
+    """The executors an attached session has built so far, in order; empty for other sessions."""
+    return list(session._npu_bridge_precision.builds) if isinstance(session, _PreciseSession) else []
+
+
+def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
+    """The policy the latest run that trains followed; None before the first, and for sessions not attached."""
+    return session._npu_bridge_precision.last_training if isinstance(session, _PreciseSession) else None
+
+
+class _PreciseSession:
+    """Mixed into a session's class."""
+
+    def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
+        if handle is None:
+            request = _Request(fetch_list, target_list, feed_dict, options)
+            target_list = self._npu_bridge_precision.targets_for(request, self._build)
+        return super()._do_run(handle, target_list, fetch_list, feed_dict, options, run_metadata)
+
+    def _build(self, request, target_list):
+        options = pywrap_tf_session.TF_NewBufferFromString(request.building_options().SerializeToString())
+        try:
+            super()._do_run(None, target_list, request.fetches, request.feeds, options, None)
+        except tf.errors.InvalidArgumentError as error:
+            if "inter_op_thread_pool" not in error.message:
+                raise
+        finally:
+            pywrap_tf_session.TF_DeleteBuffer(options)
+
+    def make_callable(self, fetches, feed_list=None, accept_options=False):
+        # A callable without a list of feeds would go past `_do_run`.
+        return super().make_callable(fetches, [] if feed_list is None else feed_list, accept_options)
+
+    def partial_run_setup(self, fetches, feeds=None):
+        with self._npu_bridge_precision.configured():
+            return super().partial_run_setup(fetches, feeds)
+
+    def _make_callable_from_options(self, callable_options):
+        with self._npu_bridge_precision.configured():
+            return super()._make_callable_from_options(callable_options)
+
+
+class _Request:
+    """What a session was asked to run, as `_do_run` gets it."""
+
+    def __init__(self, fetches: list, targets: list, feeds: Mapping, options: Any):
+        self.fetches, self.targets, self.feeds = fetches, targets, feeds
+        self._debug_options = None
+        if options is not None:
+            given = tf.compat.v1.RunOptions.FromString(pywrap_tf_session.TF_GetBuffer(options))
+            self._debug_options = given.debug_options  # the only run options an executor is built for
+
+    @property
+    def key(self) -> tuple:
+        """What tells executors apart."""
+        debug = self._debug_options.SerializeToString() if self._debug_options is not None else b""
+        fetches = tuple(tensor.name for tensor in self.fetches)
+        return fetches, tuple(op.name for op in self.targets), tuple(sorted(self._fed())), debug
+
+    def kind(self, graph: tf.Graph) -> RunKind:
+        """What the run does."""
+        return kind_of(graph, [*(tensor.op for tensor in self.fetches), *self.targets], self._fed())
+
+    def building_options(self) -> Any:
+        """Run options under which the executor is built and nothing runs."""
+        options = tf.compat.v1.RunOptions(inter_op_thread_pool=_MISSING_POOL)
+        if self._debug_options is not None:
+            options.debug_options.CopyFrom(self._debug_options)
+        return options
+
+    def _fed(self) -> Iterable[str]:
+        return [reference.deref().name for reference in self.feeds]
+
+
+class _Executors:
+    """The executors of one session."""
+
+    def __init__(self, graph: tf.Graph, precision: Precision):
+        self.builds: list[Build] = []
+        self.last_training: Policy | None = None
+        self._graph = graph
+        self._precision = precision
+        self._marker = _marker(graph) if precision.switch is not None else None
+        self._lock = threading.Lock()
+        self._kinds: dict[tuple, RunKind] = {}
+        self._targets: dict[tuple, list[tf.Operation]] = {}
+
+    def targets_for(self, request: _Request, build: Any) -> list[tf.Operation]:
+        """The targets with which a run gets the executor it should have, which is built if need be."""
+        key = request.key
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = request.kind(self._graph)
+        policy = self._precision.policy_of_run(kind)  # may wait for other ranks, so not under the lock
+        if kind.is_training:
+            self.last_training = policy
+        with self._lock:
+            if (key, policy) not in self._targets:
+                self._targets[key, policy] = self._build(request, kind, policy, build)
+            return self._targets[key, policy]
+
+    def configured(self):
+        """A context manager: executors built inside are in the configured precision."""
+        return self._lists_of(self._precision.configured)
+
+    def _lists_of(self, policy):
+        return environment.temporarily(functools.partial(self._precision.variables, policy, self._graph))
+
+    def _build(self, request, kind, policy, build):
+        precision = self._precision
+        is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
+        kept = precision.kept_ops(policy, kind)
+        targets = [*request.targets, *kept, *([self._marker] if is_switched else ())]
+        with self._lists_of(policy):
+            start = time.perf_counter()
+            build(request, targets)
+            secs = time.perf_counter() - start
+        if is_switched and not any(built.is_training and built.policy == policy for built in self.builds):
+            precision.switch.report(secs)
+        self.builds.append(Build(policy, kind.is_training, secs))
+        return targets
+
+
+def _marker(graph: tf.Graph) -> tf.Operation:
+    """The operator that does nothing; made once in a graph."""
+    try:
+        return graph.get_operation_by_name(MARKER)
+    except KeyError:
+        was_finalized = graph.finalized
+        graph._unsafe_unfinalize()
+        with graph.as_default(), tf.name_scope(""), tf.control_dependencies(None), tf.device(None):
+            marker = tf.no_op(name=MARKER)
+        if was_finalized:
+            graph.finalize()
+        return marker

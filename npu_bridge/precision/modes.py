@@ -1,0 +1,79 @@
+"""`precision_mode` and `precision_mode_v2` in other words: which operators may compute in which dtype."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from npu_bridge.options import TrainingOptions
+
+FLOAT16 = "float16"
+BFLOAT16 = "bfloat16"
+
+
+class Policy(NamedTuple):
+    """Which operators of a float32 graph compute in a lower precision.
+
+    Variables, and the operators that update them, keep their own dtype under every policy.
+
+    Attributes:
+      reach: "nothing"; "mixed": the operators TensorFlow's mixed precision lists allow, and what follows them;
+        "matrix": matrix products and convolutions alone, their results back in float32; "all": every
+        operator with a kernel in the low dtype.
+      low_dtype: "float16" or "bfloat16"; None when the reach is "nothing".
+    """
+
+    reach: str
+    low_dtype: str | None
+
+    def __str__(self) -> str:
+        return {
+            "nothing": "the dtypes of the graph",
+            "mixed": f"mixed {self.low_dtype}",
+            "matrix": f"{self.low_dtype} in matrix operators",
+            "all": f"{self.low_dtype} in all operators that have it",
+        }[self.reach]
+
+
+ORIGINAL = Policy("nothing", None)
+_POLICIES = {
+    None: ORIGINAL,
+    "must_keep_origin_dtype": ORIGINAL,
+    "allow_fp32_to_bf16": ORIGINAL,  # only where float32 has no kernel, and TensorFlow has one for everything
+    "allow_fp32_to_fp16": Policy("matrix", FLOAT16),
+    "force_fp16": Policy("all", FLOAT16),
+    "force_fp32": Policy("matrix", FLOAT16),  # the old, misleading name of cube_fp16in_fp32out
+    "cube_fp16in_fp32out": Policy("matrix", FLOAT16),
+    "allow_mix_precision": Policy("mixed", FLOAT16),
+    "allow_mix_precision_fp16": Policy("mixed", FLOAT16),
+    "allow_mix_precision_bf16": Policy("mixed", BFLOAT16),
+    "origin": ORIGINAL,
+    "fp16": Policy("all", FLOAT16),
+    "mixed_float16": Policy("mixed", FLOAT16),
+    "mixed_bfloat16": Policy("mixed", BFLOAT16),
+}
+# Modes that permit a lower precision but do not ask for it.
+_PERMISSIONS = ("allow_fp32_to_fp16",)
+
+
+def configured_mode(options: TrainingOptions) -> str | None:
+    """The precision mode as configured, in whichever of the two spellings; None when neither is set."""
+    return options.precision_mode_v2 or options.precision_mode
+
+
+def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
+    """The policy of the configured mode.
+
+    Args:
+      options: the options of the run.
+      gains_from_float16: whether the device computes faster in float16. Only then a mode that merely permits
+        float16 uses it.
+    """
+    mode = configured_mode(options)
+    if mode in _PERMISSIONS and not gains_from_float16:
+        return ORIGINAL
+    return _POLICIES[mode]
+
+
+def is_permission(options: TrainingOptions) -> bool:
+    """Whether the configured mode leaves the choice to us."""
+    return configured_mode(options) in _PERMISSIONS

@@ -1,0 +1,118 @@
+"""What the options of a run ask of precision, and which policy each of its session runs follows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
+from npu_bridge.options.errors import message, say_once
+from npu_bridge.precision import exemptions, rewriter
+from npu_bridge.precision.mixlist import Mixlist, read_mixlist
+from npu_bridge.precision.modes import ORIGINAL, Policy, is_permission, policy_of
+from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
+from npu_bridge.precision.processor import missing_units
+from npu_bridge.precision.run_kind import RunKind
+from npu_bridge.precision.switch import Switch
+
+
+class Precision:
+    """The precision of one training: of all sessions it has, one after the other.
+
+    Whether the switch of an accelerated training has happened is kept here, so a session that takes over from one
+    that failed, and a second call of `train`, go on where they were.
+
+    Attributes:
+      configured: the policy of the configured mode.
+      low: the policy of the low-precision part of an accelerated training; None without one.
+      switch: when that part ends; None without one.
+      low_dtype: the dtype some operators are lowered to, None when everything keeps the dtype it has.
+
+    Args:
+      options: the options of the run.
+    Raises:
+      ValueError: a file named by an option cannot be used, or two options ask for different low dtypes.
+    """
+
+    def __init__(self, options: TrainingOptions):
+        self.configured, self.low, self.switch = ORIGINAL, None, None
+        self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {})
+        if options.use_off_line:
+            self._read(options)
+        self.low_dtype = self._single_low_dtype()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether sessions have to be prepared and attached at all."""
+        return self.low_dtype is not None
+
+    def prepare(self, session_config: Any) -> None:
+        """Changes session settings so that sessions made with them can follow.
+
+        Args:
+          session_config: a ConfigProto, changed in place; stays as it is when nothing is lowered.
+        """
+        if not self.is_active:
+            return
+        rewriter.switch_on(session_config, self.low_dtype)
+        missing = missing_units(self.low_dtype) if rewriter.device_kind() == "CPU" else None
+        if missing:
+            say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
+
+    def policy_of_run(self, kind: RunKind) -> Policy:
+        """The policy of a run that is about to start; only runs that train are accelerated.
+
+        Raises:
+          ValueError: see `Switch.is_over`.
+        Ranks: as `Switch.is_over`.
+        """
+        if self.switch is not None and kind.is_training and not self.switch.is_over(kind.trained):
+            return self.low
+        if self.configured.reach == "all" and kind.is_training:
+            say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
+        return self.configured
+
+    def variables(self, policy: Policy, graph: tf.Graph) -> dict[str, str]:
+        """What the environment has to say while an executor of a graph is built under a policy."""
+        types = rewriter.types_in(graph)
+        asked = exemptions.asked_types(self._dtypes, graph)
+        return rewriter.variables_of(rewriter.lists_of(policy, types, self._mixlist, asked))
+
+    def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
+        """The operators of a run that keep their dtype under a policy."""
+        return exemptions.kept_ops(self._dtypes, policy, kind.ops)
+
+    def _read(self, options: TrainingOptions) -> None:
+        self.configured = self._possible(policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU"))
+        if is_permission(options) and self.configured == ORIGINAL:
+            say_once(logging.INFO, "precision: allow_fp32_to_fp16 permits float16; this CPU stays in float32.")
+        plan = parse_accelerate_train_mode(options.accelerate_train_mode)
+        if plan is not None and self._possible(Policy("mixed", plan.low_dtype)) != ORIGINAL:
+            self.low = Policy("mixed", plan.low_dtype)
+            words = "float32" if self.configured == ORIGINAL else str(self.configured)
+            self.switch = Switch(plan, options.iterations_per_loop, words)
+        if options.modify_mixlist:
+            self._mixlist = read_mixlist(options.modify_mixlist)
+        if options.customize_dtypes:
+            self._dtypes = read_operator_dtypes(options.customize_dtypes)
+
+    def _possible(self, policy: Policy) -> Policy:
+        """The policy, or the graph's own dtypes where the rewriter does not know its dtype."""
+        if policy == ORIGINAL or rewriter.can_lower(policy.low_dtype):
+            return policy
+        expected = f"a dtype TensorFlow lowers to on a {rewriter.device_kind()}, float16"
+        mend = "Use mixed_float16, or accelerate_train_mode with 'fast'."
+        text = message("precision", "everything stays in float32", expected, policy.low_dtype, mend)
+        say_once(logging.WARNING, text)
+        return ORIGINAL
+
+    def _single_low_dtype(self) -> str | None:
+        asked = {*self._dtypes.by_name.values(), *self._dtypes.by_type.values()} - {"float32"}
+        asked.update(policy.low_dtype for policy in (self.configured, self.low) if policy and policy.low_dtype)
+        if len(asked) > 1:
+            got = " and ".join(sorted(asked))
+            mend = "Let customize_dtypes, the precision mode and accelerate_train_mode name the same one."
+            raise ValueError(message("precision", "options ask for different dtypes", "one low dtype", got, mend))
+        return asked.pop() if asked else None

@@ -1,0 +1,185 @@
+"""TensorFlow's mixed-precision rewriter, as far as we steer it: its switches and its lists of operator types.
+
+When a session builds an executor, the rewriter goes over a copy of the graph, inserts casts and changes the dtype of
+operators. What it may change is read from the environment at that moment, so one session can build executors of
+different precision. Facts about TensorFlow 2.15:
+
+- Only operator types of the allow list start a change; with none of them in the graph, the graph stays as it is, node
+  for node. Infer-list types follow the operators before them, clear-list types join two changed neighbours, deny-list
+  types never change. A type in two lists is an error.
+- Operators that are fetched, or run as a target of their own, are left alone.
+- Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
+- On CPUs float16 is by default only imitated: float32 kernels between casts. A variable makes the kernels real.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+from npu_bridge.options import environment
+from npu_bridge.options.errors import message, say_once
+from npu_bridge.precision.mixlist import Mixlist
+from npu_bridge.precision.modes import BFLOAT16, FLOAT16, Policy
+
+_PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+_LISTS = ("ALLOWLIST", "INFERLIST", "CLEARLIST", "DENYLIST")
+_SWITCHES = {
+    ("CPU", FLOAT16): "auto_mixed_precision_cpu",
+    ("CPU", BFLOAT16): "auto_mixed_precision_onednn_bfloat16",
+    ("GPU", FLOAT16): "auto_mixed_precision",
+}
+MATRIX_TYPES = frozenset(
+    {
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "Conv2D",
+        "Conv2DBackpropFilter",
+        "Conv2DBackpropInput",
+        "Conv3D",
+        "Conv3DBackpropFilter",
+        "Conv3DBackpropFilterV2",
+        "Conv3DBackpropInput",
+        "Conv3DBackpropInputV2",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropFilter",
+        "DepthwiseConv2dNativeBackpropInput",
+        "Einsum",
+        "MatMul",
+    }
+)
+# Never forced into a list: what only moves values between frames (the rewriter colours loops as a whole), has no
+# single dtype, or holds its value as an attribute.
+_LEFT_ALONE = frozenset(
+    {
+        "Cast",
+        "Const",
+        "Enter",
+        "Exit",
+        "Identity",
+        "IdentityN",
+        "LoopCond",
+        "Merge",
+        "NextIteration",
+        "NoOp",
+        "Placeholder",
+        "PlaceholderWithDefault",
+        "SoftmaxCrossEntropyWithLogits",
+        "Switch",
+    }
+)
+
+
+class Lists(NamedTuple):
+    """Operator types put into one list each; `removed` ones are taken out of all, as far as they are in one."""
+
+    allow: frozenset[str] = frozenset()
+    infer: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+def device_kind() -> str:
+    """ "GPU" when TensorFlow sees one, else "CPU"."""
+    return "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+
+
+def can_lower(low_dtype: str) -> bool:
+    """Whether the rewriter knows this dtype on this machine's devices."""
+    return (device_kind(), low_dtype) in _SWITCHES
+
+
+def switch_on(session_config: Any, low_dtype: str) -> None:
+    """Lets sessions made with these settings run the rewriter; says so when other settings keep it off.
+
+    Args:
+      session_config: a ConfigProto, changed in place.
+      low_dtype: "float16" or "bfloat16"; nothing happens when the rewriter does not know it here.
+    """
+    rewrites = session_config.graph_options.rewrite_options
+    if can_lower(low_dtype):
+        setattr(rewrites, _SWITCHES[device_kind(), low_dtype], RewriterConfig.ON)
+    for is_in_the_way, setting, mend in (
+        (bool(rewrites.optimizers), "rewrite_options.optimizers is not empty", "Leave it empty."),
+        (rewrites.disable_meta_optimizer, "disable_meta_optimizer is set", "Unset it."),
+        (
+            low_dtype == BFLOAT16 and environment.read_variable("TF_ENABLE_ONEDNN_OPTS") == "0",
+            "TF_ENABLE_ONEDNN_OPTS is 0",
+            "Unset it.",
+        ),
+    ):
+        if is_in_the_way:
+            text = message(
+                "precision_mode", f"nothing will run in {low_dtype}", "TensorFlow's rewriter on", setting, mend
+            )
+            say_once(logging.WARNING, text)
+
+
+def lists_of(policy: Policy, types: Iterable[str], mixlist: Mixlist, asked_types: dict[str, str]) -> Lists:
+    """The lists that make the rewriter follow a policy.
+
+    Args:
+      policy: what is wanted.
+      types: operator types of the graph.
+      mixlist: changes the user made to them.
+      asked_types: dtype by operator type; wins over everything else.
+    """
+    types = frozenset(types)
+    allow, infer, deny, removed = set(), set(), set(), set()
+    if policy.reach == "mixed":
+        allow, infer, deny = set(mixlist.allowed), set(mixlist.following), set(mixlist.denied)
+    elif policy.reach == "matrix":
+        allow, removed = set(MATRIX_TYPES), set(types)
+    elif policy.reach == "all":
+        allow = {name for name in types if _computes(name)}
+    else:
+        removed = set(types)
+    lowered = {name for name, dtype in asked_types.items() if dtype != "float32"}
+    kept = frozenset(asked_types) - lowered
+    allow, infer, deny = (allow | lowered) - kept, infer - lowered - kept, (deny - lowered) | kept
+    return Lists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
+
+
+def variables_of(lists: Lists) -> dict[str, str]:
+    """What the environment has to say while an executor is built, on top of what it says already."""
+    wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
+    everywhere = lists.allow | lists.infer | lists.deny | lists.removed
+    variables = {f"{_PREFIX}EMULATE_FP16": "0"}
+    for name in _LISTS:
+        # A denied type may stay denied; every other list loses what another list has got.
+        lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())
+        for change, changed in (("ADD", wanted[name]), ("REMOVE", lost)):
+            variable = f"{_PREFIX}{name}_{change}"
+            said = (environment.read_variable(variable) or "").split(",")
+            variables[variable] = ",".join(sorted(set(filter(None, said)) | changed))
+    return variables
+
+
+def types_in(graph: tf.Graph) -> frozenset[str]:
+    """The operator types of a graph and of the functions it holds."""
+    functions = tf.compat.v1.GraphDef()
+    graph._copy_functions_to_graph_def(functions, 0)  # as_graph_def would copy every constant too
+    inside = {node.op for function in functions.library.function for node in function.node_def}
+    return frozenset(inside.union(op.type for op in graph.get_operations()))
+
+
+def _computes(name: str) -> bool:
+    """Whether operators of a type take and give numbers and keep no state."""
+    if name in _LEFT_ALONE or "TensorList" in name:
+        return False
+    definition = _definition(name)
+    if definition is None or definition.is_stateful or not definition.input_arg:
+        return False
+    arguments = [*definition.input_arg, *definition.output_arg]
+    return any(argument.type_attr for argument in definition.input_arg) and not any(arg.is_ref for arg in arguments)
+
+
+def _definition(name: str) -> Any:
+    from tensorflow.python.framework import op_def_registry  # the public interface has no definitions
+
+    return op_def_registry.get(name)

@@ -1,0 +1,38 @@
+"""The first line of a run: what it runs on."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from npu_bridge import collective
+
+
+def describe_run(precision: str = "the graph's own dtypes") -> str:
+    """Back-end, devices, ranks and precision in one line.
+
+    As in `TensorFlow 2.15.1 | 2 CPU cores | 2 ranks, 2 on this machine | precision: the graph's own dtypes`.
+
+    Args:
+      precision: what decides the dtypes, in words.
+    Raises:
+      RuntimeError: the environment declares another number of ranks than there are.
+    """
+    ranks = collective.current()
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    devices = [_count(gpus, "GPU")] if gpus else []
+    devices.append(_count(_cores(), "CPU core"))
+    placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks, {ranks.local_size} on this machine"
+    return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

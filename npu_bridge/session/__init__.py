@@ -1,0 +1,26 @@
+"""What options do to a session of stock TensorFlow; one file for each effect.
+
+Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
+of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of the process. A
+hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
+"""
+
+from npu_bridge.session.effects import (
+    apply_process_settings,
+    close_hooks,
+    has_entry,
+    hooks_for,
+    prepare_session_config,
+)
+from npu_bridge.session.hooked_session import run_with_hooks
+from npu_bridge.session.older_checkpoints import saver_for_older
+
+__all__ = [
+    "apply_process_settings",
+    "close_hooks",
+    "has_entry",
+    "hooks_for",
+    "prepare_session_config",
+    "run_with_hooks",
+    "saver_for_older",
+]

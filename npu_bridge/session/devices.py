@@ -1,0 +1,75 @@
+"""Which GPUs a session sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options import TrainingOptions, environment
+from npu_bridge.options.errors import say_once
+from npu_bridge.options.grammar import parse_device_list
+from npu_bridge.options.rank_table import read_rank_table
+
+
+def choose_devices(options: TrainingOptions, session_config: Any) -> None:
+    """Lets a session see the GPUs that options or the environment name; without a GPU it does nothing.
+
+    A `visible_device_list` that the script set stays.
+
+    Args:
+      options: the options of the run.
+      session_config: a ConfigProto; `gpu_options.visible_device_list` is written.
+    Raises:
+      ValueError: a variable or the rank table that names the device is malformed.
+    """
+    if session_config.gpu_options.visible_device_list:
+        return
+    gpu_count = len(tf.config.list_physical_devices("GPU"))
+    if gpu_count:
+        visible = visible_gpus(asked_devices(options), gpu_count)
+        session_config.gpu_options.visible_device_list = ",".join(map(str, visible))
+
+
+def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
+    """The device ordinals this process is to use; empty when nobody says anything.
+
+    First that speaks: `session_device_id`, `local_device_list`, the rank table, `ASCEND_DEVICE_ID`,
+    `DEVICE_ID`, the launcher's local rank.
+
+    Raises:
+      ValueError: a variable or the rank table is malformed.
+    """
+    if options.session_device_id >= 0:
+        return (options.session_device_id,)
+    if options.local_device_list is not None:
+        return tuple(parse_device_list(options.local_device_list))
+    table = read_rank_table()
+    if table is not None:
+        return (table.own().device,)
+    if environment.read_variable("ASCEND_DEVICE_ID") or environment.read_variable("DEVICE_ID"):
+        return (environment.declared_device(),)
+    placed = environment.launched()
+    return (placed.local_rank,) if placed is not None else ()
+
+
+def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
+    """GPUs for device ordinals; one beyond the last GPU shares a GPU with others, with a warning.
+
+    Args:
+      ordinals: from 0, in order of preference.
+      gpu_count: GPUs of this machine, at least 1.
+    Returns:
+      GPU numbers without repetitions.
+    """
+    beyond = [ordinal for ordinal in ordinals if ordinal >= gpu_count]
+    if beyond:
+        say_once(
+            logging.WARNING,
+            f"session_device_id: this machine has fewer GPUs than devices are asked for. Expected ordinals in "
+            f"0..{gpu_count - 1}; got {beyond[0]}. GPU {beyond[0] % gpu_count} is used, shared with other ranks; "
+            f"start fewer ranks on this machine for a GPU each.",
+        )
+    return list(dict.fromkeys(ordinal % gpu_count for ordinal in ordinals))

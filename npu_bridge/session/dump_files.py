@@ -1,0 +1,155 @@
+"""The files of a dump: where they are, what they are called, what is in them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+_LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number come on top
+_NAME_CHARACTERS = str.maketrans(dict.fromkeys("./\\ ", "_"))
+STATISTICS = ("min", "max", "mean", "nan", "inf")
+
+
+class DumpedTensor(NamedTuple):
+    """One input or output of an operator.
+
+    Attributes:
+      op: name of the operator.
+      op_type: its type.
+      side: "input" or "output".
+      slot: which of them, from 0.
+      tensor: name of the tensor.
+      value: numpy array.
+    """
+
+    op: str
+    op_type: str
+    side: str
+    slot: int
+    tensor: str
+    value: np.ndarray
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything but the value, as text and numbers."""
+        return {
+            "op": self.op,
+            "type": self.op_type,
+            "side": self.side,
+            "slot": self.slot,
+            "tensor": self.tensor,
+            "dtype": str(self.value.dtype),
+            "shape": list(self.value.shape),
+        }
+
+
+class DumpFolder:
+    """The folders of one watch: `<dump_path>/<time>/<rank>/<graph name>/<graph id>/<step>`.
+
+    Args:
+      dump_path: the root, which exists.
+      rank: rank of this process.
+      clock: seconds since the epoch; read once.
+    """
+
+    def __init__(self, dump_path: str, rank: int, clock: Callable[[], float] = time.time):
+        started = time.strftime("%Y%m%d%H%M%S", time.localtime(clock()))
+        self._root = os.path.join(dump_path, started, str(rank))
+        self._graphs: dict[Any, str] = {}
+
+    def of_step(self, graph_name: str, graph: Any, step: int) -> str:
+        """The folder of one step, created.
+
+        Args:
+          graph_name: readable name of the graph.
+          graph: what tells graphs apart, hashable; each gets a number of its own.
+          step: the step.
+        """
+        if graph not in self._graphs:
+            self._graphs[graph] = self._new_graph(file_name(graph_name))
+        folder = os.path.join(self._graphs[graph], str(step))
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def _new_graph(self, name: str) -> str:
+        parent = os.path.join(self._root, name)
+        os.makedirs(parent, exist_ok=True)
+        number = 0
+        while True:
+            folder = os.path.join(parent, str(number))
+            try:
+                os.mkdir(folder)  # another session of this second may have the same folders
+                return folder
+            except FileExistsError:
+                number += 1
+
+
+def file_name(text: str) -> str:
+    """`text` as the name of a file: `. / \\ :` and blanks become `_`; a long one ends in a digest of itself."""
+    name = text.translate(_NAME_CHARACTERS)
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.sha1(text.encode()).hexdigest()[:12]
+        name = f"{name[: _LONGEST_NAME - 13]}_{digest}"
+    return name
+
+
+def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
+    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` of them all.
+
+    dtypes that numpy does not know, such as bfloat16, are written as float32, which holds every value of theirs.
+
+    Args:
+      folder: an existing folder.
+      tensors: the tensors.
+      **about: further entries of the index.
+    """
+    index = []
+    taken = set()
+    for tensor in tensors:
+        name = f"{tensor.op_type}.{file_name(tensor.op)}.{tensor.side}.{tensor.slot}"
+        unique, number = name, 2
+        while unique in taken:  # `a/b` and `a_b` are different operators
+            unique, number = f"{name}.{number}", number + 1
+        taken.add(unique)
+        np.save(os.path.join(folder, f"{unique}.npy"), plain(tensor.value), allow_pickle=False)
+        index.append({"file": f"{unique}.npy", **tensor.description})
+    with open(os.path.join(folder, "index.json"), "w", encoding="utf-8") as file:
+        json.dump({**about, "tensors": index}, file, indent=1)
+
+
+def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:
+    """Writes `statistics.csv`: one line for each tensor; minimum, maximum and mean of its finite elements."""
+    with open(os.path.join(folder, "statistics.csv"), "w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["op", "type", "side", "slot", "tensor", "dtype", "shape", *STATISTICS])
+        for tensor in tensors:
+            description = tensor.description
+            description["shape"] = "x".join(map(str, tensor.value.shape))
+            lines.writerow([*description.values(), *statistics(tensor.value).values()])
+
+
+def statistics(value: np.ndarray) -> dict[str, Any]:
+    """`STATISTICS` of an array; of magnitudes for complex numbers, empty text where no element is finite."""
+    numbers = np.asarray(plain(value))
+    if numbers.dtype.kind == "c":
+        numbers = np.abs(numbers)
+    if numbers.dtype.kind in "bf":
+        numbers = numbers.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    found = {"min": "", "max": "", "mean": ""}
+    if finite.size:
+        found = {"min": finite.min(), "max": finite.max(), "mean": finite.mean(dtype=np.float64)}
+    return {**found, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
+
+
+def plain(value: np.ndarray) -> np.ndarray:
+    """An array in a dtype that `np.save` can write and `np.load` can read."""
+    value = np.asarray(value)
+    return value.astype(np.float32) if value.dtype.kind == "V" else value

@@ -1,0 +1,91 @@
+"""The face of the room: settings for a session, hooks for its runs, settings of the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options import TrainingOptions
+from npu_bridge.options.reading import ENTRY_NAME
+from npu_bridge.session.determinism import make_deterministic
+from npu_bridge.session.devices import choose_devices
+from npu_bridge.session.dump_hook import DumpHook
+from npu_bridge.session.graph_rewrites import set_rewrites
+from npu_bridge.session.overflow_hook import OverflowHook
+from npu_bridge.session.profiling import ProfilingHook
+
+
+def has_entry(session_config: Any) -> bool:
+    """Whether session settings hold an `NpuOptimizer` entry: the mark of code written for this interface."""
+    if not isinstance(session_config, tf.compat.v1.ConfigProto):
+        return False
+    optimizers = session_config.graph_options.rewrite_options.custom_optimizers
+    return any(entry.name == ENTRY_NAME for entry in optimizers)
+
+
+def prepare_session_config(options: TrainingOptions, session_config: Any = None) -> Any:
+    """The settings to make a session with, so that options have their effect.
+
+    Without the `NpuOptimizer` entries, which name a plug-in TensorFlow does not have; with soft placement, as
+    scripts of this interface place operators on devices this machine may not have; with what single options
+    ask for. Everything else stays as it was given, `log_device_placement` and the rewriter's switches
+    included.
+
+    Args:
+      options: the options of the run.
+      session_config: a ConfigProto, left unchanged; None for an empty one.
+    Returns:
+      A new ConfigProto.
+    """
+    prepared = tf.compat.v1.ConfigProto()
+    if session_config is not None:
+        prepared.CopyFrom(session_config)
+    optimizers = prepared.graph_options.rewrite_options.custom_optimizers
+    others = [entry for entry in optimizers if entry.name != ENTRY_NAME]
+    del optimizers[:]
+    optimizers.extend(others)
+    if options.use_off_line:
+        prepared.allow_soft_placement = True
+        set_rewrites(options, prepared)
+        choose_devices(options, prepared)
+    return prepared
+
+
+def hooks_for(options: TrainingOptions, graph_name: str | None = None) -> list:
+    """Hooks that give a session the effects its runs need: dumps, overflow detection, profiling.
+
+    Args:
+      options: the options of the run.
+      graph_name: what dumps call the graph; by default the first thing a run fetches.
+    Returns:
+      List of `SessionRunHook`, empty when no option asks for one. Pass it to `close_hooks` in the end, as a
+      MonitoredSession that fails does not end its hooks.
+    """
+    if not options.use_off_line:
+        return []
+    hooks: list = []
+    if options.enable_dump:
+        hooks.append(DumpHook(options, graph_name))
+    if options.enable_dump_debug:
+        hooks.append(OverflowHook(options, graph_name))
+    if options.enable_profiling:
+        hooks.append(ProfilingHook(options))
+    return hooks
+
+
+def close_hooks(hooks: list) -> None:
+    """Finishes what hooks have open; does nothing for those that ended."""
+    for hook in hooks:
+        hook.end(None)
+
+
+def apply_process_settings(options: TrainingOptions, graph: tf.Graph | None = None) -> None:
+    """Makes the settings that hold for the whole process.
+
+    Args:
+      options: the options of the run.
+      graph: a graph that runs under them and may lack a seed; None when its maker sets the seed.
+    """
+    if options.use_off_line:
+        make_deterministic(options, graph)

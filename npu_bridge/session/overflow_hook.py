@@ -1,0 +1,151 @@
+"""`dump_config` with `enable_dump_debug`: which operator made the first NaN or Inf of a step."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import npu_bridge
+from npu_bridge import collective
+from npu_bridge.options import TrainingOptions
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, plain, write_statistics, write_tensors
+from npu_bridge.session.run_view import RunView
+from npu_bridge.session.tensor_watch import TensorWatch
+
+_LOG = logging.getLogger(__name__)
+# Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
+MOST_REPORTS = 20
+
+
+class Finding(NamedTuple):
+    """Where non-finite values came from.
+
+    Attributes:
+      origin: the operator that made the first one out of finite inputs, or whose output was fed with one.
+      spoilt: names of all operators with such values, in the order they ran.
+    """
+
+    origin: object
+    spoilt: list
+
+
+class OverflowHook(TensorWatch):
+    """Looks at every step for NaN and Inf, names the operator that made the first, and writes what it had.
+
+    The first one is that with finite inputs, earliest in an order in which every operator comes after those it
+    needs; constants are never blamed. Its inputs and outputs are written like a dump, with an `overflow.json`.
+    After 20 such steps nothing is looked at any more. All numbers of a step are fetched: expect it to be slow.
+
+    Args:
+      options: the options of the run.
+      graph_name: name of the graph's folder; by default what a run fetches first.
+      clock: seconds since the epoch.
+    Ranks: local; each looks at its own numbers.
+    """
+
+    def __init__(self, options: TrainingOptions, graph_name: str | None = None, clock: Callable[[], float] = time.time):
+        super().__init__()
+        self._writes_statistics = options.dump_data == "stats"
+        self._graph_name = graph_name
+        self._rank = collective.current().rank
+        self._folder = DumpFolder(options.dump_path, self._rank, clock)
+        self._reports = 0
+
+    def wanted(self, run: RunView, step: int) -> list:
+        """Every number of the run."""
+        return sorted(run.values)
+
+    def seen(self, run: RunView, step: int, values: dict) -> None:
+        """Judges one step and reports what it finds."""
+        finding = find_origin(run, values)
+        if finding is None:
+            return
+        self._report(run, step, finding, values)
+        self._reports += 1
+        if self._reports == MOST_REPORTS:
+            self.stop()
+            _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is looked at.", MOST_REPORTS)
+
+    def _report(self, run, step, finding, values):
+        op, name = finding.origin, self._graph_name or run.name
+        folder = self._folder.of_step(name, run.purpose, step)
+        tensors = [
+            DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
+            for side, listed in (("input", op.inputs), ("output", op.outputs))
+            for slot, tensor in enumerate(listed)
+            if tensor.name in values
+        ]
+        if self._writes_statistics:
+            write_statistics(folder, tensors)
+        else:
+            write_tensors(folder, tensors, graph=name, step=step)
+        place = _place_in_script(op)
+        about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
+        with open(os.path.join(folder, "overflow.json"), "w", encoding="utf-8") as file:
+            json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
+        _LOG.warning(
+            "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s %r%s; operators with "
+            "some: %d. Its tensors are in %s.",
+            self._rank,
+            step,
+            name,
+            op.type,
+            op.name,
+            f", made at {place}" if place else "",
+            len(finding.spoilt),
+            folder,
+        )
+
+
+def find_origin(run: RunView, values: dict) -> Finding | None:
+    """The operator that made the first NaN or Inf of a step; None when every number is finite.
+
+    Where Inf is normal, in a mask say, no operator may have made one out of finite inputs; then the origin is
+    the first that made NaN out of inputs without NaN.
+
+    Args:
+      run: the run.
+      values: numpy arrays by tensor name.
+    """
+    state = {name: _worst(value) for name, value in values.items()}
+    spoilt = [op for op in run.ops if op.type != "Const" and _worst_of(op.outputs, state)]
+    for tensor in run.fed:
+        if _worst_of([tensor], state):
+            return Finding(tensor.op, [tensor.op.name, *(op.name for op in spoilt)])
+    for op in spoilt:
+        if not _worst_of(op.inputs, state):
+            return Finding(op, [other.name for other in spoilt])
+    for op in spoilt:
+        if _worst_of(op.outputs, state) == _NAN and _worst_of(op.inputs, state) != _NAN:
+            return Finding(op, [other.name for other in spoilt])
+    return None
+
+
+_FINITE, _INF, _NAN = range(3)
+
+
+def _worst(value):
+    number = plain(value)
+    if number.dtype.kind not in "fc" or np.isfinite(number).all():
+        return _FINITE
+    return _NAN if np.isnan(number).any() else _INF
+
+
+def _worst_of(tensors, state):
+    return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
+
+
+def _place_in_script(op) -> str:
+    """File and line of the script that made an operator; empty when TensorFlow kept no record."""
+    installed = os.path.dirname(os.path.dirname(tf.__file__))
+    ours = os.path.dirname(npu_bridge.__file__)
+    for frame in reversed(op.traceback or ()):
+        if not frame.filename.startswith((installed, ours)):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""

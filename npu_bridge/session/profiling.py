@@ -1,0 +1,83 @@
+"""`profiling_config`: a trace of the first steps that TensorBoard's profile page opens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.options import TrainingOptions
+from npu_bridge.options.grammar import parse_profiling_options
+
+_LOG = logging.getLogger(__name__)
+
+# Session runs in one trace (ours): TensorFlow keeps a trace in memory until it ends, so it cannot hold a whole
+# training. The first run, in which the graph is prepared, is among them.
+PROFILED_RUNS = 20
+
+
+class ProfilingHook(tf.estimator.SessionRunHook):
+    """Traces the first session runs and writes the trace where `profiling_options` says.
+
+    The trace ends after `PROFILED_RUNS` runs, with the session, when `end` is called after an error, or, at
+    the latest, with the process. With several ranks each writes to a folder `rank_<n>` of its own.
+
+    Args:
+      options: the options of the run; `output` of `profiling_options` is the folder, created when missing.
+    Ranks: local.
+    """
+
+    def __init__(self, options: TrainingOptions):
+        self._folder = parse_profiling_options(options.profiling_options).get("output") or "."
+        self._runs = 0
+        self._stop = None
+        self._is_over = False
+
+    def before_run(self, run_context):
+        """Starts the trace with the first run. TensorFlow marks the runs in it itself."""
+        del run_context
+        if self._stop is None and not self._is_over:
+            self._start()
+
+    def after_run(self, run_context, run_values):
+        """Ends the trace after the last run it holds."""
+        del run_context, run_values
+        self._runs += 1
+        if self._runs >= PROFILED_RUNS:
+            self.end(None)
+
+    def end(self, session):
+        """Writes the trace; does nothing when there is none, or when it is written already."""
+        del session
+        self._is_over = True
+        if self._stop is not None and self._stop.alive:
+            self._stop()
+            _LOG.info("profiling_config: %d session runs traced to %s.", self._runs, self._folder)
+
+    def _start(self):
+        communicator = collective.current()
+        if communicator.size > 1:
+            self._folder = os.path.join(self._folder, f"rank_{communicator.rank}")
+        os.makedirs(self._folder, exist_ok=True)
+        try:
+            tf.profiler.experimental.start(self._folder)
+        except tf.errors.AlreadyExistsError:
+            self._is_over = True
+            _LOG.warning(
+                "profiling_config: another profiler is running, so no trace is written to %s. Stop the other one, "
+                "or leave profiling_config out.",
+                self._folder,
+            )
+            return
+        self._stop = weakref.finalize(self, _stop_quietly)
+
+
+def _stop_quietly():
+    """Ends the trace, also when somebody else ended it before."""
+    try:
+        tf.profiler.experimental.stop()
+    except tf.errors.UnavailableError:
+        _LOG.warning("profiling_config: the trace was ended by somebody else.")

@@ -1,0 +1,116 @@
+"""How gradients are cut into fragments, and which of several settings counts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_bridge.collective.fragments import (
+    DEFAULT_PERCENTAGES,
+    SplitStrategies,
+    SplitStrategy,
+    cut_by_index,
+    cut_by_size,
+    lossless_prescale,
+)
+
+SIZES = st.lists(st.integers(0, 10**9), max_size=60)
+WEIGHTS = st.lists(st.integers(0, 100), min_size=1, max_size=10).filter(any)
+
+
+def percentages_of(weights):
+    return [100 * weight / sum(weights) for weight in weights]
+
+
+def test_an_index_is_the_last_gradient_of_its_fragment():
+    assert cut_by_index(12, [3, 9, 11]) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_gradients_after_the_last_index_travel_one_by_one():
+    assert cut_by_index(5, [1]) == [[0, 1], [2], [3], [4]]
+
+
+def test_an_index_beyond_the_gradients_is_an_error_with_both_numbers():
+    with pytest.raises(ValueError, match=r"up to 10, because 11 dense .* got 11") as caught:
+        cut_by_index(11, [3, 9, 11])
+    assert "End the list with 10" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("percentages", "fragments"),
+    [
+        ([50, 50], [[0, 1, 2], [3, 4]]),
+        ([25, 25, 50], [[0, 1], [2], [3, 4]]),
+        ([100], [[0, 1, 2, 3, 4]]),
+        ([0, 100], [[0], [1, 2, 3, 4]]),
+        ([20] * 5, [[0], [1], [2], [3], [4]]),
+    ],
+)
+def test_a_fragment_ends_nearest_to_its_share(percentages, fragments):
+    assert cut_by_size([10, 20, 30, 25, 15], percentages) == fragments
+
+
+def test_on_a_tie_the_earlier_gradient_ends_the_fragment():
+    assert cut_by_size([40, 20, 40], [50, 50]) == [[0], [1, 2]]
+
+
+def test_by_default_a_small_last_gradient_travels_alone():
+    assert cut_by_size([900, 60, 40]) == [[0, 1], [2]]
+    assert cut_by_size([1]) == [[0]]
+    assert cut_by_size([]) == []
+
+
+@given(SIZES, WEIGHTS)
+def test_fragments_by_size_hold_every_gradient_once_and_in_order(sizes, weights):
+    fragments = cut_by_size(sizes, percentages_of(weights))
+    assert list(itertools.chain(*fragments)) == list(range(len(sizes)))
+    assert all(fragments)
+    assert len(fragments) <= len(weights)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), WEIGHTS)
+def test_no_other_cut_of_a_first_fragment_is_nearer_to_its_share(sizes, weights):
+    fragments = cut_by_size(sizes, percentages_of(weights))
+    if len(weights) > 1:
+        share = sum(sizes) * percentages_of(weights)[0] / 100
+        totals = list(itertools.accumulate(sizes))
+        assert abs(totals[len(fragments[0]) - 1] - share) == min(abs(total - share) for total in totals)
+
+
+@given(st.integers(1, 80), st.data())
+def test_fragments_by_index_hold_every_gradient_once_and_in_order(count, data):
+    indices = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    fragments = cut_by_index(count, indices)
+    assert list(itertools.chain(*fragments)) == list(range(count))
+    assert [fragment[-1] for fragment in fragments[: len(indices)]] == indices
+    assert all(len(fragment) == 1 for fragment in fragments[len(indices) :])
+
+
+def test_size_beats_index_and_index_beats_the_default():
+    sizes = [900, 60, 40]
+    assert SplitStrategy().cut(sizes) == cut_by_size(sizes, DEFAULT_PERCENTAGES)
+    assert SplitStrategy(last_indices=(0, 2)).cut(sizes) == [[0], [1, 2]]
+    assert SplitStrategy(last_indices=(0, 2), percentages=(100,)).cut(sizes) == [[0, 1, 2]]
+    assert SplitStrategy(last_indices=(7,)).cut([]) == []
+
+
+def test_the_first_setting_of_a_group_stays_until_it_is_forgotten():
+    strategies = SplitStrategies()
+    assert strategies.set_last_indices("a", [1, 2])
+    assert not strategies.set_last_indices("a", [0, 2])
+    assert strategies.set_percentages("a", [100])
+    assert not strategies.set_percentages("a", [50, 50])
+    assert strategies.of("a") == SplitStrategy((1, 2), (100,))
+    assert strategies.of("b") == SplitStrategy()
+    strategies.forget("a")
+    assert strategies.of("a") == SplitStrategy()
+
+
+@given(st.integers(1, 4096))
+def test_the_prescale_is_the_largest_power_of_two_that_keeps_sums_finite(size):
+    scale = lossless_prescale(size)
+    assert size * scale <= 1 < size * scale * 2
+    assert bin(round(1 / scale)).count("1") == 1

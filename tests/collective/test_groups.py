@@ -1,0 +1,219 @@
+"""Groups by their rules alone: ranks are threads here, and a communicator only writes down what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from npu_bridge.collective import groups, rendezvous
+from npu_bridge.collective.groups import WORLD, Groups
+from npu_bridge.collective.single_process import SingleProcess
+
+
+class Job:
+    """Ranks that meet in this process; every rank has its own `Groups`."""
+
+    def __init__(self, size):
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=20)
+        self.told = [None] * size
+        self.ranks = [Rank(self, rank) for rank in range(size)]
+        self.groups = [Groups() for _ in range(size)]
+
+    def run(self, function):
+        """Calls `function(groups, rank)` for all ranks at once; gives results or errors in rank order."""
+
+        def call(rank):
+            try:
+                return function(self.groups[rank], self.ranks[rank])
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(call, range(self.size)))
+
+
+class Rank:
+    """As much of a communicator as groups need."""
+
+    def __init__(self, job, rank):
+        self.job, self.rank, self.size = job, rank, job.size
+        self.members = tuple(range(job.size))
+        self.opened = []
+
+    def exchange(self, numbers, meeting):
+        self.job.told[self.rank] = [meeting, *numbers]
+        self.job.barrier.wait()
+        told = list(self.job.told)
+        self.job.barrier.wait()
+        assert {answer[0] for answer in told} == {meeting}
+        return [[answer[1] + rank // 2, *answer[2:]] for rank, answer in enumerate(told)]  # two ranks to a machine
+
+    def open_groups(self, new, meeting):
+        self.opened += new
+        return [Opened(members, self.rank) for members in new]
+
+
+class Opened:
+    def __init__(self, members, rank):
+        self.members, self.size = members, len(members)
+        self.rank = members.index(rank) if rank in members else None
+
+
+def test_every_rank_opens_the_same_sets_in_the_same_order():
+    job = Job(4)
+
+    def create(own, world):
+        own.create("data", [world.rank % 2 + 2, world.rank % 2], world)
+        own.create("model", [world.rank // 2 * 2, world.rank // 2 * 2 + 1], world)
+        return own.find("data", world), own.find("model", world)
+
+    for rank, (data, model) in enumerate(job.run(create)):
+        assert job.ranks[rank].opened == [(0, 2), (1, 3), (0, 1), (2, 3)]
+        assert (data.members, data.rank) == ((rank % 2, rank % 2 + 2), rank // 2)
+        assert (data.local_rank, data.local_size) == (0, 1)
+        assert (model.local_rank, model.local_size) == (rank % 2, 2)
+
+
+def test_a_set_is_opened_once_however_many_names_it_gets():
+    job = Job(3)
+
+    def create(own, world):
+        if world.rank == 2:
+            own.create_elsewhere(world)
+            own.create_elsewhere(world)
+            return []
+        own.create("a", [0, 1], world)
+        own.create("b", [1, 0], world)
+        same = own.find("a", world) is own.find("b", world)
+        own.destroy("a")
+        return [same, own.find("b", world).members]
+
+    assert job.run(create) == [[True, (0, 1)], [True, (0, 1)], []]
+    assert [rank.opened for rank in job.ranks] == [[(0, 1)]] * 3
+
+
+def test_a_group_of_all_is_the_world_and_a_group_of_one_needs_nobody():
+    job = Job(2)
+
+    def create(own, world):
+        own.create("all", [1, 0], world)
+        own.create("me", [world.rank], world)
+        return own.find("all", world) is world, own.find("me", world).members, own.find("me", world).size
+
+    assert job.run(create) == [(True, (0,), 1), (True, (1,), 1)]
+    assert [rank.opened for rank in job.ranks] == [[], []]
+
+
+def test_a_pair_is_found_by_its_members_on_both_ranks():
+    job = Job(3)
+
+    def create(own, world):
+        own.create("g", [0, 2], world) if world.rank != 1 else own.create_elsewhere(world)
+        return own.find_pair(2, 0, world).members, own.find_pair(0, 1, world)
+
+    assert job.run(create) == [((0, 2), None)] * 3
+
+
+@pytest.fixture
+def alone():
+    return Groups(), SingleProcess()
+
+
+def test_one_process_makes_groups_of_itself(alone):
+    own, world = alone
+    own.create("me", [0], world)
+    assert own.find("me", world).size == 1
+    own.destroy("me")
+    own.create("me", [0], world)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank_ids", "text"),
+    [
+        ("", [0], "1 to 127 characters"),
+        ("x" * 128, [0], "1 to 127 characters"),
+        (7, [0], "got 7"),
+        (WORLD, [0], "already has a group of that name"),
+        ("a", [1], "different integers from 0 to 0; got [1]"),
+        ("a", [0, 0], "different integers"),
+    ],
+)
+def test_a_wrong_group_is_refused_before_the_ranks_meet(alone, name, rank_ids, text):
+    own, world = alone
+    world.exchange = None
+    with pytest.raises(ValueError) as caught:
+        own.create(name, rank_ids, world)
+    assert text in str(caught.value)
+
+
+def test_a_rank_cannot_make_a_group_without_itself():
+    job = Job(2)
+    with pytest.raises(ValueError, match="create_group_of_others"):
+        job.groups[0].create("other", [1], job.ranks[0])
+
+
+def test_a_name_is_free_again_after_a_failed_meeting(alone):
+    own, world = alone
+
+    def fail(numbers, meeting):
+        raise rendezvous.RanksMissingError("nobody came")
+
+    world.exchange = fail
+    with pytest.raises(rendezvous.RanksMissingError):
+        own.create("a", [0], world)
+    with pytest.raises(ValueError, match="no group 'a'"):
+        own.find("a", world)
+
+
+def test_destroying_forgets_the_name_and_the_split_strategy(alone):
+    own, world = alone
+    own.create("a", [0], world)
+    own.strategies.set_percentages("a", [100])
+    own.destroy("a")
+    assert own.strategies.of("a").percentages is None
+    for name, text in (("a", "no group 'a'"), (WORLD, "always there")):
+        with pytest.raises(ValueError, match=text):
+            own.destroy(name)
+
+
+def test_labels_are_short_and_tell_members_apart():
+    def label(*members):
+        communicator = SingleProcess()
+        communicator.members = members
+        return groups.label(communicator)
+
+    assert label(0, 1, 2) == "first3"
+    assert label(1, 3) == "1_3"
+    assert label(0, 2) != label(1, 3)
+    long = label(*range(100, 200))
+    assert long.startswith("100of") and len(long) < 16
+    assert long != label(*range(101, 201))
+
+
+def test_ranks_that_do_not_come_are_waited_for_no_longer_than_the_limit(monkeypatch):
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "1")
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+    never = threading.Event()
+    with pytest.raises(rendezvous.RanksMissingError, match="some rank within 1 seconds"):
+        rendezvous.meet(never.wait, "test", 0, 2)
+    never.set()
+
+
+def test_what_fails_at_a_meeting_is_raised(monkeypatch):
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+
+    def fail():
+        raise KeyError("shut down")
+
+    with pytest.raises(KeyError, match="shut down"):
+        rendezvous.meet(fail, "test", 0, 2)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3"])
+def test_a_time_limit_is_a_positive_number(monkeypatch, text):
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)
+    with pytest.raises(ValueError, match="HCCL_CONNECT_TIMEOUT"):
+        rendezvous.limit_secs()

@@ -1,0 +1,181 @@
+"""Sessions: those without an entry are TensorFlow's own, those with one do what it says."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
+from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
+from npu_bridge.options import of_graph, with_entry
+
+tf1 = tf.compat.v1
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def decorated_and_undone():
+    before = [(kind, kind.__init__) for kind in (tf1.Session, tf1.InteractiveSession)]
+    decorate_sessions()
+    yield
+    for kind, constructor in before:
+        kind.__init__ = constructor
+
+
+def test_again_is_as_good_as_once():
+    once = tf1.Session.__init__
+    decorate_sessions()
+    assert tf1.Session.__init__ is once
+    assert decorator_tf_session(once) is once
+    assert list(inspect.signature(tf1.Session).parameters) == ["target", "graph", "config"]
+
+
+class _Recording(tf1.Session):
+    """Keeps what reaches TensorFlow's own constructor."""
+
+    def __init__(self, target="", graph=None, config=None):
+        self.reached = (target, graph, config)
+        self._session = None
+
+    def close(self):
+        """Nothing was opened."""
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("",), ("", None, None), ("", None, tf1.ConfigProto(log_device_placement=True))]
+)
+def test_without_an_entry_tensorflow_gets_what_was_given(arguments, monkeypatch):
+    monkeypatch.setattr(_Recording, "__init__", decorator_tf_session(_Recording.__init__))
+    session = _Recording(*arguments)
+    assert all(reached is argument for reached, argument in zip(session.reached, arguments))
+    assert "_npu_bridge_hooks" not in vars(session) and type(session) is _Recording
+
+
+def test_plain_sessions_place_and_fold_as_before():
+    """In processes of their own: the settings a session ends up with, with and without the import."""
+    code = """
+import sys
+if sys.argv[1] == "1":
+    from npu_bridge.npu_init import *
+import tensorflow.compat.v1 as tf
+for session in (tf.Session(graph=tf.Graph()), tf.Session("", tf.Graph(), tf.ConfigProto(allow_soft_placement=False)),
+                tf.InteractiveSession(graph=tf.Graph())):
+    print(type(session).__name__, type(session).__mro__[1].__name__, str(session._config).split())
+with tf.Graph().as_default(), tf.Session() as session:
+    with tf.device("/device:XPU:3"):
+        nowhere = tf.identity(1.0)
+    try:
+        session.run(nowhere)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code, imported], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ).stdout
+        for imported in "01"
+    ]
+    assert outputs[0] == outputs[1] != ""
+    assert "InvalidArgumentError" in outputs[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TensorFlow's own, as before
+def test_wrong_calls_fail_as_before():
+    with pytest.raises(TypeError, match="config=config"):
+        tf1.Session(tf1.ConfigProto())
+    with pytest.raises(TypeError, match="tf.ConfigProto"):
+        tf1.Session(config="text")
+    gc.collect()
+
+
+@pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_illegal_option_is_an_error_at_construction(kind):
+    with pytest.raises(ValueError, match="parameter_map: precision_mode .*'allow_mix_precision'"):
+        kind(config=with_entry(None, {"precision_mode": "allow_mix_precisio"}))
+    gc.collect()
+    config = npu_config_proto()
+    config.graph_options.rewrite_options.custom_optimizers[0].parameter_map["precison_mode"].s = b"x"
+    with pytest.raises(ValueError, match="unknown option 'precison_mode'"):
+        kind(config=config)
+    gc.collect()
+
+
+def _options_of(session):
+    with session.graph.as_default():
+        return of_graph.options_of_graph()
+
+
+@pytest.mark.parametrize("kind", [tf1.Session, tf1.InteractiveSession])
+@pytest.mark.parametrize("by_position", [False, True])
+def test_entry_is_read_and_the_proto_stays(kind, by_position):
+    config = with_entry(tf1.ConfigProto(inter_op_parallelism_threads=2), {"debug_dir": "here"})
+    before = config.SerializeToString(deterministic=True)
+    graph = tf.Graph()
+    session = kind("", graph, config) if by_position else kind(config=config, graph=graph)
+    with graph.as_default():
+        three = tf.constant(3)
+    assert session.run(three) == 3
+    assert isinstance(session, kind) and session.graph is graph
+    assert _options_of(session).debug_dir == "here"
+    session.close()
+    assert config.SerializeToString(deterministic=True) == before
+
+
+def test_entry_places_softly_and_keeps_the_log(graph):
+    config = npu_config_proto()
+    config.allow_soft_placement, config.log_device_placement = False, True
+    with tf.device("/device:GPU:7"):
+        somewhere = tf.identity(2.0)
+    with tf1.Session(config=config) as session:
+        assert session.run(somewhere) == 2.0
+        assert session._config.log_device_placement
+
+
+def test_monitored_sessions_are_sessions_too(graph):
+    config = with_entry(None, {"debug_dir": "here"})
+    tf1.train.get_or_create_global_step()
+    with tf1.train.MonitoredTrainingSession(config=config) as session:
+        assert session.run(tf1.train.get_global_step(graph)) == 0
+    assert of_graph.options_of_graph().debug_dir == "here"
+
+
+def test_watched_sessions_behave_like_sessions(tmp_path, graph):
+    config = with_entry(None, {"enable_dump": True, "dump_path": str(tmp_path), "dump_step": "99"})
+    x = tf1.placeholder(tf.float32, [], "x")
+    double = x * 2.0
+    session = tf1.Session(config=config)
+    assert isinstance(session, tf1.Session) and type(session).__name__ == "Session"
+    with session:
+        assert session.run({"a": [double], "b": (x,)}, {x: 2.0}) == {"a": [4.0], "b": (2.0,)}
+        assert double.eval({x: 3.0}) == 6.0
+        metadata = tf1.RunMetadata()
+        session.run(double, {x: 1.0}, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        assert metadata.partition_graphs
+        assert session.make_callable(double, [x])(4.0) == 8.0
+        with pytest.raises(TypeError, match="None"):
+            session.run(None)
+        with pytest.raises(ValueError, match="not an element of this graph|nothing"):
+            session.run("nothing:0")
+    with pytest.raises(RuntimeError, match="closed"):
+        session.run(double, {x: 1.0})
+
+
+def test_watched_session_is_freed_without_waiting_for_the_collector(tmp_path, graph):
+    config = with_entry(None, {"enable_dump": True, "dump_path": str(tmp_path)})
+    session = tf1.Session(config=config)
+    session.run(tf.constant(1.0))
+    watched = weakref.ref(session)
+    gc.disable()
+    try:
+        del session
+        assert watched() is None
+    finally:
+        gc.enable()

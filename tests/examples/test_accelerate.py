@@ -1,0 +1,44 @@
+"""The example of acceleration, run as people run it, both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def run(folder, *flags):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    script = REPOSITORY / "examples" / "accelerate" / "train.py"
+    command = [sys.executable, str(script), "--output_dir", str(folder), *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "flags, low_steps",
+    [
+        (("--steps", "40", "--ratio", "0.75"), 30),
+        (("--steps", "60", "--way", "loss", "--target_loss", "1.6", "--ratio", "1.25"), None),
+    ],
+)
+def test_both_ways(tmp_path, flags, low_steps):
+    said = run(tmp_path / "out", *flags)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+    if low_steps is None:
+        low_steps = next(step for step, row in enumerate(rows) if row["loss"] <= 2.0) + 1
+        assert low_steps < len(rows)
+        assert "precision: float16 until the loss is at most 2, then float32." in said
+    else:
+        assert "precision: steps 0-29 in float16, 30-39 in float32." in said
+    assert [row["precision"] for row in rows] == ["float16"] * low_steps + ["float32"] * (len(rows) - low_steps)
+    assert said.count("precision: float32 from here on") == 1
+    assert sum(row["loss"] for row in rows[-5:]) < sum(row["loss"] for row in rows[:5])
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 10_000

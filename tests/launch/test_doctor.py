@@ -1,0 +1,202 @@
+"""The doctor: on this machine as it is, and on broken ones made of fake packages put in front of the real ones."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from npu_bridge.launch.doctor_machine import machine_section
+from npu_bridge.launch.doctor_options import config_section, environment_section, rank_table_section
+from npu_bridge.launch.doctor_page import Page, Problem, Section, print_page
+from npu_bridge.launch.doctor_ranks import Trial, horovod_section
+from tests.launch.launching import ROOT, finish, needs_horovod, npu_run, start
+from tests.launch.test_hosts import clean_environment, write_table  # noqa: F401
+
+pytestmark = pytest.mark.timeout(240)
+
+CONFIG = """
+save_checkpoints_steps = 7
+precision_mode = "allow_mix_precision"
+
+[dump_config]
+enable_dump_debug = true
+dump_path = "."
+dump_debug_mode = "all"
+"""
+
+
+def row(output, name):
+    """The row of the page that starts with a name, its cells joined by single spaces."""
+    (found,) = [" ".join(line.split()) for line in output.splitlines() if line.startswith(f"  {name} ")]
+    return found
+
+
+def with_package(folder, name, text):
+    """A PYTHONPATH on which a fake package comes before the real one."""
+    (folder / "fake" / name).mkdir(parents=True)
+    (folder / "fake" / name / "__init__.py").write_text(text)
+    return os.pathsep.join([str(folder / "fake"), str(ROOT)])
+
+
+@needs_horovod
+@pytest.mark.ranks(2)
+def test_healthy_machine(tmp_path):
+    write_table(tmp_path, [("127.0.0.1", [(0, 0)]), ("192.0.2.7", [(1, 3)])])
+    (tmp_path / "run.toml").write_text(CONFIG)
+    # Variables that make this process look like one rank of two must not disturb the trial.
+    variables = {"RANK_SIZE": "2", "RANK_ID": "1", "JOB_ID": "nightly"}
+    options = ["--config", "run.toml", "--rank-table", "table.json"]
+    code, output = finish(start("doctor", *options, cwd=tmp_path, **variables), limit_secs=200)
+    assert code == 0
+    assert output.splitlines()[-1] == "A run works here."
+    assert "0.28.1, built with gloo" in output
+    assert row(output, "controller") == "controller gloo"
+    assert row(output, "sum on 1 rank").startswith("sum on 1 rank right, after")
+    assert row(output, "sum on 2 ranks").startswith("sum on 2 ranks right, after")
+    assert row(output, "JOB_ID").startswith("JOB_ID nightly recorded")
+    assert row(output, "192.0.2.7") == "192.0.2.7 1 slots ranks 1 devices 3 remote"
+    assert row(output, "NPURunConfig.save_checkpoints_steps").startswith(
+        "NPURunConfig.save_checkpoints_steps 7 default 100 works"
+    )
+    assert "DumpConfig.enable_dump_debug" in output
+    assert "\x1b" not in output
+
+
+def test_broken_horovod_is_told_with_its_mend(tmp_path):
+    path = with_package(tmp_path, "horovod", "raise ImportError('libtensorflow.so: undefined symbol: _Z3abc')")
+    code, output = npu_run("doctor", cwd=tmp_path, PYTHONPATH=path)
+    assert code == 1
+    assert "problem 1: Horovod does not work: import horovod.tensorflow: ImportError: libtensorflow.so" in output
+    assert "pip install --no-cache-dir --no-build-isolation horovod==0.28.1" in output
+    assert row(output, "GPUs")
+    assert output.splitlines()[-1] == "A run could not work: 1 problem to mend."
+
+
+def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):
+    (tmp_path / "run.toml").write_text(CONFIG)
+    path = with_package(tmp_path, "tensorflow", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    code, output = npu_run("doctor", "--config", "run.toml", cwd=tmp_path, PYTHONPATH=path)
+    assert code == 1
+    assert "TensorFlow does not work: import tensorflow: killed by SIGSEGV" in output
+    assert "run.toml was not read: that needs TensorFlow" in output
+    assert row(output, "GPUs") == "GPUs unknown"
+
+
+def test_tensorflow_that_is_missing(tmp_path):
+    path = with_package(tmp_path, "tensorflow", "raise ModuleNotFoundError(\"No module named 'tensorflow'\")")
+    code, output = npu_run("doctor", cwd=tmp_path, PYTHONPATH=path)
+    assert code == 1
+    assert "No module named 'tensorflow'" in output
+    assert "mend: pip install 'tensorflow-cpu==2.15.*'" in output
+
+
+def test_what_hangs_is_cut_short(tmp_path):
+    path = with_package(tmp_path, "tensorflow", "import time\ntime.sleep(600)")
+    code, output = npu_run("doctor", "--limit-secs", "4", cwd=tmp_path, PYTHONPATH=path)
+    assert code == 1
+    assert "TensorFlow does not work: no end within 4 s, during: " in output
+
+
+def test_missing_horovod_matters_only_to_several_ranks():
+    one = Trial(1, {"tensorflow": "2.15.1", "horovod_is_missing": True}, "", 1.0)
+    section, (note,) = horovod_section(one, None, wanted_ranks=1)
+    assert ("horovod", "not installed") in section.rows and not note.is_fatal
+    _, (problem,) = horovod_section(one, None, wanted_ranks=2)
+    assert problem.is_fatal and "pip install" in problem.mend
+
+
+def test_two_ranks_that_cannot_sum_are_a_problem():
+    facts = {"tensorflow": "2.15.1", "horovod": "0.28.1", "built": ["gloo"], "controller": "gloo", "size": 1}
+    one, two = Trial(1, facts, "", 1.0), Trial(2, {}, "start: no network interface", 1.0)
+    section, (problem,) = horovod_section(one, two, wanted_ranks=1)
+    assert ("sum on 2 ranks", "failed: start: no network interface") in section.rows
+    assert problem.is_fatal
+
+
+def test_wrong_configuration_file_names_file_and_line(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("iterations_per_loop = 1\nprecision_mod = 'x'\n")
+    section, (problem,) = config_section(str(file))
+    assert not section.rows
+    assert problem.is_fatal
+    assert problem.what.startswith(f"{file}:2: key precision_mod") and "'precision_mode'" in problem.what
+
+
+def test_refused_option_is_a_problem_with_its_line(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("compress_weight_conf = 'weights.conf'\n")
+    _, (problem,) = config_section(str(file))
+    assert problem.is_fatal and f"{file}:1" in problem.what
+
+
+def test_configuration_file_of_defaults_changes_nothing(tmp_path):
+    (tmp_path / "run.toml").write_text("iterations_per_loop = 1\n")
+    section, problems = config_section(str(tmp_path / "run.toml"))
+    assert (section.rows, problems) == ([("nothing",)], [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "parts"),
+    [
+        ({"RANK_SIZE": "2", "CM_WORKER_SIZE": "2"}, ["describe the cluster twice", "both set"]),
+        ({"RANK_ID": "one"}, ["RANK_ID is not a whole number"]),
+        ({"ASCEND_DEVICE_ID": "-1"}, ["ASCEND_DEVICE_ID is not a whole number"]),
+        ({"TF_CONFIG": "[]"}, ["TF_CONFIG does not describe a cluster"]),
+        ({"RANK_TABLE_FILE": "missing.json"}, ["rank table missing.json: it cannot be read"]),
+    ],
+)
+def test_environment_that_contradicts_itself(monkeypatch, variables, parts):
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    section, problems, _ = environment_section()
+    assert [problem.is_fatal for problem in problems] == [True] * len(parts)
+    assert all(part in problem.what for part, problem in zip(parts, problems))
+    assert set(variables) <= {name for name, *_ in section.rows}
+
+
+def test_declared_ranks_are_noted(monkeypatch):
+    monkeypatch.setenv("RANK_SIZE", "4")
+    _, (note,), size = environment_section()
+    assert size == 4 and not note.is_fatal and "npu-run -np 4" in note.mend
+
+
+def test_wrong_rank_table_is_a_problem(tmp_path):
+    path = write_table(tmp_path, [("127.0.0.1", [(0, 0), (2, 1)])])
+    section, (problem,), size = rank_table_section(path)
+    assert (section.rows, size) == ([], 1)
+    assert problem.is_fatal and "rank ids are not consecutive" in problem.what
+
+
+def test_features_that_decide_precision(tmp_path):
+    (tmp_path / "cpuinfo").write_text("model name\t: Some CPU\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n")
+    rows = dict(machine_section(["A GPU"], tmp_path / "cpuinfo").rows)
+    assert (rows["processor"], rows["AVX2"], rows["AVX512_BF16"], rows["AMX_BF16"]) == ("Some CPU", "yes", "no", "yes")
+    assert rows["bfloat16"] == "in hardware (AMX_BF16)"
+    assert rows["float16"].startswith("not in hardware")
+    assert rows["GPUs"] == "A GPU"
+    assert dict(machine_section([], tmp_path / "none").rows)["features"].startswith("unknown")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_page(is_terminal):
+    page = Page()
+    page.add(Section("title", [("short", "1"), ("much longer", "2 [bold]")]), [Problem("a note", "a mend", False)])
+    page.add(Section("empty", []), [Problem("a problem")])
+    stream = io.StringIO()
+    print_page(page, Console(file=stream, force_terminal=is_terminal, highlight=False, width=70))
+    output = stream.getvalue()
+    assert "empty" not in output
+    assert output.index("problem 1: a problem") < output.index("note 2: a note") < output.index("mend: a mend")
+    assert "A run could not work: 1 problem to mend." in output
+    assert "2 [bold]" in output
+    if not is_terminal:
+        assert output.splitlines()[:3] == ["title", "  short        1", "  much longer  2 [bold]"]
+    assert page.exit_code == 1
+
+
+def test_notes_do_not_fail_the_run():
+    page = Page(problems=[Problem("a note", is_fatal=False)])
+    assert (page.exit_code, page.verdict) == (0, "A run works here.")

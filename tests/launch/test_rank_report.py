@@ -1,0 +1,76 @@
+"""What a rank says about its end, made of errors as TensorFlow and Horovod word them."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_bridge.launch.rank_report import report_of
+
+IN_GRAPH = """Graph execution error:
+
+Detected at node 'grad_w' defined at (most recent call last):
+    File "train.py", line 12, in <module>
+Node: 'grad_w'
+Mismatched data types: One rank had type float32, but another rank had type float64.
+\t [[{{node grad_w}}]]
+
+Original stack trace for 'grad_w':
+  File "train.py", line 12, in <module>
+"""
+EAGER = (
+    "{{function_node __wrapped__HorovodAllreduce_device_/job:localhost}} Horovod has been shut down. "
+    "[Op:HorovodAllreduce] name: HorovodAllreduce_x"
+)
+
+
+class UnknownError(Exception):
+    pass
+
+
+class HorovodInternalError(RuntimeError):
+    pass
+
+
+def report(error):
+    try:
+        raise error
+    except BaseException as raised:
+        return report_of(raised, __file__, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "summary", "tensor", "echo"),
+    [
+        (ValueError("bad batch"), "ValueError: bad batch", "", False),
+        (ValueError("ValueError: twice"), "ValueError: ValueError: twice", "", False),
+        (ValueError("two\nlines"), "ValueError: two ...", "", False),
+        (KeyError("key"), "KeyError: 'key'", "", False),
+        (SystemExit(7), "sys.exit(7)", "", False),
+        (
+            UnknownError(IN_GRAPH),
+            "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64. "
+            "(in grad_w)",
+            "grad_w",
+            False,
+        ),
+        (
+            UnknownError(EAGER),
+            "UnknownError: Horovod has been shut down. (in HorovodAllreduce_x)",
+            "HorovodAllreduce_x",
+            True,
+        ),
+        (UnknownError("[/gloo/transport/tcp/pair.cc] Connection closed by peer"), None, "", True),
+        (HorovodInternalError("a peer is gone"), None, "", True),
+    ],
+)
+def test_reason_in_one_line(error, summary, tensor, echo):
+    got = report(error)
+    assert summary is None or got["summary"] == summary
+    assert (got["tensor"], got["echo"], got["code"]) == (tensor, echo, 1)
+    assert "\n" not in got["summary"]
+
+
+def test_an_echo_is_found_among_the_causes():
+    error = RuntimeError("training stopped")
+    error.__cause__ = HorovodInternalError("a peer is gone")
+    assert report(error)["echo"]

@@ -1,0 +1,115 @@
+"""Standstills: seen on a thread, decided and described on plain records. The clock is an argument."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+from npu_bridge.launch.first_failure import Ending
+from npu_bridge.launch.stall import Still, describe_stall, waiting_since
+from npu_bridge.launch.standstill import Standstill
+
+WAITS = Still(since=10.0, where="train.py:7 (session.run(step))", waits=True)
+SLEEPS = Still(since=5.0, where="train.py:3 (time.sleep(600))", waits=False)
+RAISED = Ending(rank=0, when=80.0, exit_code=1, tensor="grad_w", is_echo=True)
+
+
+def test_only_waiting_inside_a_runtime_counts():
+    assert waiting_since({0: None, 1: None}) is None
+    assert waiting_since({0: None, 1: SLEEPS}) is None
+    assert waiting_since({0: WAITS, 1: SLEEPS}) == 10.0
+    assert waiting_since({0: WAITS, 1: WAITS._replace(since=8.0)}) == 8.0
+
+
+def test_description_names_who_waits_for_what_and_who_is_missing():
+    stills = {0: WAITS, 1: SLEEPS, 2: WAITS, 3: None, 4: None}
+    text = describe_stall(stills, [RAISED, RAISED._replace(rank=2), Ending(5, 1.0, 0)], stopped=[4], secs=60.4)
+    assert text.startswith(
+        "no progress for 60 s: ranks 0, 2 waiting for grad_w at train.py:7 (session.run(step)); "
+        "rank 1 missing, it stays at train.py:3 (time.sleep(600)); rank 3 missing, it is elsewhere; "
+        "rank 4 missing, its process is stopped; rank 5 missing, it has ended. Usual causes: "
+    )
+    assert "\n" not in text
+
+
+def test_description_without_tensors():
+    assert "rank 0 waiting at train.py:7" in describe_stall({0: WAITS, 1: None}, [], [], 60.0)
+
+
+def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
+    moved, end = threading.Event(), threading.Event()
+
+    def work():
+        moved.wait()  # the line that is told
+        end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        standstill = Standstill(thread.ident)
+        assert standstill.look(100.0) is None
+        assert standstill.look(101.9) is None
+        still = standstill.look(102.0)["still"]
+        assert still["since"] == 100.0 and not still["waits"]
+        assert re.fullmatch(r"test_stall\.py:\d+ \(moved\.wait\(\)  # the line that is told\)", still["where"])
+        assert standstill.look(500.0) is None
+        moved.set()
+        news = None
+        for _ in range(1000):
+            news = news or standstill.look(501.0)
+            end.wait(0.001)
+            if news:
+                break
+        assert news == {"still": None}
+    finally:
+        moved.set()
+        end.set()
+        thread.join()
+
+
+def test_repeated_calls_of_one_function_are_no_standstill():
+    stop = threading.Event()
+    ticks = threading.Semaphore(0)
+
+    def wait_for_tick():
+        ticks.acquire()
+
+    def work():
+        while not stop.is_set():
+            wait_for_tick()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        standstill = Standstill(thread.ident)
+        for now in range(20):
+            assert standstill.look(float(10 * now)) is None
+            ticks.release()
+            stop.wait(0.02)  # the thread has long been in its next call
+    finally:
+        stop.set()
+        ticks.release()
+        thread.join()
+
+
+def test_waiting_in_tensorflow_is_recognised():
+    code = compile("def call(event):\n    event()\n", "runtime.py", "exec")
+    module = {"__name__": "tensorflow.python.client.session"}
+    exec(code, module)
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=module["call"], args=(lock.acquire,))
+    thread.start()
+    try:
+        standstill = Standstill(thread.ident)
+        while "runtime.py" not in str(standstill._frame):
+            standstill.look(0.0)
+        standstill.look(0.0)
+        assert standstill.look(9.0)["still"]["waits"]
+    finally:
+        lock.release()
+        thread.join()
+
+
+def test_a_thread_that_is_gone_has_no_news():
+    assert Standstill(0).look(1.0) is None

@@ -1,0 +1,87 @@
+"""Models of a few operators, sessions in a precision, and what their executors are made of."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.options import environment, read_session_config, with_entry
+from npu_bridge.precision import Precision, attach
+
+tf1 = tf.compat.v1
+MATRIX_KERNELS = ("MatMul", "Conv2D")
+
+
+def precision_of(**keys):
+    """The precision of a run whose session says these keys."""
+    return Precision(read_session_config(with_entry(None, keys)))
+
+
+def session_of(graph, precision=None, config=None):
+    """A session of a graph that follows a precision; a stock session without one."""
+    config = config or tf1.ConfigProto()
+    if precision is not None:
+        precision.prepare(config)
+    session = tf1.Session(graph=graph, config=config)
+    if precision is not None:
+        attach(session, precision)
+    return session
+
+
+class Dense:
+    """Two layers under an optimizer, in a graph of their own: five matrix products in a training step."""
+
+    def __init__(self, make_optimizer=lambda: tf1.train.AdamOptimizer(0.01), use_resource=True):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf1.set_random_seed(7)
+            initializer = tf1.random_normal_initializer(stddev=0.4, seed=1)
+            self.x = tf1.placeholder(tf.float32, [None, 8], name="x")
+            self.hidden = tf1.get_variable("hidden", [8, 16], initializer=initializer, use_resource=use_resource)
+            self.bias = tf1.get_variable("bias", [16], initializer=initializer, use_resource=use_resource)
+            self.out = tf1.get_variable("out", [16, 4], initializer=initializer, use_resource=use_resource)
+            layer = tf.nn.relu(tf.matmul(self.x, self.hidden, name="first") + self.bias)
+            self.logits = tf.matmul(layer, self.out, name="second")
+            self.loss = tf.reduce_mean(tf.square(self.logits - 1.0), name="loss")
+            self.global_step = tf1.train.get_or_create_global_step()
+            self.train_op = make_optimizer().minimize(self.loss, global_step=self.global_step)
+            self.init = tf1.global_variables_initializer()
+            self.variables = tf1.global_variables()
+
+    def batch(self, number):
+        return {self.x: np.random.RandomState(number).randn(8, 8).astype(np.float32)}
+
+
+def run_with_graph(session, fetches, feed_dict=None):
+    """Runs and returns the results with the nodes that were really executed."""
+    metadata = tf1.RunMetadata()
+    options = tf1.RunOptions(output_partition_graphs=True)
+    results = session.run(fetches, feed_dict, options, metadata)
+    return results, [node for graph in metadata.partition_graphs for node in graph.node]
+
+
+def dtypes_of(nodes, *words):
+    """How many nodes whose type holds one of the words run in which dtype."""
+    return dict(
+        collections.Counter(
+            tf.as_dtype(node.attr["T"].type).name
+            for node in nodes
+            if "T" in node.attr and any(word in node.op for word in words or MATRIX_KERNELS)
+        )
+    )
+
+
+def tell_steps(now, total):
+    environment.write_variable("STEP_NOW", now)
+    environment.write_variable("TOTAL_STEP", total)
+
+
+def values_of(session, variables):
+    return dict(zip([variable.name for variable in variables], session.run(variables)))
+
+
+def load(session, variables, values):
+    for variable in variables:
+        variable.load(values[variable.name], session)

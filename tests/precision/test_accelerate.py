@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npu_bridge.options import AccelerateTrainMode, parse_accelerate_train_mode
+from npu_bridge.precision.accelerate import (
+    Progress,
+    describe,
+    judge,
+    loss_threshold,
+    read_progress,
+    step_threshold,
+)
+
+
+def by_step(ratio):
+    return AccelerateTrainMode("float16", "step", float(np.float32(ratio)))
+
+
+def by_loss(ratio):
+    return AccelerateTrainMode("bfloat16", "loss", float(np.float32(ratio)))
+
+
+@pytest.mark.parametrize(
+    "total, ratio, threshold",
+    [
+        (10000, 0.9, 9000),
+        (10, 0.9, 9),
+        (7, 0.9, 6),
+        (1, 0.9, 0),
+        (100, 0.29, 29),
+        (180, 0.35, 63),
+        (180, 0.65, 116),
+        (16777217, 0.9, 15099494),
+    ],
+)
+def test_step_thresholds_are_float32(total, ratio, threshold):
+    assert step_threshold(total, ratio) == threshold
+
+
+@pytest.mark.parametrize(
+    "total, ratio, steps_per_run, low, first_original",
+    [
+        (10, 0.9, 1, range(9), 9),
+        (10, 0.9, 4, (0, 4), 8),
+        (12, 0.5, 3, (0, 3), 6),
+        (10, 0.2, 5, (0,), 5),
+    ],
+)
+def test_runs_by_step(total, ratio, steps_per_run, low, first_original):
+    def is_due(step):
+        return judge(by_step(ratio), Progress(total, step), steps_per_run).runs_left == 0
+
+    assert not any(is_due(step) for step in low)
+    assert is_due(first_original)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.9])
+def test_a_training_of_one_run_has_no_switch(ratio):
+    assert "no run" in describe(by_step(ratio), Progress(10, 0), 10, "float32")
+
+
+@pytest.mark.parametrize(
+    "target, ratio, loss, is_due",
+    [
+        (1.1, 1.1, 1.22, False),
+        (1.1, 1.1, 1.21, True),
+        (3.0, 1.05, 3.15, False),
+        (3.0, 1.05, 3.14, True),
+        (2.0, 1.5, 3.0, True),
+        (2.0, 1.5, 0.0, False),
+        (-1.0, 1.05, -1.0, False),
+        (-1.0, 1.05, -1.05, True),
+        (1.0, 1.5, float("nan"), False),
+        (float("nan"), 1.5, 0.5, False),
+    ],
+)
+def test_runs_by_loss(target, ratio, loss, is_due):
+    assert (judge(by_loss(ratio), Progress(target, loss)).runs_left == 0) == is_due
+
+
+def test_only_the_threshold_itself_is_expected():
+    assert judge(by_step(0.5), Progress(10, 5)).is_expected
+    assert not judge(by_step(0.5), Progress(10, 6)).is_expected
+    assert not judge(by_step(0.9), Progress(10, 8), 4).is_expected
+    assert judge(by_loss(1.5), Progress(1.0, 1.2)).is_expected
+
+
+@given(
+    total=st.integers(1, 2**32 - 1),
+    ratio=st.floats(0.25, 0.875, width=32),
+    step=st.integers(0, 2**32 - 1),
+    steps_per_run=st.integers(1, 5000),
+)
+def test_due_by_step_as_in_a_table(total, ratio, step, steps_per_run):
+    # The product of two float32 numbers is exact in double precision; packing rounds it once.
+    single = struct.unpack("f", struct.pack("f", total))[0]
+    threshold = int(struct.unpack("f", struct.pack("f", single * ratio))[0])
+    table = {(True, True): 0, (True, False): 0, (False, True): 0}
+    is_due = (step >= threshold, step + steps_per_run >= total) in table
+    assert (judge(by_step(ratio), Progress(total, step), steps_per_run).runs_left == 0) == is_due
+
+
+@given(
+    total=st.integers(1, 400),
+    ratio=st.floats(0.25, 0.875, width=32),
+    step=st.integers(0, 400),
+    steps_per_run=st.integers(1, 50),
+)
+def test_runs_left_are_what_a_walk_counts(total, ratio, step, steps_per_run):
+    plan, walked = by_step(ratio), 0
+    while judge(plan, Progress(total, step + walked * steps_per_run), steps_per_run).runs_left:
+        walked += 1
+    assert judge(plan, Progress(total, step), steps_per_run).runs_left == walked
+
+
+@given(target=st.floats(-1e30, 1e30), ratio=st.floats(1.03125, 1.46875, width=32), loss=st.floats(allow_nan=True))
+def test_due_by_loss_as_in_a_table(target, ratio, loss):
+    threshold = struct.unpack("f", struct.pack("f", struct.unpack("f", struct.pack("f", target))[0] * ratio))[0]
+    with np.errstate(over="ignore"):
+        single = float(np.float32(loss))
+    table = {(True, True): True}  # reported, and at or below the threshold
+    is_due = table.get((single != 0.0, single <= threshold), False)
+    assert (judge(by_loss(ratio), Progress(target, loss)).runs_left == 0) == is_due
+    assert loss_threshold(target, ratio) == np.float32(threshold)
+
+
+@pytest.mark.parametrize(
+    "trigger, goal, now, progress",
+    [
+        ("step", "10000", " 12\t", (10000, 12)),
+        ("step", "4294967295", "0", (2**32 - 1, 0)),
+        ("loss", "-1", "0.0", (-1.0, 0.0)),
+        ("loss", "1e-3", " 2.5", (1e-3, 2.5)),
+    ],
+)
+def test_progress_is_read(trigger, goal, now, progress):
+    assert read_progress(trigger, goal, now) == progress
+
+
+@pytest.mark.parametrize(
+    "trigger, goal, now, blamed",
+    [
+        ("step", None, None, "TOTAL_STEP"),
+        ("step", "10000.0", "x", "TOTAL_STEP"),
+        ("step", "10", None, "STEP_NOW"),
+        ("step", "10", "-1", "STEP_NOW"),
+        ("step", "4294967296", "1", "TOTAL_STEP"),
+        ("step", "10", " ", "STEP_NOW"),
+        ("loss", None, "x", "TARGET_LOSS"),
+        ("loss", "1.0", "1_0", "LOSS_NOW"),
+    ],
+)
+def test_unusable_progress_is_blamed_in_order(trigger, goal, now, blamed):
+    with pytest.raises(ValueError, match=blamed) as caught:
+        read_progress(trigger, goal, now)
+    assert "TellMeStepOrLossHook" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, progress, steps_per_run, line",
+    [
+        ("fast1|step", (10000, 0), 1, "steps 0-8999 in bfloat16, 9000-9999 in float32"),
+        ("fast|step|0.9", (10, 0), 4, "steps 0-7 in float16, 8-9 in float32"),
+        ("fast|step|0.5", (10, 8), 1, "steps 8-8 in float16, 9-9 in float32"),
+        ("fast|loss|1.5", (2.0, 0.0), 1, "float16 until the loss is at most 3, then float32"),
+    ],
+)
+def test_the_plan_in_words(text, progress, steps_per_run, line):
+    assert describe(parse_accelerate_train_mode(text), Progress(*progress), steps_per_run, "float32") == line

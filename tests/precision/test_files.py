@@ -1,0 +1,100 @@
+"""The two files precision options name: `modify_mixlist` and `customize_dtypes`."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_bridge.precision.mixlist import read_mixlist
+from npu_bridge.precision.operator_dtypes import read_operator_dtypes
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "file"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_mixlist_with_comments(file):
+    mixlist = read_mixlist(
+        file(
+            """{
+  // a comment with "quotes"
+  "black-list": { // another
+     "to-add": ["Relu", "Tanh"],
+     "to-remove": ["Softmax"]
+  },
+  "white-list": {"to-add": ["Add"], "to-remove": ["Conv2D"]}
+}"""
+        )
+    )
+    assert mixlist == ({"Add"}, {"Relu", "Tanh"}, {"Softmax", "Conv2D"})
+
+
+def test_denied_and_no_longer_allowed_is_denied(file):
+    text = '{"black-list": {"to-add": ["MatMul"]}, "white-list": {"to-remove": ["MatMul"]}}'
+    assert read_mixlist(file(text)) == (set(), {"MatMul"}, set())
+
+
+def test_an_empty_mixlist_changes_nothing(file):
+    assert read_mixlist(file("{}")) == (set(), set(), set())
+
+
+@pytest.mark.parametrize(
+    "text, blamed",
+    [
+        ("", "not JSON"),
+        ("[]", "not an object"),
+        ('{"gray-list": {}}', "gray-list"),
+        ('{"black_list": {}}', "Did you mean 'black-list'"),
+        ('{"black-list": {"add": []}}', "'add'"),
+        ('{"black-list": {"to-add": "Relu"}}', "'Relu'"),
+        ('{"black-list": {"to-add": ["Relu,Tanh"]}}', "Relu,Tanh"),
+        ('{"black-list": {"to-add": [1]}}', "to-add"),
+        ('{"black-list": []}', "list"),
+        ('{"black-list": {"to-add": ["A"]}, "white-list": {"to-add": ["A"]}}', "both lists"),
+        ('{"white-list": {"to-add": ["A"], "to-remove": ["A"]}}', "white-list"),
+    ],
+)
+def test_a_mixlist_that_is_none(file, text, blamed):
+    with pytest.raises(ValueError, match=blamed):
+        read_mixlist(file(text))
+
+
+def test_a_missing_mixlist(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_mixlist(str(tmp_path / "nothing"))
+
+
+def test_operator_dtypes(file):
+    read = read_operator_dtypes(
+        file(
+            """
+# by name
+dense/MatMul::InputDtype:float16,float16,OutputDtype:float16   # the first layer
+OpType::Softmax:InputDtype:float32,OutputDtype:float32
+OpType::GatherV2:InputDtype:float16,int32,OutputDtype:float16
+"""
+        )
+    )
+    assert read.by_name == {"dense/MatMul": "float16"}
+    assert read.by_type == {"Softmax": "float32", "GatherV2": "float16"}
+
+
+@pytest.mark.parametrize(
+    "line, blamed",
+    [
+        ("MatMul float16", "no rule"),
+        ("a::InputDtype:float16", "no rule"),
+        ("a::InputDtype:float8,OutputDtype:float16", "float8"),
+        ("a::InputDtype:float16,OutputDtype:float32", "several"),
+        ("a::InputDtype:,OutputDtype:", "none"),
+    ],
+)
+def test_operator_dtypes_that_are_none(file, line, blamed):
+    with pytest.raises(ValueError, match=blamed) as caught:
+        read_operator_dtypes(file(f"# first\n{line}\n"))
+    assert "line 2" in str(caught.value)

@@ -1,0 +1,106 @@
+"""Sessions of one process do not disturb each other, and the environment is left as it was."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+
+import numpy as np
+
+from npu_bridge.options import environment
+from npu_bridge.precision import Precision
+from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
+
+# Kernels of matrix products, and of Relu and its gradient; float32 ones are fused with what is before them.
+EXPECTED = {
+    "mixed_float16": ({"float16": 5}, {"float16": 2}),
+    "cube_fp16in_fp32out": ({"float16": 5}, {"float32": 2}),
+    "fp16": ({"float16": 5}, {"float16": 2}),
+    "origin": ({"float32": 5}, {"float32": 1}),
+}
+
+
+def train(mode, steps=3):
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2=mode)) as session:
+        session.run(model.init)
+        for step in range(steps):
+            nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]
+        return dtypes_of(nodes), dtypes_of(nodes, "Relu")
+
+
+def test_policies_in_turns():
+    models = {mode: Dense() for mode in EXPECTED}
+    sessions = {mode: session_of(model.graph, precision_of(precision_mode_v2=mode)) for mode, model in models.items()}
+    for mode, model in models.items():
+        sessions[mode].run(model.init)
+    for step in range(2):
+        for mode, model in models.items():
+            nodes = run_with_graph(sessions[mode], model.train_op, model.batch(step))[1]
+            assert (dtypes_of(nodes), dtypes_of(nodes, "Relu")) == EXPECTED[mode]
+    for session in sessions.values():
+        session.close()
+
+
+def test_two_policies_of_one_graph():
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as low:
+        with session_of(model.graph, precision_of(precision_mode_v2="origin")) as original:
+            for session, dtype in ((low, "float16"), (original, "float32"), (low, "float16")):
+                session.run(model.init)
+                nodes = run_with_graph(session, model.train_op, model.batch(0))[1]
+                assert dtypes_of(nodes) == {dtype: 5}
+
+
+def test_policies_in_threads():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = dict(zip(EXPECTED, pool.map(train, EXPECTED)))
+    assert results == EXPECTED
+
+
+def test_the_environment_is_as_it_was():
+    environment.write_variable("TOTAL_STEP", "4")
+    environment.write_variable("STEP_NOW", "0")
+    before = dict(os.environ)
+    for mode in EXPECTED:
+        train(mode, steps=1)
+    assert dict(os.environ) == before
+
+
+def test_the_users_own_lists_count_too(monkeypatch):
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD", "MatMul")
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_REMOVE", "MatMul")
+    assert train("mixed_float16")[0] == {"float32": 5}
+    assert environment.read_variable("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD") == "MatMul"
+
+
+def test_temporarily_restores_after_an_error(monkeypatch):
+    monkeypatch.setenv("NPU_BRIDGE_TEST_OLD", "old")
+    try:
+        with environment.temporarily(lambda: {"NPU_BRIDGE_TEST_OLD": "new", "NPU_BRIDGE_TEST_NONE": "x"}):
+            assert os.environ["NPU_BRIDGE_TEST_OLD"] == "new"
+            raise KeyError
+    except KeyError:
+        pass
+    assert os.environ["NPU_BRIDGE_TEST_OLD"] == "old"
+    assert "NPU_BRIDGE_TEST_NONE" not in os.environ
+
+
+def test_a_stock_session_is_not_touched():
+    model, other = Dense(), Dense()
+    with session_of(model.graph) as stock:
+        stock.run(model.init)
+        alone = stock.run(model.loss, model.batch(0))
+    with session_of(other.graph, precision_of(experimental_accelerate_train_mode="fast|step|0.5")) as session:
+        session.run(other.init)
+        tell_steps(0, 10)
+        session.run(other.train_op, other.batch(0))
+        with session_of(model.graph) as stock:
+            stock.run(model.init)
+            np.testing.assert_array_equal(stock.run(model.loss, model.batch(0)), alone)
+
+
+def test_precision_is_off_with_use_off_line_false():
+    precision = precision_of(precision_mode_v2="mixed_float16", use_off_line=False)
+    assert isinstance(precision, Precision)
+    assert not precision.is_active

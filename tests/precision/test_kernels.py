@@ -1,0 +1,223 @@
+"""Which kernels really run: the graphs that were executed, counted by dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu import util
+from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
+from npu_bridge.precision import builds_of
+from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
+
+FLOAT16_MODES = [
+    {"precision_mode": "allow_mix_precision"},
+    {"precision_mode": "allow_mix_precision_fp16"},
+    {"precision_mode_v2": "mixed_float16"},
+    {"precision_mode": "force_fp16"},
+    {"precision_mode_v2": "fp16"},
+    {"precision_mode": "force_fp32"},
+    {"precision_mode": "cube_fp16in_fp32out"},
+    {"precision_mode_v2": "cube_fp16in_fp32out"},
+]
+FLOAT32_MODES = [
+    {},
+    {"precision_mode": "must_keep_origin_dtype"},
+    {"precision_mode_v2": "origin"},
+    {"precision_mode": "allow_fp32_to_bf16"},
+    {"precision_mode": "allow_fp32_to_fp16"},
+    {"precision_mode_v2": "mixed_float16", "use_off_line": False},
+]
+BFLOAT16_MODES = [{"precision_mode": "allow_mix_precision_bf16"}, {"precision_mode_v2": "mixed_bfloat16"}]
+
+
+def train_step(precision, use_resource=True):
+    """The executed nodes of one training step."""
+    model = Dense(use_resource=use_resource)
+    with session_of(model.graph, precision) as session:
+        session.run(model.init)
+        return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
+
+
+def names_in(nodes, dtype):
+    return {node.name for node in nodes if node.attr["T"].type == dtype.as_datatype_enum and "MatMul" in node.op}
+
+
+@pytest.mark.parametrize("keys", FLOAT16_MODES, ids=str)
+def test_matrix_products_in_float16(keys):
+    nodes = train_step(precision_of(**keys))
+    assert dtypes_of(nodes) == {"float16": 5}
+    assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
+
+
+@pytest.mark.parametrize("keys", BFLOAT16_MODES, ids=str)
+def test_matrix_products_in_bfloat16(keys, has_bfloat16):
+    nodes = train_step(precision_of(**keys))
+    assert dtypes_of(nodes) == {"bfloat16": 5}
+    assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
+
+
+@pytest.mark.parametrize("keys", FLOAT32_MODES, ids=str)
+def test_the_graph_as_it_is(keys):
+    nodes, stock = train_step(precision_of(**keys)), train_step(None)
+    assert dtypes_of(nodes) == {"float32": 5}
+    assert sorted((node.op, node.name) for node in nodes) == sorted((node.op, node.name) for node in stock)
+
+
+def test_reach_of_the_float16_modes():
+    """Vector operators follow under mixed precision, stay out of the cube mode, and all take part in fp16."""
+    mixed, cube, everything = (
+        train_step(precision_of(precision_mode_v2=mode)) for mode in ("mixed_float16", "cube_fp16in_fp32out", "fp16")
+    )
+    assert dtypes_of(mixed, "Relu") == {"float16": 2}
+    assert dtypes_of(cube, "Relu") == {"float32": 2}
+    assert dtypes_of(everything, "Relu") == {"float16": 2}
+    assert dtypes_of(mixed, "Square") == {"float32": 1}
+    assert dtypes_of(everything, "Square") == {"float16": 1}
+
+
+def test_reference_variables_keep_their_dtype():
+    nodes = train_step(precision_of(precision_mode_v2="mixed_float16"), use_resource=False)
+    assert dtypes_of(nodes) == {"float16": 5}
+    assert dtypes_of(nodes, "ApplyAdam") == {"float32": 3}
+
+
+def test_convolutions():
+    with tf.Graph().as_default() as graph:
+        image = tf1.get_variable("image", [2, 8, 8, 3], initializer=tf1.ones_initializer())
+        kernel = tf1.get_variable("kernel", [3, 3, 3, 4], initializer=tf1.ones_initializer())
+        loss = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(image, kernel, 1, "SAME")))
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        init = tf1.global_variables_initializer()
+    for mode in ("mixed_float16", "cube_fp16in_fp32out"):
+        with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+            session.run(init)
+            assert dtypes_of(run_with_graph(session, train_op)[1], "Conv2D") == {"float16": 3}
+
+
+def test_every_way_to_run_is_in_the_precision():
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(model.init)
+        feed = model.batch(0)
+        with model.graph.as_default():
+            logits = tf.identity(model.logits)
+            constant = tf.matmul(tf.ones([2, 8]) * 1.0001, model.hidden)
+            result = tf.identity(constant)
+        with session_of(model.graph) as stock:
+            stock.run(model.init)
+            exact = stock.run(logits, feed)
+            exact_result = stock.run(result)
+        reduced = session.run(logits, feed)
+        assert 0 < np.max(np.abs(reduced - exact)) < 0.05
+        np.testing.assert_array_equal(session.make_callable(logits, [model.x])(feed[model.x]), reduced)
+        np.testing.assert_array_equal(session.make_callable(result)(), session.run(result))
+        assert np.any(session.run(result) != exact_result)
+        handle = session.partial_run_setup([logits], [model.x])
+        np.testing.assert_array_equal(session.partial_run(handle, logits, feed), reduced)
+
+
+def test_one_executor_for_each_set_of_fetches():
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(model.init)
+        for number in range(3):
+            session.run([model.train_op, model.loss], model.batch(number))
+            session.run(model.loss, model.batch(number))
+        assert [build.is_training for build in builds_of(session)] == [False, True, False]
+
+
+def test_an_error_of_the_run_is_the_callers():
+    model = Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(model.init)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"):
+            session.run(model.loss)
+        with pytest.raises(ValueError, match="Cannot feed"):
+            session.run(model.loss, {model.x: np.zeros([2, 3])})
+        session.run(model.loss, model.batch(0))
+
+
+def three_products(keep):
+    with tf.Graph().as_default() as graph:
+        x = tf1.get_variable("x", [8, 8], initializer=tf1.ones_initializer())
+        first = tf.matmul(x, x, name="first")
+        with keep():
+            kept = tf.matmul(first, x, name="kept")
+        total = tf.reduce_sum(tf.matmul(kept, x, name="last"))
+        return graph, total, tf1.global_variables_initializer()
+
+
+@pytest.mark.parametrize("mode", ["mixed_float16", "fp16", "cube_fp16in_fp32out"])
+def test_keep_dtype_scope(mode):
+    graph, total, init = three_products(keep_dtype_scope)
+    with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+        session.run(init)
+        nodes = run_with_graph(session, total)[1]
+    assert names_in(nodes, tf.float16) == {"first", "last"}
+    assert names_in(nodes, tf.float32) == {"kept"}
+
+
+def test_keep_dtype_in_a_loop():
+    tf1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = tf1.get_variable("x", [8, 8], initializer=tf1.ones_initializer())
+
+            def body(count, value):
+                with keep_dtype_scope():
+                    value = tf.matmul(value, x, name="kept")
+                return count + 1, tf.matmul(value, x, name="low")
+
+            total = tf.reduce_sum(tf1.while_loop(lambda count, _: count < 2, body, [0, x * 1.0])[1])
+            init = tf1.global_variables_initializer()
+    finally:
+        tf1.enable_control_flow_v2()
+    with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(init)
+        nodes = run_with_graph(session, total)[1]
+    assert (names_in(nodes, tf.float32), names_in(nodes, tf.float16)) == ({"while/kept"}, {"while/low"})
+
+
+def test_keep_tensors_dtypes():
+    graph, total, init = three_products(contextlib.nullcontext)
+    util.keep_tensors_dtypes(graph, ["kept:0"])
+    with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(init)
+        assert names_in(run_with_graph(session, total)[1], tf.float32) == {"kept"}
+
+
+def test_mixlist(tmp_path):
+    path = tmp_path / "mixlist.json"
+    path.write_text(json.dumps({"black-list": {"to-add": ["Relu"]}, "white-list": {"to-add": ["Square"]}}))
+    nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
+    assert dtypes_of(nodes, "Relu") == {"float32": 2}  # what follows a denied operator stays too
+    assert dtypes_of(nodes, "Square") == {"float16": 1}
+    path.write_text(json.dumps({"black-list": {"to-add": ["MatMul"]}}))
+    nodes = train_step(precision_of(precision_mode_v2="mixed_float16", modify_mixlist=str(path)))
+    assert dtypes_of(nodes) == {"float32": 5}
+
+
+def test_customize_dtypes(tmp_path):
+    path = tmp_path / "dtypes.txt"
+
+    def executed(text, **keys):
+        path.write_text(text)
+        graph, total, init = three_products(contextlib.nullcontext)
+        with session_of(graph, precision_of(customize_dtypes=str(path), **keys)) as session:
+            session.run(init)
+            return run_with_graph(session, total)[1]
+
+    one = "kept::InputDtype:{0},{0},OutputDtype:{0}"
+    nodes = executed(one.format("float32"), precision_mode_v2="mixed_float16")
+    assert names_in(nodes, tf.float32) == {"kept"}
+    nodes = executed(one.format("float16"))
+    assert names_in(nodes, tf.float16) == {"kept"}
+    nodes = executed("OpType::MatMul:InputDtype:float16,float16,OutputDtype:float16\n" + one.format("float32"))
+    assert names_in(nodes, tf.float16) == {"first", "last"}
+    with pytest.raises(ValueError, match="bfloat16 and float16"):
+        executed(one.format("bfloat16"), precision_mode_v2="mixed_float16")

@@ -1,0 +1,178 @@
+"""Estimators and MonitoredTrainingSession: training is accelerated, evaluation and prediction never are."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu import npu_session
+from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
+from npu_bridge.options import environment, with_entry
+from tests.precision.small_models import Dense, dtypes_of, tf1
+
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [8, 4], initializer=tf1.random_normal_initializer(stddev=0.5, seed=1))
+    logits = tf.matmul(features["x"], kernel)
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions={"logits": logits})
+    loss = tf.identity(tf.reduce_mean(tf.square(logits - labels)), name="loss")
+    train_op = tf1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, tf1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn():
+    random = np.random.RandomState(0)
+    data = ({"x": random.randn(64, 8).astype("f")}, random.randn(64, 4).astype("f"))
+    return tf.data.Dataset.from_tensor_slices(data).repeat(100).batch(8)
+
+
+def eval_input_fn():
+    return input_fn().take(2)
+
+
+class Kernels(tf.estimator.SessionRunHook):
+    """Writes down the dtypes of matrix kernels in every run, by global step before it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs([], options=tf1.RunOptions(output_partition_graphs=True))
+
+    def after_run(self, run_context, run_values):
+        nodes = [node for graph in run_values.run_metadata.partition_graphs for node in graph.node]
+        self.seen.append("/".join(dtypes_of(nodes)))
+
+
+def npu_estimator(folder, plan="fast|step|0.5", **options):
+    config = NPURunConfig(
+        model_dir=str(folder),
+        save_checkpoints_steps=100,
+        experimental_config=ExperimentalConfig(accelerate_train_mode=plan),
+        **options,
+    )
+    return NPUEstimator(model_fn, config=config)
+
+
+def test_step_way(tmp_path, caplog):
+    kernels = Kernels()
+    estimator = npu_estimator(tmp_path)
+    with caplog.at_level(logging.INFO, "npu_bridge"):
+        hook = TellMeStepOrLossHook(step="global_step:0", total_step=8)
+        estimator.train(input_fn, hooks=[hook, kernels], max_steps=8)
+    assert kernels.seen == ["float16"] * 4 + ["float32"] * 4
+    assert "steps 0-3 in float16, 4-7 in float32" in caplog.text
+    assert "float32 from here on (step 4)" in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.INFO and "precision" in record.name]
+
+
+def test_loss_way(tmp_path):
+    kernels, losses = Kernels(), []
+
+    class Losses(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            losses.append(float(environment.read_variable("LOSS_NOW")))
+
+    target = 1.2
+    hook = TellMeStepOrLossHook(loss="loss:0", final_loss=target)
+    npu_estimator(tmp_path, "fast|loss|1.25").train(input_fn, hooks=[hook, kernels, Losses()], max_steps=40)
+    reached = next(step for step, loss in enumerate(losses) if loss <= target * 1.25)
+    assert 0 < reached < 38
+    assert kernels.seen == ["float16"] * (reached + 1) + ["float32"] * (39 - reached)
+
+
+def test_without_a_hook_the_global_step_counts(tmp_path):
+    for arguments in ({"max_steps": 6}, {"steps": 6}):
+        kernels = Kernels()
+        npu_estimator(tmp_path / next(iter(arguments))).train(input_fn, hooks=[kernels], **arguments)
+        assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
+
+
+def test_a_loss_trigger_without_a_hook_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="TARGET_LOSS"):
+        npu_estimator(tmp_path, "fast|loss").train(input_fn, max_steps=2)
+
+
+def test_evaluation_and_prediction_are_never_accelerated(tmp_path):
+    estimator = npu_estimator(tmp_path)
+    estimator.train(input_fn, hooks=[TellMeStepOrLossHook(step="global_step:0", total_step=100)], max_steps=3)
+    kernels = Kernels()
+    result = estimator.evaluate(eval_input_fn, hooks=[kernels])
+    predictions = [row["logits"] for row in estimator.predict(eval_input_fn, hooks=[kernels])]
+    assert set(kernels.seen) == {"float32"}
+
+    stock = tf.estimator.Estimator(model_fn, str(tmp_path))
+    assert stock.evaluate(eval_input_fn)["loss"] == result["loss"]
+    np.testing.assert_array_equal([row["logits"] for row in stock.predict(eval_input_fn)], predictions)
+
+
+def test_configured_precision_holds_for_evaluation(tmp_path):
+    config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=100, precision_mode_v2="mixed_float16")
+    estimator, kernels = NPUEstimator(model_fn, config=config), Kernels()
+    estimator.train(input_fn, hooks=[kernels], max_steps=2)
+    estimator.evaluate(eval_input_fn, hooks=[kernels])
+    assert set(kernels.seen) == {"float16"}
+
+
+def test_training_goes_on_after_the_switch_and_resumes_before_it(tmp_path):
+    estimator = npu_estimator(tmp_path)
+    for max_steps, expected in ((2, ["float16"] * 2), (6, ["float16"] * 2 + ["float32"] * 2), (8, ["float32"] * 2)):
+        kernels = Kernels()
+        hook = TellMeStepOrLossHook(step="global_step:0", total_step=8)
+        estimator.train(input_fn, hooks=[hook, kernels], max_steps=max_steps)
+        assert kernels.seen == expected
+    kernels = Kernels()  # a new process: its first run is in low precision
+    hook = TellMeStepOrLossHook(step="global_step:0", total_step=8)
+    npu_estimator(tmp_path).train(input_fn, hooks=[hook, kernels], max_steps=10)
+    assert kernels.seen == ["float16", "float32"]
+
+
+@pytest.fixture
+def decorated_sessions(monkeypatch):
+    for session_class in (tf1.Session, tf1.InteractiveSession):
+        monkeypatch.setattr(session_class, "__init__", session_class.__init__)
+    npu_session.decorate_sessions()
+
+
+def test_sessions_that_say_it_in_their_settings(decorated_sessions):
+    model, kernels = Dense(), Kernels()
+    config = with_entry(None, {"experimental_accelerate_train_mode": "fast|step|0.5"})
+    with model.graph.as_default():
+        hook = TellMeStepOrLossHook(step=model.global_step, total_step=6)
+        with tf1.train.MonitoredTrainingSession(hooks=[hook, kernels], config=config) as session:
+            for step in range(6):
+                session.run([model.train_op, model.loss], model.batch(step))
+    assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
+
+
+def test_a_plain_estimator(decorated_sessions, tmp_path):
+    config = NPURunConfig(
+        model_dir=str(tmp_path), experimental_config=ExperimentalConfig(accelerate_train_mode="fast|step|0.5")
+    )
+    kernels, estimator = Kernels(), tf.estimator.Estimator(model_fn, config=config)
+    hook = TellMeStepOrLossHook(step="global_step", total_step=4)
+    estimator.train(input_fn, hooks=[hook, kernels], max_steps=4)
+    assert kernels.seen == ["float16"] * 2 + ["float32"] * 2
+
+
+def test_a_session_that_takes_over_after_a_failure_stays_after_the_switch(tmp_path):
+    kernels = Kernels()
+
+    class FailOnce(tf.estimator.SessionRunHook):
+        runs = 0
+
+        def after_run(self, run_context, run_values):
+            self.runs += 1
+            if self.runs == 6:
+                raise tf.errors.AbortedError(None, None, "lost")
+
+    hook = TellMeStepOrLossHook(step="global_step:0", total_step=8)
+    npu_estimator(tmp_path).train(input_fn, hooks=[hook, kernels, FailOnce()], max_steps=8)
+    assert kernels.seen[:6] == ["float16"] * 4 + ["float32"] * 2
+    assert set(kernels.seen[6:]) == {"float32"}

@@ -1,0 +1,519 @@
+"""Every collective, dtype and number of ranks against numpy, with real ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hccl.manage import api
+from npu_bridge.collective import current, groups
+from npu_bridge.collective.communicator import REDUCTIONS
+from npu_bridge.estimator.npu import npu_optimizer
+from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
+from npu_bridge.gradients import AllReduce, Step
+from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.hccl import checks, hccl_ops
+
+SIZES = (4, 3, 2, 1)
+NUMPY = {
+    "sum": functools.partial(np.sum, axis=0),
+    "max": functools.partial(np.max, axis=0),
+    "min": functools.partial(np.min, axis=0),
+    "prod": functools.partial(np.prod, axis=0),
+}
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def numbers(rank, dtype, shape):
+    """What a rank gives: whole numbers, so that every dtype holds every result exactly."""
+    low = 0 if dtype.is_unsigned or dtype == tf.bool else -3
+    values = np.random.default_rng([rank, len(dtype.name)]).integers(low, 4, size=shape)
+    return values.astype(dtype.as_numpy_dtype)
+
+
+def counts_of(size):
+    """How many elements each rank (row) sends to each rank (column); some send nothing."""
+    return np.random.default_rng(size).integers(0, 4, size=(size, size))
+
+
+def send_starts(rank, size):
+    return np.random.default_rng([rank, size]).integers(0, 9, size=size)
+
+
+def receive_starts(rank, size):
+    """Blocks that arrive lie backwards, with one element between them."""
+    lengths = counts_of(size)[:, rank] + 1
+    return np.cumsum(lengths[::-1])[::-1] - lengths
+
+
+def every_collective():
+    """Builds all combinations in one TF 1 graph and runs them at once."""
+    ranks = current()
+    rank, size = ranks.rank, ranks.size
+    with tf.Graph().as_default():
+        fetches = {}
+        for dtype in checks.REDUCIBLE:
+            tensor = tf.constant(numbers(rank, dtype, (2 * size, 3)), dtype)
+            scalar = tf.constant(numbers(rank, dtype, ()), dtype)
+            for reduction in REDUCTIONS:
+                key = (dtype.name, reduction)
+                fetches[("allreduce", *key)] = hccl_ops.allreduce(tensor, reduction)
+                fetches[("allreduce scalar", *key)] = hccl_ops.allreduce(scalar, reduction, fusion=0)
+                fetches[("reduce", *key)] = hccl_ops.reduce(tensor, reduction, size - 1, fusion=2, fusion_id=7)
+                fetches[("reduce_scatter", *key)] = hccl_ops.reduce_scatter(tensor, reduction, size)
+        for dtype in checks.MOVABLE:
+            tensor = tf.constant(numbers(rank, dtype, (2, 3)), dtype)
+            data = tf.constant(numbers(rank, dtype, (4, 3)), dtype)
+            counts = counts_of(size)
+            fetches["allgather", dtype.name] = hccl_ops.allgather(tensor, size)
+            fetches["all_to_all_v", dtype.name] = hccl_ops.all_to_all_v(
+                data, counts[rank], send_starts(rank, size), counts[:, rank], receive_starts(rank, size)
+            )
+            fetches["all_to_all_v_c", dtype.name] = hccl_ops.all_to_all_v_c(
+                tf.constant(numbers(rank, dtype, (4 * size,)), dtype), tf.constant(counts), rank
+            )
+        tensors = [tf.constant(numbers(rank, dtype, (2, 3)), dtype) for dtype in checks.BROADCASTABLE]
+        for dtype, sent in zip(checks.BROADCASTABLE, hccl_ops.broadcast(tensors, size - 1)):
+            fetches["broadcast", dtype.name] = sent
+        with tf.compat.v1.Session() as session:
+            values = session.run(fetches)
+    return {key: (fetches[key].dtype.name, value.astype(np.complex128)) for key, value in values.items()}
+
+
+def expected_results(rank, size):
+    """The same with numpy, for one rank."""
+    for dtype in checks.REDUCIBLE:
+        tensors = [numbers(other, dtype, (2 * size, 3)) for other in range(size)]
+        scalars = [numbers(other, dtype, ()) for other in range(size)]
+        for reduction, combine in NUMPY.items():
+            key = (dtype.name, reduction)
+            combined = combine(np.stack(tensors).astype(np.float64))
+            yield ("allreduce", *key), combined
+            yield ("allreduce scalar", *key), combine(np.stack(scalars).astype(np.float64))
+            yield ("reduce", *key), combined
+            yield ("reduce_scatter", *key), combined[2 * rank : 2 * rank + 2]
+    counts = counts_of(size)
+    for dtype in checks.MOVABLE:
+        yield ("allgather", dtype.name), np.concatenate([numbers(other, dtype, (2, 3)) for other in range(size)])
+        placed = np.zeros(max(counts[:, rank] + receive_starts(rank, size)))
+        blocks = []
+        for other in range(size):
+            count, start = counts[other, rank], send_starts(other, size)[rank]
+            target = receive_starts(rank, size)[other]
+            placed[target : target + count] = numbers(other, dtype, (4, 3)).reshape(-1)[start : start + count]
+            start = counts[other, :rank].sum()
+            blocks.append(numbers(other, dtype, (4 * size,))[start : start + count])
+        yield ("all_to_all_v", dtype.name), placed
+        yield ("all_to_all_v_c", dtype.name), np.concatenate(blocks)
+    for dtype in checks.BROADCASTABLE:
+        yield ("broadcast", dtype.name), numbers(size - 1, dtype, (2, 3))
+
+
+def run(on_ranks, size, function, *arguments):
+    """One rank needs no launcher."""
+    return [function(*arguments)] if size == 1 else on_ranks(size, function, *arguments)
+
+
+_STALLING_SCRIPT = """
+import time
+from hccl.manage.api import create_group, get_rank_id
+if get_rank_id() == 1:
+    time.sleep(60)
+create_group("all", 2, [0, 1])
+"""
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_never_comes_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_STALLING_SCRIPT)
+    job = subprocess.run(
+        [sys.executable, "-m", "npu_bridge.run", "-np", "2", str(script)],
+        env=dict(os.environ, PYTHONPATH=str(REPOSITORY), HCCL_CONNECT_TIMEOUT="2"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    text = job.stdout + job.stderr
+    assert job.returncode == 1, text
+    assert "RanksMissingError" in text and "no call from rank 1 within 2 seconds" in text, text
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_collective_and_dtype_agrees_with_numpy(on_ranks, size):
+    for rank, results in enumerate(run(on_ranks, size, every_collective)):
+        expected = dict(expected_results(rank, size))
+        assert set(results) == set(expected)
+        for key, (dtype_name, value) in results.items():
+            assert dtype_name == key[1]
+            np.testing.assert_array_equal(
+                value, np.asarray(expected[key]).astype(np.complex128), err_msg=f"{key} on rank {rank} of {size}"
+            )
+
+
+def eager_and_in_a_function():
+    ranks = current()
+    rank, size = ranks.rank, ranks.size
+    value = tf.constant([1.0 + rank, 2.0])
+    ops = {
+        "allreduce": lambda x: hccl_ops.allreduce(x, "sum"),
+        "allgather": lambda x: hccl_ops.allgather(x, size),
+        "broadcast": lambda x: hccl_ops.broadcast([x], 0)[0],
+        "all_to_all": lambda x: hccl_ops.all_to_all_v_c(tf.tile(x[:1], [size]), tf.ones([size, size], tf.int64), rank),
+    }
+    eager = {name: op(value).numpy() for name, op in ops.items()}
+    traced = {name: tf.function(op)(value).numpy() for name, op in ops.items()}
+    return eager, traced
+
+
+@pytest.mark.ranks(2)
+def test_eager_execution_and_functions_give_the_same(on_ranks):
+    for eager, traced in on_ranks(2, eager_and_in_a_function):
+        np.testing.assert_equal(eager, traced)
+        np.testing.assert_array_equal(eager["allreduce"], [3.0, 4.0])
+        np.testing.assert_array_equal(eager["allgather"], [1.0, 2.0, 2.0, 2.0])
+        np.testing.assert_array_equal(eager["broadcast"], [1.0, 2.0])
+        np.testing.assert_array_equal(eager["all_to_all"], [1.0, 2.0])
+
+
+def constant_on_one_rank():
+    """One rank reduces a constant, the other a variable, in three steps."""
+    with tf.Graph().as_default():
+        counter = tf.compat.v1.get_variable("counter", initializer=1.0)
+        step = counter.assign_add(1.0)
+        total = hccl_ops.allreduce(tf.constant(10.0) if current().rank == 0 else step, "sum")
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            return [session.run(total) for _ in range(3)]
+
+
+@pytest.mark.ranks(2)
+def test_a_constant_is_reduced_in_every_step(on_ranks):
+    assert on_ranks(2, constant_on_one_rank) == [[12.0, 13.0, 14.0]] * 2
+
+
+def the_same_tensor_on_one_rank():
+    """One rank reduces one tensor twice, the other two tensors."""
+    with tf.Graph().as_default():
+        values = [tf.compat.v1.get_variable(f"v{number}", initializer=1.0 + number) for number in range(2)]
+        given = [values[0]] * 2 if current().rank == 0 else values
+        totals = [hccl_ops.allreduce(value, "sum") for value in given]
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            return session.run(totals)
+
+
+@pytest.mark.ranks(2)
+def test_transfers_of_the_same_tensor_are_not_merged(on_ranks):
+    assert on_ranks(2, the_same_tensor_on_one_rank) == [[2.0, 3.0]] * 2
+
+
+def mixed_reductions_of_one_tensor():
+    with tf.Graph().as_default():
+        value = tf.constant([1.0 + current().rank])
+        results = {(kind, number): hccl_ops.allreduce(value, kind) for number in range(5) for kind in REDUCTIONS}
+        with tf.compat.v1.Session() as session:
+            return {key: float(value[0]) for key, value in session.run(results).items()}
+
+
+@pytest.mark.ranks(3)
+def test_transfers_that_are_ready_together_keep_their_reductions(on_ranks):
+    expected = {"sum": 6.0, "max": 3.0, "min": 1.0, "prod": 6.0}
+    for results in on_ranks(3, mixed_reductions_of_one_tensor):
+        assert all(value == expected[kind] for (kind, _), value in results.items())
+
+
+def gradients():
+    ranks = current()
+    weight = tf.constant([1.0 + ranks.rank, 10.0])
+    x = tf.Variable([2.0, 3.0])
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(hccl_ops.allreduce(x * x, "sum") * weight)
+        eager = tape.gradient(loss, x)
+        total = tf.reduce_sum(eager)
+    second = outer.gradient(total, x)
+    with tf.Graph().as_default():
+        v = tf.compat.v1.get_variable("v", initializer=[2.0, 3.0])
+        loss = tf.reduce_sum(hccl_ops.allreduce(v * v, "sum") * tf.constant(weight.numpy()))
+        grad = tf.compat.v1.gradients(loss, v)[0]
+        with tf.compat.v1.Session() as session:
+            session.run(v.initializer)
+            graph = session.run(grad)
+    return eager.numpy(), graph, second.numpy()
+
+
+@pytest.mark.ranks(2)
+def test_the_gradient_of_a_sum_is_the_sum_of_the_gradients(on_ranks):
+    for eager, graph, second in on_ranks(2, gradients):
+        np.testing.assert_array_equal(eager, [3.0 * 4.0, 20.0 * 6.0])
+        np.testing.assert_array_equal(graph, eager)
+        np.testing.assert_array_equal(second, [6.0, 40.0])
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: hccl_ops.allreduce(x, "max"),
+        lambda x: hccl_ops.reduce(x, "sum", 0),
+        lambda x: hccl_ops.allgather(x, 1),
+        lambda x: hccl_ops.broadcast([x * 1.0], 0)[0],
+        lambda x: hccl_ops.reduce_scatter(x, "sum", 1),
+        lambda x: hccl_ops.all_to_all_v(x, [2], [0], [2], [0]),
+        lambda x: hccl_ops.all_to_all_v_c(x, [[2]], 0),
+    ],
+)
+def test_other_collectives_have_no_gradient(collective):
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(collective(x))
+    with pytest.raises(LookupError, match="no gradient"):
+        tape.gradient(loss, x)
+
+
+def broadcast_variables():
+    rank = current().rank
+    with tf.Graph().as_default():
+        variables = [
+            tf.compat.v1.get_variable("plain", initializer=[float(rank)], use_resource=False),
+            tf.compat.v1.get_variable("resource", initializer=[rank], use_resource=True),
+            tf.compat.v1.get_variable("half", initializer=tf.constant([rank], tf.bfloat16), use_resource=True),
+        ]
+        sent = hccl_ops.broadcast([*variables, tf.constant(rank)], 1)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(tf.group(*[tensor.op for tensor in sent]))
+            values = session.run([*variables, sent[-1]])
+    variable = tf.Variable(rank)
+    eager = hccl_ops.broadcast([variable], 1)[0]
+    return [np.float64(value).item() for value in values], int(variable), int(eager)
+
+
+@pytest.mark.ranks(2)
+def test_running_a_broadcast_assigns_the_variables(on_ranks):
+    assert on_ranks(2, broadcast_variables) == [([1.0, 1.0, 1.0, 1.0], 1, 1)] * 2
+
+
+def wrong_counts():
+    ranks = current()
+    expected = 2 if ranks.rank else 1
+    try:
+        hccl_ops.all_to_all_v([1, 2, 3], [1, 1], [0, 1], [1, expected], [0, 1])
+    except tf.errors.InvalidArgumentError as error:
+        return str(error)
+    return "fine"
+
+
+@pytest.mark.ranks(2)
+def test_an_unexpected_number_of_elements_is_an_error_on_the_receiver(on_ranks):
+    first, second = on_ranks(2, wrong_counts)
+    assert first == "fine"
+    assert "on rank 1 of 2" in second and "recv_counts" in second
+
+
+def disagreeing_shapes():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        try:
+            session.run(hccl_ops.allreduce(tf.zeros([2 + current().rank]), "sum"))
+        except tf.errors.OpError as error:
+            return error.message
+        return "fine"
+
+
+@pytest.mark.ranks(2)
+def test_shapes_that_differ_between_ranks_are_an_error_on_every_rank(on_ranks):
+    for text in on_ranks(2, disagreeing_shapes):
+        assert "hccl_allreduce_sum" in text or "Mismatched" in text
+        assert "[2]" in text and "[3]" in text
+
+
+def two_groups_per_rank():
+    """Every rank calls its own data-parallel and model-parallel group by the same two names."""
+    rank = current().rank
+    total_before = hccl_ops.allreduce([1.0], "sum").numpy()
+    data = [rank % 2, rank % 2 + 2]
+    model = [rank // 2 * 2 + 1, rank // 2 * 2]
+    api.create_group("data", 2, data)
+    api.create_group("model", 2, model)
+    api.create_group("everybody", 4, [3, 2, 1, 0])
+    api.create_group("myself", 1, [rank])
+    facts = {}
+    for name in ("data", "model", "everybody", "myself"):
+        facts[name] = (
+            [api.get_world_rank_from_group_rank(name, position) for position in range(api.get_rank_size(name))],
+            api.get_rank_id(name),
+            (api.get_local_rank_id(name), api.get_local_rank_size(name)),
+        )
+    with tf.Graph().as_default():
+        value = tf.compat.v1.get_variable("v", initializer=[1.0 + rank])
+        size = 2
+        fetches = {
+            "sum": [hccl_ops.allreduce(value, "sum", group=name) for name in facts],
+            "mean": npu_allreduce([value, value * 2.0], group="data"),
+            "gather": hccl_ops.allgather(value, size, group="model"),
+            "from": hccl_ops.broadcast([value], 1, group="data"),
+            "part": hccl_ops.reduce_scatter(tf.tile(value, [2]), "max", size, group="model"),
+            "all to all": hccl_ops.all_to_all_v_c(
+                tf.tile(value, [2]), [[1, 1]] * 2, api.get_rank_id("data"), group="data"
+            ),
+            "grad": tf.gradients(hccl_ops.allreduce(value, "sum", group="model") * float(1 + rank), value),
+        }
+        with tf.compat.v1.Session() as session:
+            session.run(value.initializer)
+            results = session.run(fetches)
+    for name in facts:
+        api.destroy_group(name)
+    api.create_group("data", 2, data)
+    again = hccl_ops.allreduce([1.0 + rank], "sum", group="data").numpy()
+    api.destroy_group("data")
+    return total_before, facts, {key: np.ravel(value).tolist() for key, value in results.items()}, again
+
+
+@pytest.mark.ranks(4)
+def test_one_name_stands_for_other_members_on_other_ranks(on_ranks):
+    for rank, (before, facts, results, again) in enumerate(on_ranks(4, two_groups_per_rank)):
+        data, model = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert before == [4.0]
+        assert facts["data"] == (data, rank // 2, (rank // 2, 2))
+        assert facts["model"] == (model, rank % 2, (rank % 2, 2))
+        assert facts["everybody"] == ([0, 1, 2, 3], rank, (rank, 4))
+        assert facts["myself"] == ([rank], 0, (0, 1))
+        assert results["sum"] == [2.0 + sum(data), 2.0 + sum(model), 10.0, 1.0 + rank]
+        assert results["mean"] == [1.0 + sum(data) / 2, 2.0 + sum(data)]
+        assert results["gather"] == [1.0 + other for other in model]
+        assert results["from"] == [1.0 + data[1]]
+        assert results["part"] == [1.0 + model[1]]
+        assert results["all to all"] == [1.0 + other for other in data]
+        assert results["grad"] == [2.0 + sum(model)]
+        assert again == [2.0 + sum(data)]
+
+
+def a_pair_among_three():
+    """Ranks 0 and 2 form a group and send to each other, under different name scopes; rank 1 does not."""
+    rank = current().rank
+    if rank == 1:
+        api.create_group_of_others()
+        return None
+    api.create_group("pair", 2, [0, 2])
+    other = 2 - rank
+    with tf.Graph().as_default(), tf.compat.v1.name_scope(f"stage_{rank}"):
+        sent = [hccl_ops.send(tf.constant([rank, tag]), tag, other) for tag in (3, 7, 7)]
+        got = [hccl_ops.receive([2], tf.int32, tag, 1 - api.get_rank_id("pair"), "pair") for tag in (7, 3, 7)]
+        with tf.compat.v1.Session() as session:
+            values, _ = session.run([got, tf.group(*sent)])
+    values = [value.tolist() for value in values]
+    api.destroy_group("pair")
+    return values
+
+
+@pytest.mark.ranks(3)
+def test_two_ranks_of_a_group_send_to_each_other(on_ranks):
+    results = on_ranks(3, a_pair_among_three)
+    assert results == [[[2, 7], [2, 3], [2, 7]], None, [[0, 7], [0, 3], [0, 7]]]
+
+
+def groups_without_a_board():
+    """As under MPI: nobody knows how to restart Horovod."""
+    address = os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    try:
+        api.create_group("pair", 2, [1, 2]) if current().rank else api.create_group_of_others()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+    return "fine"
+
+
+@pytest.mark.ranks(3)
+def test_where_horovod_allows_no_groups_the_message_says_how(on_ranks):
+    assert all('hvd.init(process_sets="dynamic")' in text for text in on_ranks(3, groups_without_a_board))
+
+
+def gradients_of_a_list():
+    """Everything `npu_allreduce`, `allreduce` and `reduce` of npu_optimizer take."""
+    rank = current().rank
+    rows = tf.IndexedSlices(tf.constant([[1.0 + rank]]), tf.constant([rank]), tf.constant([5, 1]))
+    dense, whole = tf.constant([1.0 + rank, 4.0]), tf.constant([1 + rank, 4])
+    mean, integers, sparse = npu_allreduce([dense, whole, rows])
+    results = {
+        "mean": mean.numpy().tolist(),
+        "integers": integers.numpy().tolist(),
+        "sparse": (
+            sparse.values.numpy().tolist(),
+            sparse.indices.numpy().tolist(),
+            sparse.dense_shape.numpy().tolist(),
+        ),
+        "single": npu_allreduce(dense, "max", fusion=0).numpy().tolist(),
+        "together": [value.numpy().tolist() for value in npu_allreduce((dense, dense), "sum", 2, 5)],
+        "allreduce": npu_optimizer.allreduce(dense).numpy().tolist(),
+        "reduce": npu_optimizer.reduce(dense, 1, average=False).numpy().tolist(),
+        "sum of rows": npu_optimizer.allreduce(rows, average=False).values.numpy().tolist(),
+    }
+    x = tf.Variable([2.0])
+    with tf.GradientTape(persistent=True) as tape:
+        loss = npu_allreduce([x * x])[0]
+        other = npu_allreduce(x * x, "max")
+    results["gradient"] = tape.gradient(loss, x).numpy().tolist()
+    try:
+        tape.gradient(other, x)
+    except LookupError:
+        results["no gradient"] = True
+    return results
+
+
+@pytest.mark.ranks(2)
+def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
+    for results in on_ranks(2, gradients_of_a_list):
+        assert results == {
+            "mean": [1.5, 4.0],
+            "integers": [1, 4],
+            "sparse": ([[0.5], [1.0]], [0, 1], [5, 1]),
+            "single": [2.0, 4.0],
+            "together": [[3.0, 8.0]] * 2,
+            "allreduce": [1.5, 4.0],
+            "reduce": [3.0, 8.0],
+            "sum of rows": [[1.0], [2.0]],
+            "gradient": [4.0],
+            "no gradient": True,
+        }
+
+
+def random_strategies(count):
+    """Reduces one set of gradients under random strategies; says how many differ from one transfer in any bit."""
+    ranks = current()
+    drawn = np.random.default_rng(5)
+    own = np.random.default_rng(ranks.rank)
+    gradients = [tf.constant(own.normal(size=size), tf.float32) for size in drawn.integers(1, 400, size=12)]
+    variables = [tf.Variable(tf.zeros_like(gradient)) for gradient in gradients]
+    whole = ranks.all_reduce(gradients, "whole")
+    differing, fragment_counts = 0, set()
+    for _ in range(count):
+        strategies = groups.of_this_process().strategies
+        strategies.forget(groups.WORLD)
+        if drawn.random() < 0.5:
+            strategies.set_last_indices(groups.WORLD, sorted(drawn.choice(12, drawn.integers(1, 9), replace=False)))
+        else:
+            shares = drawn.dirichlet(np.ones(drawn.integers(1, 9)))
+            strategies.set_percentages(groups.WORLD, 100 * shares)
+        fragment_counts.add(len(fragments_of(gradients, [variable.name for variable in variables])))
+        step = Step(list(zip(gradients, variables)))
+        AllReduce("cut").reduce(step)
+        differing += any((a.numpy() != b.numpy()).any() for (a, _), b in zip(step.grads_and_vars, whole))
+    strategies.forget(groups.WORLD)
+    return differing, len(fragment_counts)
+
+
+@pytest.mark.ranks(2)
+def test_no_split_strategy_changes_a_bit(on_ranks):
+    for differing, fragment_counts in on_ranks(2, random_strategies, 200):
+        assert differing == 0
+        assert fragment_counts >= 8

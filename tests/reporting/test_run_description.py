@@ -1,0 +1,26 @@
+"""The first line of a run names back-end, devices, ranks and precision."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.reporting import describe_run
+
+
+def test_one_process():
+    line = describe_run("mixed bfloat16")
+    version = re.escape(tf.__version__)
+    assert re.fullmatch(rf"TensorFlow {version} \| .*\d+ CPU cores? \| one process \| precision: mixed bfloat16", line)
+
+
+def lines_of_ranks():
+    return describe_run()
+
+
+@pytest.mark.ranks(2)
+def test_two_ranks(on_ranks):
+    for line in on_ranks(2, lines_of_ranks):
+        assert "2 ranks, 2 on this machine" in line

@@ -1,0 +1,70 @@
+"""Which GPU a session sees; the decision, as this needs no GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.options import read_session_config
+from npu_bridge.session.devices import asked_devices, choose_devices, visible_gpus
+from tests.session.models import session_config
+
+
+def _options(**values):
+    return read_session_config(session_config(**values))
+
+
+def _write_rank_table(path, device):
+    table = {
+        "status": "completed",
+        "version": "1.0",
+        "server_count": "1",
+        "server_list": [{"server_id": "a", "device": [{"device_id": device, "device_ip": "1", "rank_id": "0"}]}],
+    }
+    path.write_text(json.dumps(table))
+
+
+def test_first_that_speaks_decides(monkeypatch, tmp_path):
+    assert asked_devices(_options()) == ()
+    monkeypatch.setenv("HOROVOD_RANK", "5")
+    monkeypatch.setenv("HOROVOD_SIZE", "8")
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "4")
+    assert asked_devices(_options()) == (1,)
+    monkeypatch.setenv("DEVICE_ID", "2")
+    assert asked_devices(_options()) == (2,)
+    monkeypatch.setenv("ASCEND_DEVICE_ID", "3")
+    assert asked_devices(_options()) == (3,)
+    _write_rank_table(tmp_path / "table.json", "4")
+    monkeypatch.setenv("RANK_TABLE_FILE", str(tmp_path / "table.json"))
+    assert asked_devices(_options()) == (4,)
+    assert asked_devices(_options(local_device_list="5,6")) == (5, 6)
+    assert asked_devices(_options(local_device_list="5,6", session_device_id=0)) == (0,)
+
+
+def test_malformed_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv("ASCEND_DEVICE_ID", "first")
+    with pytest.raises(ValueError, match="ASCEND_DEVICE_ID.*'first'"):
+        asked_devices(_options())
+
+
+@pytest.mark.parametrize(
+    "ordinals, gpu_count, visible, warns",
+    [((), 2, [], False), ((1,), 2, [1], False), ((5,), 2, [1], True), ((0, 1, 2), 2, [0, 1], True)],
+)
+def test_ordinals_beyond_the_last_gpu_share_one(ordinals, gpu_count, visible, warns, caplog):
+    assert visible_gpus(ordinals, gpu_count) == visible
+    assert ("fewer GPUs than devices" in caplog.text) == warns
+
+
+def test_settings_of_the_script_stay_and_without_a_gpu_nothing_happens(monkeypatch):
+    config = tf.compat.v1.ConfigProto()
+    config.gpu_options.visible_device_list = "3"
+    choose_devices(_options(session_device_id=1), config)
+    assert config.gpu_options.visible_device_list == "3"
+    if not tf.config.list_physical_devices("GPU"):
+        config = tf.compat.v1.ConfigProto()
+        choose_devices(_options(session_device_id=1), config)
+        assert not config.gpu_options.visible_device_list

@@ -1,0 +1,57 @@
+"""`hcom_parallel` on real ranks: the order of transfers changes, the numbers do not."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests.session.models import dataset
+from tests.training import assert_same_bits
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+def model_fn(features, labels, mode):
+    initializer = tf1.random_normal_initializer(seed=3)
+    first = tf1.get_variable("first", [4, 6], initializer=initializer)
+    second = tf1.get_variable("second", [6, 1], initializer=initializer)
+    loss = tf.reduce_mean(tf.square(tf.matmul(tf.matmul(features, first), second) - labels))
+    optimizer = NPUDistributedOptimizer(tf1.train.AdamOptimizer(0.1))
+    train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def train(folder, hcom_parallel):
+    """On a rank: the variables after five steps, and how many gradients waited for others."""
+    rank = collective.current().rank
+    held = []
+
+    class CountHeldBack(tf.estimator.SessionRunHook):
+        values = None
+
+        def begin(self):
+            operations = tf1.get_default_graph().get_operations()
+            self.variables = tf1.global_variables()
+            held.append(sum("Allreduce/Identity" in op.name and bool(op.control_inputs) for op in operations))
+
+        def end(self, session):
+            self.values = {variable.name: session.run(variable) for variable in self.variables}
+
+    config = NPURunConfig(model_dir=f"{folder}/{rank}", hcom_parallel=hcom_parallel, tf_random_seed=1)
+    hook = CountHeldBack()
+    NPUEstimator(model_fn, config=config).train(lambda: dataset().shard(2, rank), hooks=[hook], steps=5)
+    return hook.values, held[0]
+
+
+def test_numbers_are_the_same_and_transfers_wait(on_ranks, tmp_path):
+    overlapping = on_ranks(2, train, str(tmp_path / "on"), True)
+    waiting = on_ranks(2, train, str(tmp_path / "off"), False)
+    assert [held for _, held in overlapping] == [0, 0]
+    assert [held for _, held in waiting] == [2, 2]
+    for (values, _), (others, _) in zip(waiting, overlapping):
+        assert_same_bits(values, others)

@@ -1,0 +1,107 @@
+"""Options travel with the graph, and what a graph was built with is compared with them."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.overlap import ready_to_travel
+from npu_bridge.options import of_graph, read_session_config
+from tests.session.models import dataset, session_config
+
+tf1 = tf.compat.v1
+DISAGREE = "is_tailing_optimization: .*True in NPURunConfig and False in NPUOptimizer.*Pass is_tailing"
+
+
+def _options(**values):
+    return read_session_config(session_config(**values))
+
+
+def _optimizer(**values):
+    return NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), **values)
+
+
+def _model(**values):
+    def model_fn(features, labels, mode):
+        kernel = tf1.get_variable("kernel", [4, 1])
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+        train_op = _optimizer(**values).minimize(loss, tf1.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return model_fn
+
+
+def test_functions_belong_to_the_graph_they_are_built_in(graph):
+    of_graph.publish(_options(debug_dir="here"))
+    seen = []
+    tf.while_loop(lambda i: i < 2, lambda i: (seen.append(of_graph.options_of_graph()), i + 1)[1:], (0,))
+    assert {options.debug_dir for options in seen} == {"here"}
+    assert not any("npu_bridge" in key for key in graph.get_all_collection_keys()), "meta graphs would hold it"
+
+
+def test_eager_execution_has_no_options():
+    of_graph.built_with("is_tailing_optimization", True)
+    assert of_graph.options_of_graph() is None
+    assert tf.function(lambda: of_graph.options_of_graph() is None)().numpy()
+
+
+def test_other_graphs_know_nothing():
+    with tf.Graph().as_default():
+        of_graph.publish(_options())
+    with tf.Graph().as_default():
+        assert of_graph.options_of_graph() is None
+
+
+@pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
+def test_tailing_demanded_and_not_built_is_an_error(tmp_path, kind):
+    config = NPURunConfig(model_dir=str(tmp_path), is_tailing_optimization=True)
+    with pytest.raises(ValueError, match=DISAGREE):
+        kind(_model(), config=config).train(dataset, steps=1)
+
+
+@pytest.mark.parametrize("kind", [NPUEstimator, tf.estimator.Estimator])
+@pytest.mark.parametrize("configured", [False, True])
+def test_tailing_built_warns_once_where_it_is_not_demanded(tmp_path, kind, configured, caplog):
+    config = NPURunConfig(model_dir=str(tmp_path), is_tailing_optimization=configured)
+    kind(_model(is_tailing_optimization=True), config=config).train(dataset, steps=2)
+    assert caplog.text.count("False in NPURunConfig and True in NPUOptimizer") == (0 if configured else 1)
+
+
+@pytest.mark.parametrize("session_comes_first", [False, True])
+def test_tailing_of_sessions(session_comes_first):
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=DISAGREE):
+        if not session_comes_first:
+            _optimizer()
+        with tf1.Session(config=session_config(is_tailing_optimization=True)):
+            _optimizer()
+
+
+def test_sessions_without_an_entry_demand_nothing(graph):
+    _optimizer(is_tailing_optimization=True)
+    with tf1.Session(), tf1.Session(config=tf1.ConfigProto()):
+        assert of_graph.options_of_graph() is None
+
+
+@pytest.mark.parametrize("hcom_parallel", [False, True])
+def test_gradients_wait_for_each_other_only_when_told_to(graph, hcom_parallel):
+    of_graph.publish(_options(hcom_parallel=hcom_parallel))
+    dense = tf.constant(1.0, name="dense")
+    sparse = tf.IndexedSlices(tf.constant([2.0], name="rows"), tf.constant([0]))
+    travelling = ready_to_travel([dense, None, sparse])
+    assert travelling[1] is None
+    for result in (travelling[0], travelling[2].values):
+        needed = {op.name for op in [*result.op.control_inputs, *(tensor.op for tensor in result.op.inputs)]}
+        assert needed == (set() if hcom_parallel else {"dense", "rows"})
+    with tf1.Session() as session:
+        assert session.run([travelling[0], travelling[2].values]) == [1.0, [2.0]]
+
+
+def test_holding_back_after_the_graph_was_built_comes_too_late(graph, caplog):
+    ready_to_travel([tf.constant(1.0)])
+    tf1.Session(config=session_config(hcom_parallel=True)).close()
+    assert "built already" not in caplog.text
+    tf1.Session(config=session_config(hcom_parallel=False)).close()
+    assert "hcom_parallel: the option came when the gradients were built already" in caplog.text

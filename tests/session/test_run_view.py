@@ -1,0 +1,99 @@
+"""What a run computes, and what of it can be looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.session.run_view import computed_ops, elements_of, view_of
+from tests.session.models import FEATURES, LABELS, build, classic
+
+tf1 = tf.compat.v1
+
+
+def test_every_operator_comes_after_those_it_needs(graph):
+    loss, train_op = build(tf.constant(FEATURES), tf.constant(LABELS))
+    ops = computed_ops([train_op, loss])
+    place = {op: number for number, op in enumerate(ops)}
+    assert len(place) == len(ops)
+    for op in ops:
+        assert all(place[needed.op] < place[op] for needed in op.inputs)
+        assert all(place[needed] < place[op] for needed in op.control_inputs)
+
+
+def test_what_is_fed_is_not_computed(graph):
+    first = tf.constant(1.0, name="first")
+    second = tf.negative(first, name="second")
+    third = tf.negative(second, name="third")
+    assert [op.name for op in computed_ops([third])] == ["first", "second", "third"]
+    view = view_of(graph, [third], {second: 5.0})
+    assert [op.name for op in view.ops] == ["third"]
+    assert view.values == {"second:0", "third:0"}
+
+
+def test_what_is_not_fetched_is_not_computed(graph):
+    variable = tf1.get_variable("v", [], initializer=tf1.zeros_initializer())
+    tf1.assign_add(variable, 1.0, name="count")
+    view = view_of(graph, variable.value())
+    assert all("count" not in op.name for op in view.ops)
+
+
+@pytest.mark.parametrize("is_classic", [False, True])
+def test_everything_that_can_be_looked_at_can_be_fetched(graph, is_classic):
+    def make():
+        return build(tf1.placeholder(tf.float32, [None, 4], "x"), tf.constant(LABELS))
+
+    loss, train_op = classic(make) if is_classic else make()
+    view = view_of(graph, {"a": [train_op], "b": loss}, {"x:0": FEATURES})
+    assert view.name == "update"
+    assert {"project:0", "activate:0", "mean_loss:0", "x:0"} <= view.values
+    assert any(op.type == ("Switch" if is_classic else "StatelessIf") for op in view.ops)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, sorted(view.values)], {"x:0": FEATURES})
+
+
+def test_a_graph_that_lost_its_control_flow_contexts_is_read_from_its_operators():
+    def make():
+        x = tf1.placeholder(tf.float32, [], "x")
+        looped = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.negative(y)), (0, x))[1]
+        return tf.cond(looped > 0, lambda: looped * 2.0, lambda: tf.exp(looped), name="chosen")
+
+    with tf.Graph().as_default() as original:
+        result = classic(make).name
+        definition = original.as_graph_def()
+    with tf.Graph().as_default() as imported:
+        tf.import_graph_def(definition, name="")
+        view = view_of(imported, result, {"x:0": 1.0})
+        with tf1.Session() as session:
+            values = session.run(sorted(view.values), {"x:0": 3.0})
+        assert "while/Exit_1:0" in view.values
+        assert not any("Negative" in name or "/mul" in name for name in view.values)
+        assert -3.0 in [float(value) for value in values]
+
+
+def test_runs_with_the_same_updates_have_the_same_purpose(graph):
+    loss, train_op = build(tf.constant(FEATURES), tf.constant(LABELS))
+    step = tf1.train.get_global_step()
+    assert view_of(graph, train_op).purpose == view_of(graph, {"x": [loss, train_op], "hook": step}).purpose
+    assert view_of(graph, loss).purpose == {"mean_loss:0"} != view_of(graph, step).purpose
+    assert view_of(graph, tf1.global_variables_initializer()).purpose != view_of(graph, train_op).purpose
+
+
+def test_all_that_a_session_takes_is_understood(graph):
+    tensor = tf.constant([1.0], name="t")
+    sparse = tf.sparse.SparseTensor(np.zeros((1, 1), np.int64), tensor, [1])
+    variable = tf1.get_variable("v", [1])
+    found = elements_of(graph, {"a": (tensor, [sparse]), "b": variable, object: "t:0", "c": variable.op})
+    assert [element.name for element in found].count("t:0") == 3
+    assert elements_of(graph, ["no_such_thing", None, 3]) == []
+
+
+def test_no_text_resource_or_reference_is_looked_at(graph):
+    variable = tf1.get_variable("v", [1], use_resource=False)
+    resource = tf1.get_variable("w", [1], use_resource=True)
+    text = tf.strings.as_string(resource + variable, name="text")
+    view = view_of(graph, text)
+    assert not view.values & {"v:0", "w:0", "text:0"}
+    assert "v/read:0" in view.values
