@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_bridge.options.kinds import Boolean, Integer, RawBytes, Text
-from npu_bridge.options.table import Option, recorded, refused, works
+from npu_bridge.options.table import Option, refused, works
 
 PRECISION_MODES = (
     "must_keep_origin_dtype",

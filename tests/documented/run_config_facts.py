@@ -276,8 +276,7 @@ FORBIDDEN = [
 ]
 # precision of the run -> whether accelerate_train_mode may start from it
 ACCELERATED_FROM = {
-    ("precision_mode", mode): mode in ("must_keep_origin_dtype", "allow_fp32_to_fp16")
-    for mode in PRECISION_MODES
+    ("precision_mode", mode): mode in ("must_keep_origin_dtype", "allow_fp32_to_fp16") for mode in PRECISION_MODES
 }
 ACCELERATED_FROM.update(
     {

@@ -339,11 +339,7 @@ def test_option_without_effect_says_so_once_and_on_rank_zero_only(caplog, monkey
     monkeypatch.setenv("RANK_ID", "0")
     for _ in range(3):
         NPURunConfig(debug_dir="here")
-    assert [
-        r.getMessage()
-        for r in caplog.records
-        if "debug_dir='here' is kept but has no effect" in r.getMessage()
-    ]
+    assert [r.getMessage() for r in caplog.records if "debug_dir='here' is kept but has no effect" in r.getMessage()]
     assert len(caplog.records) == 1
 
 

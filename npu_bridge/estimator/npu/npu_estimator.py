@@ -140,14 +140,10 @@ class NPUEstimator(tf.estimator.Estimator):
         with self._watched(hooks, "eval") as all_hooks:
             return super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
 
-    def predict(
-        self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True
-    ):
+    def predict(self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True):
         """Predicts as `tf.estimator.Estimator.predict`."""
         with self._watched(hooks, "infer") as all_hooks:
-            yield from super().predict(
-                input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples
-            )
+            yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
 
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, precision_hook=None):

@@ -112,9 +112,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     Source: documentation of the NPU stack's loss-scale manager.
     """
 
-    def __init__(
-        self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8
-    ):
+    def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
         super().__init__(name="exponential_update_loss_scale")
         _check_number("init_loss_scale", init_loss_scale, lowest=0, highest=_LARGEST_SCALE, lowest_is_allowed=False)
         _check_step_count("incr_every_n_steps", incr_every_n_steps)

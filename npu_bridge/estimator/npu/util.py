@@ -117,9 +117,7 @@ def format_string(value: str | None, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise TypeError(
-            f"{name} has the wrong type. Expected a string or None; got {shown(value)}. Pass a string."
-        )
+        raise TypeError(f"{name} has the wrong type. Expected a string or None; got {shown(value)}. Pass a string.")
     return value
 
 
@@ -163,6 +161,4 @@ def check_aoe_mode(aoe_mode: str) -> None:
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
     problem = kind.problem(value)
     if problem is not None:
-        raise problem.error(
-            f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.mend}"
-        )
+        raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.mend}")
