@@ -14,7 +14,18 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.client import session  # the modules themselves are part of the interface
 from tensorflow.python.training import session_run_hook
 
-from hccl.manage.api import get_local_rank_id, get_local_rank_size, get_rank_id, get_rank_size
+from hccl.manage.api import (
+    create_group,
+    destroy_group,
+    get_group_rank_from_world_rank,
+    get_local_rank_id,
+    get_local_rank_size,
+    get_rank_id,
+    get_rank_size,
+    get_world_rank_from_group_rank,
+)
+from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
+from npu_bridge.estimator.npu import npu_scope, util
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
     DynamicInputConfig,
@@ -40,14 +51,19 @@ from npu_bridge.estimator.npu.npu_helpers import (
     set_keras_session_npu_config,
     shutdown_resource,
 )
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
+from npu_bridge.estimator.npu.npu_hook import (
+    NPUBroadcastGlobalVariablesHook,
+    NpuEmptyHook,
+    TellMeStepOrLossHook,
+)
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
+from npu_bridge.hccl import hccl_ops
 
 backend = tf.keras.backend
 
@@ -67,11 +83,15 @@ __all__ = [
     "NpuEmptyHook",
     "ProfilingConfig",
     "RewriterConfig",
+    "TellMeStepOrLossHook",
     "backend",
     "close_session",
     "config_pb2",
+    "create_group",
     "decorator_tf_session",
+    "destroy_group",
     "experimental_options",
+    "get_group_rank_from_world_rank",
     "get_local_rank_id",
     "get_local_rank_size",
     "get_npu_local_rank_id",
@@ -80,20 +100,27 @@ __all__ = [
     "get_npu_rank_size",
     "get_rank_id",
     "get_rank_size",
+    "get_world_rank_from_group_rank",
+    "hccl_ops",
     "init_resource",
+    "npu_allreduce",
     "npu_clear_session",
     "npu_config_proto",
     "npu_graph_options",
     "npu_hooks_append",
     "npu_optimizer_options",
     "npu_run_config_init",
+    "npu_scope",
     "os",
     "rewriter_config_pb2",
     "session",
     "session_run_hook",
     "set_keras_session_npu_config",
+    "set_split_strategy_by_idx",
+    "set_split_strategy_by_size",
     "shutdown_resource",
     "tf",
+    "util",
 ]
 
 decorate_sessions()

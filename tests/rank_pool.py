@@ -52,6 +52,8 @@ class _Pool:
         self._log = open(folder / "log.txt", "w")  # noqa: SIM115 - lives as long as the ranks
         command = [sys.executable, "-m", "npu_bridge.run", "-np", str(rank_count), __file__, str(folder)]
         environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1")
+        # Idle pools look for work this seldom (Horovod's default is 1 ms): several of them share two cores.
+        environment.setdefault("HOROVOD_CYCLE_TIME", "5")
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=self._log, stderr=subprocess.STDOUT
         )

@@ -15,6 +15,7 @@ GROUND, ENGINES, DOCUMENTED, FRONT_DOOR = 1, 2, 3, 4
 FLOORS = {
     "npu_bridge": GROUND,  # the package itself: the version and nothing else
     "npu_bridge._version": GROUND,
+    "npu_bridge._install": GROUND,
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,
     "npu_bridge.gradients": ENGINES,

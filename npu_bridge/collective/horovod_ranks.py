@@ -6,15 +6,11 @@ import platform
 
 import tensorflow as tf
 
+from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
 from npu_bridge.collective.carriers import moved, unfolded, unmerged, widened, widened_to_scatter
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.options import environment
-
-_INSTALL_COMMAND = (
-    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
-    "HOROVOD_WITHOUT_MXNET=1 pip install --no-build-isolation 'npu-bridge[horovod]'"
-)
 
 
 class HorovodUnavailableError(RuntimeError):
@@ -203,6 +199,6 @@ def _import_horovod():
         raise HorovodUnavailableError(
             f"npu_bridge.collective: several ranks were started, but Horovod cannot be used. Expected horovod 0.28 "
             f"built for TensorFlow {tf.__version__} and Python {platform.python_version()}; got "
-            f"{type(error).__name__}: {error}. Install it with: {_INSTALL_COMMAND}"
+            f"{type(error).__name__}: {error}. Install it with: {INSTALL_HOROVOD}"
         ) from error
     return hvd

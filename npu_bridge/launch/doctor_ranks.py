@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.launch.doctor_page import Problem, Section
 from npu_bridge.launch.doctor_trial import MARK
-from npu_bridge.launch.horovod_slots import INSTALL_HOROVOD
 
 __all__ = ["Trial", "horovod_section", "run_trial"]
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["INSTALL_HOROVOD", "open_local_slots"]
-
-INSTALL_HOROVOD = (
-    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
-    "HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 pip install --no-build-isolation horovod==0.28.1"
-)
+__all__ = ["open_local_slots"]
 
 
 @contextlib.contextmanager

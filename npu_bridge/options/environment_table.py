@@ -85,6 +85,12 @@ VARIABLES = (
         works("Read when the option is not set."),
         is_documented=False,
     ),
+    Variable(
+        "HCCL_CONNECT_TIMEOUT",
+        "Seconds ranks wait for each other at a common point, such as create_group; 120 when unset.",
+        works(),
+        is_documented=False,
+    ),
     Variable("HCCL_EXEC_TIMEOUT", "hccl_timeout when that is not set.", _FALLBACK, is_documented=False),
     *(
         Variable(name, doc, effect, is_documented=False)

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
+from npu_bridge.options import TrainingOptions, environment, parse_accelerate_train_mode
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import exemptions, rewriter
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
-from npu_bridge.precision.modes import ORIGINAL, Policy, is_permission, policy_of
+from npu_bridge.precision.modes import FLOAT16, ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.precision.processor import missing_units
 from npu_bridge.precision.run_kind import RunKind
@@ -58,7 +58,10 @@ class Precision:
             return
         rewriter.switch_on(session_config, self.low_dtype)
         missing = missing_units(self.low_dtype) if rewriter.device_kind() == "CPU" else None
-        if missing:
+        if missing and self.low_dtype == FLOAT16 and environment.read_variable(rewriter.IMITATION) is None:
+            mend = f"To compute in float32 on values rounded to float16, set {rewriter.IMITATION}=1."
+            say_once(logging.WARNING, f"precision: float16 is far slower than float32 here, because {missing}. {mend}")
+        elif missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
     def policy_of_run(self, kind: RunKind) -> Policy:

@@ -9,7 +9,8 @@ different precision. Facts about TensorFlow 2.15:
   types never change. A type in two lists is an error.
 - Operators that are fetched, or run as a target of their own, are left alone.
 - Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
-- On CPUs float16 is by default only imitated: float32 kernels between casts. A variable makes the kernels real.
+- On CPUs float16 is by default only imitated: float32 kernels on values rounded to float16. A variable makes the
+  kernels real; they are many times slower (64 times for 128x128 products on a CPU without float16 units).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision.mixlist import Mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, Policy
 
+IMITATION = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16"
 _PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
 _LISTS = ("ALLOWLIST", "INFERLIST", "CLEARLIST", "DENYLIST")
 _SWITCHES = {
@@ -146,10 +148,13 @@ def lists_of(policy: Policy, types: Iterable[str], mixlist: Mixlist, asked_types
 
 
 def variables_of(lists: Lists) -> dict[str, str]:
-    """What the environment has to say while an executor is built, on top of what it says already."""
+    """What the environment has to say while an executor is built, on top of what it says already.
+
+    A user who sets the variable of the imitation gets the imitation.
+    """
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
-    variables = {f"{_PREFIX}EMULATE_FP16": "0"}
+    variables = {IMITATION: environment.read_variable(IMITATION) or "0"}
     for name in _LISTS:
         # A denied type may stay denied; every other list loses what another list has got.
         lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+import time
+import types
+
+import pytest
 
 from npu_bridge.launch.first_failure import Ending
+from npu_bridge.launch.local_ranks import _Job
 from npu_bridge.launch.stall import Still, describe_stall, waiting_since
 from npu_bridge.launch.standstill import Standstill
 
@@ -109,6 +114,23 @@ def test_waiting_in_tensorflow_is_recognised():
     finally:
         lock.release()
         thread.join()
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(None, False), (59.0, True), (600.0, False)])
+def test_a_long_wait_ends_the_job_only_where_a_limit_says_so(capsys, limit, ends):
+    since = time.monotonic() - 60.5
+    job = _Job(limit)
+    job._ranks = [
+        types.SimpleNamespace(rank=rank, still=still, is_running=True, is_stopped=False)
+        for rank, still in enumerate([WAITS._replace(since=since), None])
+    ]
+    assert [job._is_stalled([]) for _ in range(2)] == [ends] * 2
+    said = capsys.readouterr().err.splitlines()
+    # Without a limit it is said, and said once.
+    assert len(said) == (0 if limit else 1)
+    for line in said:
+        assert line.startswith("npu-run: no progress for 6") and "rank 0 waiting at train.py:7" in line
+        assert line.endswith("--stall-secs N would end it.")
 
 
 def test_a_thread_that_is_gone_has_no_news():

@@ -86,6 +86,15 @@ def test_reference_variables_keep_their_dtype():
     assert dtypes_of(nodes, "ApplyAdam") == {"float32": 3}
 
 
+def test_imitated_float16(monkeypatch):
+    """Who sets TensorFlow's own variable gets float32 kernels on values rounded to float16."""
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "1")
+    nodes = train_step(precision_of(precision_mode_v2="mixed_float16"))
+    assert dtypes_of(nodes) == {"float32": 5}
+    rounded = [node for node in nodes if node.op == "Cast" and node.attr["DstT"].type == tf.float16.as_datatype_enum]
+    assert len(rounded) >= 5
+
+
 def test_convolutions():
     with tf.Graph().as_default() as graph:
         image = tf1.get_variable("image", [2, 8, 8, 3], initializer=tf1.ones_initializer())

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
+from npu_bridge.precision.mixlist import Mixlist
+from npu_bridge.precision.modes import ORIGINAL, Policy, is_permission, policy_of
+from npu_bridge.precision.processor import missing_units
+from npu_bridge.precision.rewriter import Lists, lists_of, variables_of
+
+POLICIES = {
+    "must_keep_origin_dtype": ORIGINAL,
+    "allow_fp32_to_bf16": ORIGINAL,
+    "force_fp16": Policy("all", "float16"),
+    "force_fp32": Policy("matrix", "float16"),
+    "cube_fp16in_fp32out": Policy("matrix", "float16"),
+    "allow_mix_precision_fp16": Policy("mixed", "float16"),
+    "allow_mix_precision": Policy("mixed", "float16"),
+    "allow_mix_precision_bf16": Policy("mixed", "bfloat16"),
+    "origin": ORIGINAL,
+    "fp16": Policy("all", "float16"),
+    "mixed_float16": Policy("mixed", "float16"),
+    "mixed_bfloat16": Policy("mixed", "bfloat16"),
+}
+REFUSED = ("mixed_hif8", "cube_hif8")
+
+
+def options(**keys):
+    return read_session_config(with_entry(None, keys))
+
+
+def test_every_mode_has_a_policy():
+    assert {*POLICIES, *REFUSED, "allow_fp32_to_fp16"} == {*PRECISION_MODES, *PRECISION_MODES_V2}
+
+
+@pytest.mark.parametrize("key, modes", [("precision_mode", PRECISION_MODES), ("precision_mode_v2", PRECISION_MODES_V2)])
+@pytest.mark.parametrize("gains", [True, False])
+def test_policies(key, modes, gains):
+    for mode in set(modes) & set(POLICIES):
+        assert policy_of(options(**{key: mode}), gains) == POLICIES[mode]
+        assert not is_permission(options(**{key: mode}))
+
+
+def test_unset_keeps_the_graph():
+    assert policy_of(options(), True) == ORIGINAL
+
+
+def test_a_permission_is_used_where_it_gains():
+    permitted = options(precision_mode="allow_fp32_to_fp16")
+    assert is_permission(permitted)
+    assert policy_of(permitted, gains_from_float16=True) == Policy("matrix", "float16")
+    assert policy_of(permitted, gains_from_float16=False) == ORIGINAL
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+def test_dtypes_that_do_not_exist(mode):
+    with pytest.raises(ValueError, match="hifloat8"):
+        options(precision_mode_v2=mode)
+
+
+def test_lists_of_the_original_precision_allow_nothing():
+    assert lists_of(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == Lists(removed=frozenset({"MatMul", "Relu"}))
+
+
+def test_an_asked_type_beats_mode_and_mixlist():
+    mixlist = Mixlist(frozenset({"Relu"}), frozenset({"Tanh"}), frozenset({"Exp"}))
+    asked = {"Relu": "float32", "Tanh": "float16", "Exp": "float32"}
+    lists = lists_of(Policy("mixed", "float16"), [], mixlist, asked)
+    assert lists == Lists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
+
+
+def test_a_type_is_added_to_one_list_and_removed_from_the_others():
+    variables = variables_of(Lists(frozenset("A"), frozenset("I"), frozenset("D"), frozenset("R")))
+    said = {name.rpartition("REWRITE_")[2]: text for name, text in variables.items()}
+    assert said.pop("EMULATE_FP16") == "0"
+    assert said == {
+        "ALLOWLIST_ADD": "A",
+        "ALLOWLIST_REMOVE": "D,I,R",
+        "INFERLIST_ADD": "I",
+        "INFERLIST_REMOVE": "A,D,R",
+        "CLEARLIST_ADD": "",
+        "CLEARLIST_REMOVE": "A,D,I,R",
+        "DENYLIST_ADD": "D",
+        "DENYLIST_REMOVE": "A,I",
+    }
+
+
+@pytest.mark.parametrize(
+    "low_dtype, description, is_missing",
+    [
+        ("float16", "flags\t: fpu avx512f avx512_bf16", True),
+        ("float16", "flags : avx512_fp16", False),
+        ("bfloat16", "flags : amx_bf16", False),
+        ("bfloat16", "flags : avx512f", True),
+        ("bfloat16", "Features : asimd", False),
+    ],
+)
+def test_units_of_the_processor(low_dtype, description, is_missing):
+    assert (missing_units(low_dtype, f"processor : 0\n{description}\n") is not None) == is_missing
