@@ -295,6 +295,14 @@ def _text_or_same(option: Option, value: Any) -> Any:
     if isinstance(value, bytes) and not isinstance(option.kind, RawBytes):
         try:
             return value.decode("utf-8")
-        except UnicodeDecodeError:
-            return value  # the option's own check says so
+        except UnicodeDecodeError as error:
+            raise option_error(
+                ValueError,
+                IN_SESSION.where(option),
+                option.name,
+                f"{option.key} is not text",
+                "UTF-8",
+                repr(value),
+                "Encode the text as UTF-8.",
+            ) from error
     return value

@@ -254,3 +254,13 @@ def test_stock_session_runs_with_the_entry():
     config = session_config_of(NPURunConfig())
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         assert session.run(tf.constant(2) * 3) == 6
+
+
+def test_bytes_that_are_no_text_are_refused_by_key():
+    for option in OPTIONS:
+        if option.key and option.kind.session_field == "s":
+            config = tf.compat.v1.ConfigProto()
+            entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
+            entry.parameter_map[option.key].s = b"\xff\xfe"
+            with pytest.raises(ValueError, match=option.key):
+                read_session_config(config)
