@@ -2,7 +2,7 @@
 
 `current()` answers with the one communicator of this process: `SingleProcess` when nobody else takes part (Horovod is
 not imported then), `HorovodCommunicator` when a launcher started several ranks. Callers use the same few methods
-either way and never ask which one they hold. `group(name)` answers the same way for some of the ranks.
+either way. `group(name)` answers the same way for some of the ranks.
 """
 
 from npu_bridge.collective.communicator import Communicator

@@ -10,6 +10,7 @@ not, and the ranks then wait for each other for ever. `unfolded` and `unmerged` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -45,14 +46,16 @@ def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
     return tf.bitcast(move(tf.bitcast(tensor, carrier)), tensor.dtype)
 
 
-def unfolded(tensor: tf.Tensor) -> tf.Tensor:
-    """An input of a transfer, out of reach of constant folding.
+def unfolded(tensors: Sequence[tf.Tensor]) -> list:
+    """The inputs of one transfer, out of reach of constant folding: one stateful input keeps the whole op in the graph.
 
-    A Print op that prints nothing is stateful, has any dtype and costs no copy.
+    That one is copied, because a copy is stateful and exists on every device; so it is the smallest of them.
     """
-    if tf.executing_eagerly() or not _is_constant(tensor):
-        return tensor
-    return tf.raw_ops.Print(input=tensor, data=[], message="", first_n=0)
+    tensors = list(tensors)
+    if not tf.executing_eagerly():
+        smallest = min(range(len(tensors)), key=lambda position: tensors[position].shape.num_elements() or 0)
+        tensors[smallest] = tf.raw_ops.DeepCopy(x=tensors[smallest])
+    return tensors
 
 
 def unmerged(result: tf.Tensor) -> tf.Tensor:
@@ -61,17 +64,3 @@ def unmerged(result: tf.Tensor) -> tf.Tensor:
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
         result.op._set_attr("_npu_bridge_transfer", mark)
     return result
-
-
-def _is_constant(tensor):
-    """True when nothing but constants and stateless ops leads to the tensor."""
-    pending, seen = [tensor.op], set()
-    while pending:
-        op = pending.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.op_def.is_stateful or (not op.inputs and op.type != "Const"):
-            return False
-        pending.extend(value.op for value in op.inputs)
-    return True

@@ -132,8 +132,8 @@ class Groups:
         if world.rank not in rank_ids:
             raise ValueError(
                 f"{where}: this rank is not in the group it makes. Expected rank_ids with {world.rank} in it; got "
-                f"{list(rank_ids)}. Add the rank, or call create_group_of_others() on it: every rank of the job "
-                f"takes part."
+                f"{list(rank_ids)}. Add the rank, or call hccl.manage.api.create_group_of_others() on "
+                f"it: every rank of the job takes part."
             )
 
     def _meet(self, wanted, world):

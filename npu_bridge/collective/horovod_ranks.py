@@ -1,4 +1,4 @@
-"""The communicator of a job with several ranks: the one module that imports Horovod."""
+"""The communicator of a job with several ranks, on Horovod."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HorovodCommunicator(Communicator):
         for dtype, positions in _positions_by_dtype(tensors).items():
             wire_dtype = widened(dtype)
             reduced = self._hvd.grouped_allreduce(
-                [unfolded(tf.cast(tensors[position], wire_dtype)) for position in positions],
+                unfolded(tf.cast(tensors[position], wire_dtype) for position in positions),
                 op=self._hvd.Average if average else self._hvd.Sum,
                 prescale_factor=prescale,
                 name=f"{name}_{dtype.name}",
@@ -59,7 +59,7 @@ class HorovodCommunicator(Communicator):
         return results
 
     def reduce(self, tensor, reduction, name):
-        wide = unfolded(tf.cast(tensor, widened(tensor.dtype)))
+        (wide,) = unfolded([tf.cast(tensor, widened(tensor.dtype))])
         operation = {
             "sum": self._hvd.Sum,
             "max": self._hvd.Max,
@@ -72,13 +72,13 @@ class HorovodCommunicator(Communicator):
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
-        wide = unfolded(tf.cast(tensor, widened_to_scatter(tensor.dtype)))
+        (wide,) = unfolded([tf.cast(tensor, widened_to_scatter(tensor.dtype))])
         part = self._hvd.reducescatter(wide, op=self._hvd.Sum, name=name, process_set=self._process_set)
         return tf.cast(unmerged(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            return unmerged(self._hvd.allgather(unfolded(part), name=name, process_set=self._process_set))
+            return unmerged(self._hvd.allgather(*unfolded([part]), name=name, process_set=self._process_set))
 
         return moved(tf.convert_to_tensor(tensor), gather)
 
@@ -91,7 +91,7 @@ class HorovodCommunicator(Communicator):
         def send(value):
             # Horovod counts the root in the job, not in the group.
             root = self.members[root_rank]
-            sent = self._hvd.broadcast(unfolded(value), root, name=name, process_set=self._process_set)
+            sent = self._hvd.broadcast(*unfolded([value]), root_rank=root, name=name, process_set=self._process_set)
             return unmerged(sent)
 
         return moved(tensor, send)
@@ -110,7 +110,7 @@ class HorovodCommunicator(Communicator):
 
         def send(blocks):
             received, arrived = self._hvd.alltoall(
-                unfolded(blocks), splits=tf.cast(counts, tf.int32), name=name, process_set=self._process_set
+                *unfolded([blocks]), splits=tf.cast(counts, tf.int32), name=name, process_set=self._process_set
             )
             received_counts.append(arrived)
             return unmerged(received)
@@ -148,8 +148,8 @@ class HorovodCommunicator(Communicator):
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
         with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
             own = tf.compat.v1.placeholder(tf.int64, [None])
-            lengths = self._hvd.allgather(tf.shape(own), name=f"{meeting}_lengths")
-            joined = self._hvd.allgather(own, name=meeting)
+            lengths = self._hvd.allgather(tf.shape(own), name=f"{meeting}_lengths", process_set=self._process_set)
+            joined = self._hvd.allgather(own, name=meeting, process_set=self._process_set)
             with tf.compat.v1.Session(graph=graph, config=config) as session:
                 lengths, joined = session.run([lengths, joined], {own: list(numbers)})
         lists, start = [], 0

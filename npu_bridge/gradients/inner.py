@@ -50,9 +50,12 @@ class InnerOptimizer(abc.ABC):
         """The optimizer's own variables."""
 
 
-def adapt(optimizer: Any) -> InnerOptimizer:
+def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
     """Finds the adapter for an optimizer.
 
+    Args:
+      optimizer: the optimizer.
+      owner: the class it was given to, for the message.
     Raises:
       TypeError: it is no optimizer of a known family.
     """
@@ -63,7 +66,7 @@ def adapt(optimizer: Any) -> InnerOptimizer:
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         return _KerasOptimizer(optimizer)
     raise TypeError(
-        "NPUOptimizer: opt is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
+        f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
         f"{type(optimizer).__name__}. Pass the optimizer object itself."
     )
@@ -101,7 +104,10 @@ class _KerasFamily(InnerOptimizer):
     def apply_gradients(self, grads_and_vars, global_step, name):
         if all(grad is None for grad, _ in grads_and_vars):
             names = ", ".join(variable.name for _, variable in grads_and_vars)
-            raise ValueError(f"No gradients provided for any variable: {names}. Check that the loss depends on them.")
+            raise ValueError(
+                f"No gradients provided for any variable. Expected a gradient for one of {names}; got only None. Check "
+                f"that the loss depends on them."
+            )
         update = self._update(grads_and_vars, name)
         if global_step is None or global_step is self.optimizer.iterations:
             return update

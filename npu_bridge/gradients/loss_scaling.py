@@ -23,6 +23,9 @@ class LossScaling(Stage):
     def __init__(self, manager):
         self._manager = manager
 
+    def state(self):
+        return {"loss_scale": self._manager} if isinstance(self._manager, tf.Module) else {}
+
     def begin(self, step):
         step.loss_scale = _snapshot(self._manager.get_loss_scale())
         step.multiplied_by(step.loss_scale)

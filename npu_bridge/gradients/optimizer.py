@@ -35,8 +35,10 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)
         self._pipeline = pipeline
-        self._inner = adapt(optimizer)
+        self._inner = adapt(optimizer, type(self).__name__)
         self._track_trackable(optimizer, "optimizer")
+        for name, state in pipeline.state().items():
+            self._track_trackable(state, name)
         self._open_steps = []
         self._has_computed = False
 
@@ -69,6 +71,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             colocate_gradients_with_ops=colocate_gradients_with_ops,
             grad_loss=grad_loss,
         )
+        if not callable(loss):
+            # After the inner optimizer, so that of several around one another the outermost has the last word.
+            collections.publish(collections.UNSCALED_LOSS, loss)
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._remember(step)
         return delivered
@@ -124,7 +129,6 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
     def _scaled(self, loss, step):
         if callable(loss):
             return lambda: self._pipeline.scale(loss(), step)
-        collections.publish(collections.UNSCALED_LOSS, loss)
         return self._pipeline.scale(loss, step)
 
     def _remember(self, step):

@@ -84,9 +84,9 @@ def _reduce_one(value, reduction, communicator, name):
 
 
 def _transfers(values, fusion, group):
-    if fusion == _BY_STRATEGY and groups.of_this_process().strategies.of(group).fits(len(values)):
-        return fragments_of(values, [f"value {position}" for position in range(len(values))], group)
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
+    if fusion == _BY_STRATEGY and groups.of_this_process().strategies.of(group).fits(len(dense)):
+        return fragments_of(values, [f"value {position}" for position in range(len(values))], group)
     return [dense] if dense else []
 
 

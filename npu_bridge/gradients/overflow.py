@@ -79,8 +79,8 @@ def has_finite_norm(gradients) -> tf.Tensor:
     """
     half_squares = {}
     for grad in gradients:
-        if isinstance(grad, tf.IndexedSlices) and grad.dtype.size < tf.float32.size:
-            grad = sum_repeated_rows(grad)  # in 16 bits the sum of repeated rows may overflow where no row does
+        if isinstance(grad, tf.IndexedSlices):
+            grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
         values = values_of(grad)
         if values.dtype.size < tf.float32.size:
             values = tf.cast(values, tf.float32)

@@ -48,6 +48,10 @@ class Pipeline:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)
 
+    def state(self) -> dict:
+        """What belongs into an object-based checkpoint, by name."""
+        return {name: value for stage in self._stages for name, value in stage.state().items()}
+
     def begin(self) -> Step:
         """Starts a step; call it once per step, before `scale`."""
         step = Step()

@@ -66,6 +66,10 @@ class Stage:
     scales_loss = False
     communicates = False
 
+    def state(self) -> dict:
+        """Objects that hold variables of this stage, by name: what an object-based checkpoint saves."""
+        return {}
+
     def begin(self, step: Step) -> None:
         """Reads the state that this step uses, before its loss is differentiated."""
 

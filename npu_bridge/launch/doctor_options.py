@@ -116,8 +116,10 @@ class _Heard(logging.Handler):
     def __enter__(self):
         logging.getLogger("npu_bridge").addHandler(self)
         # TensorFlow speaks of deprecation whenever a RunConfig is made.
+        self._level_before = logging.getLogger("tensorflow").level
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
         return self
 
     def __exit__(self, *exception: object) -> None:
         logging.getLogger("npu_bridge").removeHandler(self)
+        logging.getLogger("tensorflow").setLevel(self._level_before)

@@ -89,7 +89,8 @@ class _FileReader:
             return error
         option = getattr(error, "option", None)
         in_file = next((k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None)
-        located = type(error)(f"{self._place(in_file or section.rstrip('.'))}: {error}")
+        kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses may want more than a text
+        located = kind(f"{self._place(in_file or section.rstrip('.'))}: {error}")
         located.option = option  # type: ignore[attr-defined]
         located.is_located = True  # type: ignore[attr-defined]
         return located

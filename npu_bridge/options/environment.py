@@ -1,4 +1,4 @@
-"""Environment variables: the one module of the package that reads or writes `os.environ`.
+"""Environment variables: the one module of the library that reads or writes `os.environ`; the launcher passes it on.
 
 A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
 MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
@@ -266,15 +266,27 @@ def tf_config() -> dict[str, Any]:
 
     Raises:
       json.JSONDecodeError: (a ValueError) the text is not JSON.
-      ValueError: the JSON is not an object.
+      ValueError: the JSON is not an object, or its task is none.
     """
-    parsed = json.loads(read_variable("TF_CONFIG") or "{}")
+    try:
+        parsed = json.loads(read_variable("TF_CONFIG") or "{}")
+    except json.JSONDecodeError as error:
+        text = f"environment: TF_CONFIG is not JSON. {error.msg}. Correct it or unset it"
+        raise json.JSONDecodeError(text, error.doc, error.pos) from error
     if not isinstance(parsed, dict):
         raise _error(
             "TF_CONFIG does not describe a cluster",
             "a JSON object",
             type(parsed).__name__,
             'Write it as {"cluster": ..., "task": ...} or unset it.',
+        )
+    task = parsed.get("task") or {}
+    if not isinstance(task, dict) or not str(task.get("index", 0)).isdecimal():
+        raise _error(
+            "the task of TF_CONFIG is none",
+            'an object such as {"type": "worker", "index": 0}',
+            repr(task),
+            "Correct it or unset TF_CONFIG.",
         )
     return parsed
 

@@ -22,8 +22,8 @@ _STRATEGY = TensorFlowObject(("distribute.Strategy", "compat.v1.distribute.Strat
 _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
 
 
-def _helper(position: int, name: str, owner: str, doc: str) -> Option:
-    return Option(position, name, Helper(owner), doc, recorded(f"Each field has its own line under {owner}."), key=None)
+def _helper(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
+    return Option(position, name, Helper(owner), doc, effect(f"Each field has its own line under {owner}."), key=None)
 
 
 OPTIONS = (
@@ -169,7 +169,7 @@ OPTIONS = (
         default=1,
         attribute="graph_run_mode",
     ),
-    _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Profiles of inputs with dynamic dimensions."),
+    _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Profiles of inputs with dynamic dimensions.", recorded),
     Option(
         42,
         "hcom_multi_mode",
@@ -197,7 +197,7 @@ OPTIONS = (
         recorded("Communication is Horovod's."),
         status="undocumented",
     ),
-    _helper(62, "memory_config", MEMORY, "Memory policies."),
+    _helper(62, "memory_config", MEMORY, "Memory policies.", recorded),
     _helper(63, "experimental_config", EXPERIMENTAL, "Experimental switches."),
     Option(
         1,

@@ -17,13 +17,22 @@ class PrecisionHook(tf.estimator.SessionRunHook):
 
     Args:
       precision: of the training; give the same object to every loop of it.
+      is_training: whether the loop is the training. Only it decides what counts as a step: an evaluation may come in
+        the middle of it.
       steps, max_steps: how far the loop goes, counted from where it starts or from 0. With either, a step trigger needs
         no variables: while neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step after the last run counts.
     Ranks: local, except that an accelerated training decides together when to switch.
     """
 
-    def __init__(self, precision: Precision, steps: int | None = None, max_steps: int | None = None):
+    def __init__(
+        self,
+        precision: Precision,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        is_training: bool = False,
+    ):
         self._precision = precision
+        self._is_training = is_training
         self._steps = steps
         self._max_steps = max_steps
         self._global_step = None
@@ -36,7 +45,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         """Attaches the session."""
         del coord
         attach(session, self._precision)
-        if self._precision.switch is not None and self._global_step is not None:
+        if self._is_training and self._precision.switch is not None and self._global_step is not None:
             self._precision.switch.count_steps_with(self._counter(session))
 
     def _counter(self, session):

@@ -13,7 +13,6 @@ from npu_bridge.session.effects import (
     prepare_session_config,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
-from npu_bridge.session.older_checkpoints import saver_for_older
 
 __all__ = [
     "apply_process_settings",
@@ -22,5 +21,4 @@ __all__ = [
     "hooks_for",
     "prepare_session_config",
     "run_with_hooks",
-    "saver_for_older",
 ]

@@ -17,7 +17,8 @@ def make_deterministic(options: TrainingOptions, graph: tf.Graph | None = None) 
     """Switches this process to deterministic kernels when the options ask for it.
 
     With them TensorFlow refuses random operators that have no seed, so a graph without a seed gets one. Random
-    operators that the graph has already keep theirs.
+    operators that the graph has already keep theirs. It holds for every session of the process from then on:
+    TensorFlow cannot switch it off again.
 
     Args:
       options: the options of the run.

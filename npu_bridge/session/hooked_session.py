@@ -45,6 +45,8 @@ class _HookedSession:
         return outcome["asked"]
 
     def close(self):
-        for hook in self._npu_bridge_hooks:
-            hook.end(self)
-        super().close()
+        try:
+            for hook in self._npu_bridge_hooks:
+                hook.end(self)
+        finally:
+            super().close()

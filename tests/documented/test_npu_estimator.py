@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 
@@ -132,6 +133,15 @@ def test_model_fn_gets_what_it_names(tmp_path):
     NPUEstimator(all_arguments, config=config, params={"width": 3}).train(input_fn, steps=1)
     assert (seen["mode"], seen["params"]["width"]) == (TRAIN, 3)
     assert isinstance(seen["config"], NPURunConfig)
+
+
+def test_model_fn_may_be_partial(tmp_path):
+    def wide_model_fn(features, labels, mode, width):
+        assert width == 3
+        return model_fn(features, labels, mode)
+
+    config = NPURunConfig(model_dir=str(tmp_path))
+    NPUEstimator(functools.partial(wide_model_fn, width=3), config=config).train(input_fn, steps=1)
 
 
 def test_model_fn_must_return_a_spec(tmp_path):

@@ -169,6 +169,7 @@ def test_can_be_made_under_control_dependencies_that_need_data():
         (lambda: FixedLossScaleManager(0.5), ValueError, ["loss_scale", "0.5", "1 <="]),
         (lambda: FixedLossScaleManager(float("nan")), ValueError, ["loss_scale", "nan"]),
         (lambda: FixedLossScaleManager("1024"), TypeError, ["loss_scale", "'1024'", "number"]),
+        (lambda: FixedLossScaleManager(True), TypeError, ["FixedLossScaleManager", "True", "bool"]),
         (lambda: ExponentialUpdateLossScaleManager(0, 10), ValueError, ["init_loss_scale", "0 <"]),
         (lambda: ExponentialUpdateLossScaleManager(8, 0), ValueError, ["incr_every_n_steps", "at least 1"]),
         (lambda: ExponentialUpdateLossScaleManager(8, 1.5), TypeError, ["incr_every_n_steps", "1.5"]),

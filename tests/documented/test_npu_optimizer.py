@@ -95,7 +95,9 @@ def test_default_names_tell_the_inner_optimizer():
             ValueError,
             ["loss_scale_manager", "None"],
         ),
-        (lambda: NPUOptimizer("adam"), TypeError, ["opt", "'adam'", "str"]),
+        (lambda: NPUOptimizer("adam"), TypeError, ["NPUOptimizer", "'adam'", "str"]),
+        (lambda: NPUDistributedOptimizer(3), TypeError, ["NPUDistributedOptimizer", "int"]),
+        (lambda: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), 1024), TypeError, ["FixedLossScaleManager(1024)"]),
         (
             lambda: NPUOptimizer(NPUDistributedOptimizer(OPTIMIZERS["sgd"]()), is_distributed=True),
             ValueError,
@@ -238,6 +240,23 @@ def test_gradients_computed_once_and_applied_twice_are_judged_apart():
         assert session.run(variable) == 1.0
         session.run(clean)
         assert session.run(variable) == np.float32(1.0 - 0.1)
+
+
+def test_hooks_see_the_unscaled_loss_of_nested_optimizers():
+    model = TwoLayers()
+    optimizer = NPULossScaleOptimizer(NPUDistributedOptimizer(OPTIMIZERS["sgd"]()), FixedLossScaleManager(1024))
+    optimizer.minimize(model.loss)
+    assert tf1.get_collection(collections.UNSCALED_LOSS)[-1] is model.loss
+
+
+def test_a_fixed_scale_made_in_another_graph_serves_this_one():
+    """As with a manager at the top of a script and a model function."""
+    with tf.Graph().as_default():
+        manager = FixedLossScaleManager(8)
+    model = TwoLayers()
+    NPUOptimizer(OPTIMIZERS["sgd"](), manager, is_loss_scale=True).minimize(model.loss)
+    with tf1.Session() as session:
+        assert session.run("loss_scale:0") == 8
 
 
 @pytest.mark.parametrize("name", TF1_OPTIMIZERS)

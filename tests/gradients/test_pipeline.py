@@ -156,11 +156,9 @@ def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_pat
     manager, optimizer, variable = make()
     optimizer.minimize(lambda: variable * np.inf, var_list=[variable])
     optimizer.minimize(lambda: variable * 2.0, var_list=[variable])
-    path = tf.train.Checkpoint(optimizer=optimizer, manager=manager, variable=variable).save(str(tmp_path / "model"))
+    path = tf.train.Checkpoint(optimizer=optimizer, variable=variable).save(str(tmp_path / "model"))
     restored_manager, restored_optimizer, restored_variable = make()
-    tf.train.Checkpoint(optimizer=restored_optimizer, manager=restored_manager, variable=restored_variable).restore(
-        path
-    )
+    tf.train.Checkpoint(optimizer=restored_optimizer, variable=restored_variable).restore(path)
     assert restored_manager.get_loss_scale().numpy() == 32.0
     for one, other in ((optimizer, variable), (restored_optimizer, restored_variable)):
         one.minimize(lambda variable=other: variable * 0.0, var_list=[other])  # moves by momentum alone

@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+from npu_bridge._install import INSTALL_HOROVOD
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -42,6 +44,11 @@ def test_there_are_three_uses():
 def test_code_runs_as_it_stands(number, tmp_path):
     (tmp_path / "train.py").write_text(EXAMPLES[number])
     assert re.search(EXPECTED[number], run([sys.executable, "train.py"], tmp_path))
+
+
+def test_horovod_is_installed_as_the_library_says():
+    shown = " ".join(README.replace("\\\n", " ").split())
+    assert INSTALL_HOROVOD in shown
 
 
 @pytest.mark.ranks(2)

@@ -120,3 +120,46 @@ def train_without_reaching(folder):
 def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(on_ranks, tmp_path):
     on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)
     assert on_ranks(2, train_without_reaching, str(tmp_path), time_limit_secs=60) == [[], []]
+
+
+def train_for_some_steps(folder, steps):
+    """On a rank: trains so many steps more; only rank 0's folder has a checkpoint."""
+    communicator = collective.current()
+    model_dir = os.path.join(folder, f"rank_{communicator.rank}")
+    params = {"seed": 10 + communicator.rank, "size": communicator.size}
+    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=model_dir), params=params)
+    recorder = Recorder()
+    batches = input_fn_of_this_rank()
+    estimator.train(batches, steps=steps, hooks=[recorder])
+    return int(recorder.variables[-1]["global_step:0"])
+
+
+def input_fn_of_this_rank():
+    communicator = collective.current()
+    return lambda: input_fn(communicator.rank, communicator.size)
+
+
+def test_a_number_of_steps_is_counted_from_rank_0s_checkpoint(on_ranks, tmp_path):
+    assert on_ranks(2, train_for_some_steps, str(tmp_path), 5) == [5, 5]
+    assert on_ranks(2, train_for_some_steps, str(tmp_path), 4) == [9, 9]
+
+
+def train_and_evaluate(folder):
+    """On a rank: the stock loop, with an evaluation whenever rank 0 has saved."""
+    communicator = collective.current()
+    model_dir = os.path.join(folder, f"rank_{communicator.rank}")
+    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=5)
+    params = {"seed": 10 + communicator.rank, "size": communicator.size}
+    estimator = NPUEstimator(model_fn, config=config, params=params)
+    tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(input_fn_of_this_rank(), max_steps=10),
+        tf.estimator.EvalSpec(input_fn_of_this_rank(), steps=2, throttle_secs=0, start_delay_secs=0),
+    )
+    return sorted(os.listdir(model_dir)) if os.path.isdir(model_dir) else []
+
+
+def test_train_and_evaluate_ends_on_every_rank(on_ranks, tmp_path):
+    of_rank_0, of_rank_1 = on_ranks(2, train_and_evaluate, str(tmp_path))
+    assert "eval" in of_rank_0 and any(name.startswith("model.ckpt-10") for name in of_rank_0)
+    assert of_rank_1 == []

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import logging
 import os
 import random
 import string
+import tempfile
 
 import tensorflow as tf
 
 from npu_bridge import collective, session
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook
 
@@ -93,9 +94,6 @@ class NPUEstimator(tf.estimator.Estimator):
         folders differ.
     """
 
-    # Every rank starts the same trainings in the same order; the number names the ranks' meeting.
-    _trainings = itertools.count()
-
     def __init__(
         self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None
     ):
@@ -112,7 +110,7 @@ class NPUEstimator(tf.estimator.Estimator):
         options = read_run_config(config)
         precision = Precision(options)
         super().__init__(
-            model_fn=_with_broadcast(model_fn, options),
+            model_fn=_under_options(model_fn, options),
             model_dir=_model_dir(model_dir, config),
             config=config,
             params=params or {},
@@ -129,14 +127,25 @@ class NPUEstimator(tf.estimator.Estimator):
 
         Ranks: collective when `max_steps` is given.
         """
-        if max_steps is not None and self._reached_step_of_rank_0() >= max_steps:
-            _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
-            return self
-        with self._watched(hooks, "train", PrecisionHook(self._precision, steps, max_steps)) as all_hooks:
+        ranks = collective.current()
+        if max_steps is not None and ranks.size > 1:
+            reached = self._reached_step_of_rank_0()
+            if reached >= max_steps:
+                _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
+                return self
+            # Counted from rank 0's step on every rank, whatever a rank finds in a folder of its own.
+            steps, max_steps = max_steps - reached, None
+        if ranks.rank > 0:
+            saving_listeners = None  # they listen to the saver, which is on rank 0
+        first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
+        if ranks.size > 1 and not self.config.horovod_mode:
+            # Before the hooks that ask for the global step.
+            first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
+        with self._watched(hooks, "train", first_hooks) as all_hooks:
             return super().train(input_fn, all_hooks, steps, max_steps, saving_listeners)
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
-        """Evaluates as `tf.estimator.Estimator.evaluate`."""
+        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary."""
         with self._watched(hooks, "eval") as all_hooks:
             return super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
 
@@ -146,32 +155,39 @@ class NPUEstimator(tf.estimator.Estimator):
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
 
     @contextlib.contextmanager
-    def _watched(self, hooks, graph_name, precision_hook=None):
+    def _watched(self, hooks, graph_name, first_hooks=None):
         """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
         own_hooks = session.hooks_for(self._options, graph_name)
         try:
-            yield [precision_hook or PrecisionHook(self._precision), *(hooks or ()), *own_hooks]
+            yield [*(first_hooks or [PrecisionHook(self._precision)]), *(hooks or ()), *own_hooks]
         finally:
             session.close_hooks(own_hooks)
 
     def _reached_step_of_rank_0(self):
-        checkpoint = tf.train.latest_checkpoint(self.model_dir)
-        reached = -1
+        ranks, reached = collective.current(), 0
+        checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
         if checkpoint is not None:
             reached = int(tf.train.load_variable(checkpoint, tf.compat.v1.GraphKeys.GLOBAL_STEP))
-        meeting = f"npu_estimator_training_{next(NPUEstimator._trainings)}"
-        return collective.current().exchange([reached], meeting)[0][0]
+        with tf.Graph().as_default(), tf.compat.v1.Session() as small_session:
+            own = tf.compat.v1.placeholder(tf.int64, [])
+            of_rank_0 = ranks.broadcast(own, root_rank=0, name="npu_estimator_reached_step")
+            return int(small_session.run(of_rank_0, {own: reached}))
+
+    def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
+        with contextlib.ExitStack() as stack:
+            if collective.current().rank > 0:
+                output_dir = stack.enter_context(tempfile.TemporaryDirectory())
+            return super()._evaluate_run(checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir)
 
     def _assert_members_are_not_overridden(self):
-        """The base class forbids overriding these; here they only add a step before, and hooks."""
+        """The base class forbids overriding these; here they only add hooks, and what ranks need."""
 
 
-def _with_broadcast(model_fn, options):
-    """The user's model function, built under the options and its training begun by a broadcast of rank 0's variables.
-
-    It is given those of labels, mode, params and config that it names.
-    """
-    parameters = inspect.signature(model_fn).parameters
+def _under_options(model_fn, options):
+    """The user's model function, built under the options and given those of the other arguments that it names."""
+    parameters = dict(inspect.signature(model_fn).parameters)
+    for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
+        parameters.pop(bound, None)
     unknown = [name for name in parameters if name not in _MODEL_FN_ARGUMENTS]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if "features" not in parameters or (unknown and not takes_any):
@@ -185,19 +201,12 @@ def _with_broadcast(model_fn, options):
         of_graph.publish(options)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         spec = model_fn(features, **{name: value for name, value in given.items() if takes_any or name in parameters})
-        is_training = mode == tf.estimator.ModeKeys.TRAIN
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
                 f"{spec!r}. Return one in mode {mode!r}."
             )
-        communicator = collective.current()
-        if is_training:
-            spec = _restoring_older_checkpoints(spec, config)
-        if not is_training or communicator.size == 1 or config.horovod_mode:
-            return spec
-        hook = NPUBroadcastGlobalVariablesHook(root_rank=0, index=communicator.rank)
-        return spec._replace(training_hooks=[hook, *spec.training_hooks])
+        return _restoring_older_checkpoints(spec, config) if mode == tf.estimator.ModeKeys.TRAIN else spec
 
     return npu_model_fn
 
@@ -207,7 +216,7 @@ def _restoring_older_checkpoints(spec, config):
     checkpoint = tf.train.latest_checkpoint(config.model_dir)
     if checkpoint is None or spec.scaffold.saver is not None:
         return spec
-    saver = session.saver_for_older(
+    saver = saver_for_older(
         checkpoint,
         sharded=True,
         max_to_keep=config.keep_checkpoint_max,

@@ -22,7 +22,7 @@ class LossScaleManager(tf.Module, abc.ABC):
 
     @abc.abstractmethod
     def get_loss_scale(self) -> tf.Tensor:
-        """The scale of the next step, a float32 scalar of at least 1."""
+        """The scale of the next step, a float32 scalar."""
 
     @abc.abstractmethod
     def update_loss_scale(self, finite_grads: tf.Tensor) -> Any:
@@ -50,22 +50,19 @@ class FixedLossScaleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float, enable_overflow_check: bool = True):
         super().__init__(name="fixed_loss_scale")
-        if not isinstance(loss_scale, numbers.Real):
-            raise TypeError(
-                f"FixedLossScaleManager: loss_scale is not a number. Expected a number of at least 1; got "
-                f"{loss_scale!r} of type {type(loss_scale).__name__}. Pass a Python number such as 1024."
-            )
-        if not 1 <= loss_scale <= _LARGEST_SCALE:
-            raise ValueError(
-                f"FixedLossScaleManager: loss_scale is out of range. Expected 1 <= loss_scale <= {_LARGEST_SCALE:g}; "
-                f"got {loss_scale!r}. Use 1 to switch scaling off."
-            )
+        _check_number("FixedLossScaleManager", "loss_scale", loss_scale, lowest=1, highest=_LARGEST_SCALE)
         self._enable_overflow_check = enable_overflow_check
-        self._loss_scale = tf.constant(float(loss_scale), dtype=tf.float32, name="loss_scale")
+        self._value = float(loss_scale)
+        self._tensor = self._constant()
 
     def get_loss_scale(self):
-        """The fixed scale, a float32 scalar."""
-        return self._loss_scale
+        """The fixed scale, a float32 scalar of the graph being built."""
+        if not tf.executing_eagerly() and getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
+            self._tensor = self._constant()  # made elsewhere: eagerly, or in a graph that is gone
+        return self._tensor
+
+    def _constant(self):
+        return tf.constant(self._value, dtype=tf.float32, name="loss_scale")
 
     def get_enable_overflow_check(self) -> bool:
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
@@ -99,7 +96,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     initial scale overflow by design: that is how the largest scale that works is found.
 
     Args:
-      init_loss_scale: scale of the first step, at least 1.
+      init_loss_scale: scale of the first step, above 0. One below 1 is kept until the first shrink makes it 1.
       incr_every_n_steps: whole steps, at least 1.
       decr_every_n_nan_or_inf: whole steps, at least 1.
       incr_ratio: factor of growth, at least 1.
@@ -114,11 +111,14 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
 
     def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
         super().__init__(name="exponential_update_loss_scale")
-        _check_number("init_loss_scale", init_loss_scale, lowest=0, highest=_LARGEST_SCALE, lowest_is_allowed=False)
+        owner = "ExponentialUpdateLossScaleManager"
+        _check_number(
+            owner, "init_loss_scale", init_loss_scale, lowest=0, highest=_LARGEST_SCALE, lowest_is_allowed=False
+        )
         _check_step_count("incr_every_n_steps", incr_every_n_steps)
         _check_step_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-        _check_number("incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
-        _check_number("decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
+        _check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
+        _check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
         self._incr_every_n_steps = incr_every_n_steps
         self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
         self._incr_ratio = incr_ratio
@@ -173,16 +173,16 @@ def _state_variable(initial_value, dtype, name):
     return variable
 
 
-def _check_number(name, value, lowest, highest, lowest_is_allowed=True):
+def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"ExponentialUpdateLossScaleManager: {name} is not a number. Expected a Python number; got {value!r} of "
+            f"{owner}: {name} is not a number. Expected a Python number; got {value!r} of "
             f"type {type(value).__name__}. Pass a number such as {max(lowest, 0.5)}."
         )
     if not (lowest <= value if lowest_is_allowed else lowest < value) or not value <= highest:
         relation = "<=" if lowest_is_allowed else "<"
         raise ValueError(
-            f"ExponentialUpdateLossScaleManager: {name} is out of range. Expected {lowest} {relation} {name} <= "
+            f"{owner}: {name} is out of range. Expected {lowest} {relation} {name} <= "
             f"{highest:g}; got {value!r}. Choose a number in that range."
         )
 

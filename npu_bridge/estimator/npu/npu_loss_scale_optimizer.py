@@ -22,6 +22,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
     Raises:
       TypeError: `opt` is not an optimizer.
       ValueError: there is no manager.
+      TypeError: it is not a `LossScaleManager`.
     """
 
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
@@ -30,6 +31,12 @@ class NPULossScaleOptimizer(PipelineOptimizer):
             raise ValueError(
                 "NPULossScaleOptimizer: loss_scale_manager is missing. Expected a FixedLossScaleManager or an "
                 "ExponentialUpdateLossScaleManager; got None. Pass one."
+            )
+        if not hasattr(loss_scale_manager, "update_loss_scale"):
+            raise TypeError(
+                f"NPULossScaleOptimizer: loss_scale_manager is not a manager. Expected a LossScaleManager; got "
+                f"{loss_scale_manager!r} of type {type(loss_scale_manager).__name__}. Write "
+                f"FixedLossScaleManager({loss_scale_manager!r}) for a fixed scale."
             )
         stages = [LossScaling(loss_scale_manager)]
         is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()

@@ -36,7 +36,9 @@ class _ForgivingSaver(tf.compat.v1.train.Saver):
         self._older_checkpoint = checkpoint
         self._missing_names = [variable.op.name for variable in missing]
         missing_ids = {id(variable) for variable in missing}
-        present = [variable for variable in tf.compat.v1.global_variables() if id(variable) not in missing_ids]
+        restorable = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)
+        restorable += tf.compat.v1.global_variables()
+        present = [saveable for saveable in restorable if id(saveable) not in missing_ids]
         self._present_only = tf.compat.v1.train.Saver(present)
         self._initialize_missing = tf.compat.v1.variables_initializer(missing)
 
