@@ -17,9 +17,6 @@ from npu_bridge.precision.processor import missing_units
 from npu_bridge.precision.run_kind import RunKind
 from npu_bridge.precision.switch import Switch
 
-# What iterations_per_loop asks for is recorded; every session.run trains one step.
-_STEPS_PER_RUN = 1
-
 
 class Precision:
     """The precision of one training: of all sessions it has, one after the other.
@@ -98,7 +95,7 @@ class Precision:
         if plan is not None and self._possible(Policy("mixed", plan.low_dtype)) != ORIGINAL:
             self.low = Policy("mixed", plan.low_dtype)
             words = "float32" if self.configured == ORIGINAL else str(self.configured)
-            self.switch = Switch(plan, _STEPS_PER_RUN, words)
+            self.switch = Switch(plan, options.iterations_per_loop, words)
         if options.modify_mixlist:
             self._mixlist = read_mixlist(options.modify_mixlist)
         if options.customize_dtypes:

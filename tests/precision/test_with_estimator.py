@@ -94,6 +94,29 @@ def test_without_a_hook_the_global_step_counts(tmp_path):
         assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
 
 
+def test_a_run_of_an_estimator_is_one_step_whatever_the_loop_size_asks(tmp_path):
+    kernels = Kernels()
+    npu_estimator(tmp_path, iterations_per_loop=4).train(input_fn, hooks=[kernels], max_steps=10)
+    assert kernels.seen == ["float16"] * 5 + ["float32"] * 5
+
+
+def test_an_evaluation_in_the_middle_does_not_lose_count(tmp_path):
+    """As train_and_evaluate does it, from within the training."""
+    estimator, kernels = npu_estimator(tmp_path), Kernels()
+
+    class EvaluateOnce(tf.estimator.SessionRunHook):
+        def __init__(self):
+            self.runs = 0
+
+        def after_run(self, run_context, run_values):
+            self.runs += 1
+            if self.runs == 2:
+                estimator.evaluate(eval_input_fn)
+
+    estimator.train(input_fn, hooks=[kernels, EvaluateOnce()], max_steps=10)
+    assert kernels.seen == ["float16"] * 5 + ["float32"] * 5
+
+
 def test_a_loss_trigger_without_a_hook_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="TARGET_LOSS"):
         npu_estimator(tmp_path, "fast|loss").train(input_fn, max_steps=2)

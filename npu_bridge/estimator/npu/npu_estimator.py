@@ -108,7 +108,8 @@ class NPUEstimator(tf.estimator.Estimator):
                 "Pass model_fn."
             )
         options = read_run_config(config)
-        precision = Precision(options)
+        # Each of its runs trains one step, whatever iterations_per_loop asks for.
+        precision = Precision(options.replace(iterations_per_loop=1))
         super().__init__(
             model_fn=_under_options(model_fn, options),
             model_dir=_model_dir(model_dir, config),
