@@ -16,6 +16,7 @@ FLOORS = {
     "npu_bridge": GROUND,  # the package itself: the version and nothing else
     "npu_bridge._version": GROUND,
     "npu_bridge._install": GROUND,
+    "npu_bridge._machine": GROUND,
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,
     "npu_bridge.gradients": ENGINES,

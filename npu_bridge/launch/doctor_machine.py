@@ -7,9 +7,9 @@ import os
 import platform
 import re
 import sys
-from pathlib import Path
 
 from npu_bridge import __version__
+from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features, usable_cores
 from npu_bridge.launch.doctor_page import Problem, Section
 
 __all__ = ["installed_version", "machine_section", "versions_section"]
@@ -25,9 +25,7 @@ _PACKAGES = {
     "protobuf": ("protobuf",),
 }
 _EXPECTED = {"tensorflow": "2.15", "horovod": "0.28.1"}
-_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
-_BFLOAT16 = ("amx_bf16", "avx512_bf16")
-_FLOAT16 = ("avx512_fp16",)
+_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8")
 
 
 def installed_version(package: str) -> str | None:
@@ -62,24 +60,21 @@ def versions_section() -> tuple[Section, list[Problem]]:
     return Section("versions", rows), problems
 
 
-def machine_section(gpus: list[str] | None, cpuinfo: str | os.PathLike = "/proc/cpuinfo") -> Section:
+def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
     """Cores, processor features that decide precision, memory and GPUs.
 
     Args:
       gpus: what TensorFlow sees; None when it could not be asked.
-      cpuinfo: the system's description of its processors, where it has one.
+      description: text about the processors, as Linux's `/proc/cpuinfo`; that of this machine by default.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    rows = [("cores", f"{usable} usable of {os.cpu_count()}")]
-    text = Path(cpuinfo).read_text(errors="replace") if Path(cpuinfo).exists() else ""
+    rows = [("cores", f"{usable_cores()} usable of {os.cpu_count()}")]
+    text = cpu_description() if description is None else description
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     rows.append(("processor", model.group(1) if model else platform.processor() or platform.machine()))
-    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
-    if flags:
-        has = {name for name in _FEATURES if name in flags.group(1).split()}
-        rows += [(name.upper(), "yes" if name in has else "no") for name in _FEATURES]
-        rows.append(("bfloat16", _arithmetic(_BFLOAT16, has)))
-        rows.append(("float16", _arithmetic(_FLOAT16, has)))
+    features = cpu_features(text)
+    if features is not None:
+        rows += [(name.upper(), "yes" if name in features else "no") for name in _FEATURES]
+        rows += [(dtype, _arithmetic(LOW_PRECISION_UNITS[dtype], features)) for dtype in ("bfloat16", "float16")]
     else:
         rows.append(("features", "unknown: the system does not list them"))
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
@@ -88,6 +83,6 @@ def machine_section(gpus: list[str] | None, cpuinfo: str | os.PathLike = "/proc/
     return Section("machine", rows)
 
 
-def _arithmetic(features: tuple[str, ...], has: set[str]) -> str:
-    found = [name.upper() for name in features if name in has]
-    return f"in hardware ({', '.join(found)})" if found else "not in hardware: slower than float32 on this processor"
+def _arithmetic(units: tuple[str, ...], features: frozenset[str]) -> str:
+    found = [name.upper() for name in units if name in features]
+    return f"in hardware ({', '.join(found)})" if found else "not in hardware: no faster than float32 here"

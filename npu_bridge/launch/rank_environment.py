@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from npu_bridge._machine import usable_cores
 
 __all__ = ["rank_defaults"]
 
@@ -15,7 +15,7 @@ def rank_defaults(size: int) -> dict[str, str]:
     # How the cores are used is nobody's business but the script's when it has them all.
     if size == 1:
         return {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
-    share = max(1, _cores() // size)
+    share = max(1, usable_cores() // size)
     return {
         "OMP_NUM_THREADS": str(share),
         "TF_NUM_INTRAOP_THREADS": str(share),
@@ -24,9 +24,3 @@ def rank_defaults(size: int) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-
-_CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
-_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx_bf16", "avx512_bf16")}
+from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features
 
 
 def missing_units(low_dtype: str, description: str | None = None) -> str | None:
@@ -17,12 +14,8 @@ def missing_units(low_dtype: str, description: str | None = None) -> str | None:
     Returns:
       The reason as a clause, or None when the CPU has such units or nothing is known about it.
     """
-    if description is None:
-        try:
-            description = _CPU_DESCRIPTION.read_text()
-        except OSError:
-            return None
-    flags = next((line.split() for line in description.splitlines() if line.startswith("flags")), None)
-    if flags is None or any(unit in flags for unit in _UNITS[low_dtype]):
+    features = cpu_features(cpu_description() if description is None else description)
+    units = LOW_PRECISION_UNITS[low_dtype]
+    if features is None or not features.isdisjoint(units):
         return None
-    return f"this CPU has no {low_dtype} units ({' or '.join(_UNITS[low_dtype])})"
+    return f"this CPU has no {low_dtype} units ({' or '.join(units)})"

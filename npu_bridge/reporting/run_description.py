@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._machine import usable_cores
 
 
 def describe_run(precision: str = "the graph's own dtypes") -> str:
@@ -22,16 +21,9 @@ def describe_run(precision: str = "the graph's own dtypes") -> str:
     ranks = collective.current()
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = [_count(gpus, "GPU")] if gpus else []
-    devices.append(_count(_cores(), "CPU core"))
+    devices.append(_count(usable_cores(), "CPU core"))
     placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks, {ranks.local_size} on this machine"
     return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _count(number: int, thing: str) -> str:

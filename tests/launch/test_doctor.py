@@ -170,14 +170,14 @@ def test_wrong_rank_table_is_a_problem(tmp_path):
     assert problem.is_fatal and "rank ids are not consecutive" in problem.what
 
 
-def test_features_that_decide_precision(tmp_path):
-    (tmp_path / "cpuinfo").write_text("model name\t: Some CPU\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n")
-    rows = dict(machine_section(["A GPU"], tmp_path / "cpuinfo").rows)
+def test_features_that_decide_precision():
+    described = "model name\t: Some CPU\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile\n"
+    rows = dict(machine_section(["A GPU"], described).rows)
     assert (rows["processor"], rows["AVX2"], rows["AVX512_BF16"], rows["AMX_BF16"]) == ("Some CPU", "yes", "no", "yes")
     assert rows["bfloat16"] == "in hardware (AMX_BF16)"
     assert rows["float16"].startswith("not in hardware")
     assert rows["GPUs"] == "A GPU"
-    assert dict(machine_section([], tmp_path / "none").rows)["features"].startswith("unknown")
+    assert dict(machine_section([], "").rows)["features"].startswith("unknown")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

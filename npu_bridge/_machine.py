@@ -1,0 +1,33 @@
+"""What this machine has: cores this process may use, and units of its CPU for low precision."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+
+_CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
+
+# Processor features that compute in a dtype, as Linux names them.
+LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx_bf16", "avx512_bf16")}
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_description() -> str:
+    """The system's text about its processors (Linux's `/proc/cpuinfo`); empty where there is none."""
+    try:
+        return _CPU_DESCRIPTION.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def cpu_features(description: str) -> frozenset[str] | None:
+    """The feature names in a text such as `cpu_description` gives; None when it lists none."""
+    flags = re.search(r"^flags\s*:\s*(.+)$", description, re.MULTILINE)
+    return frozenset(flags.group(1).split()) if flags else None
