@@ -169,7 +169,9 @@ class NPUEstimator(tf.estimator.Estimator):
         checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
         if checkpoint is not None:
             reached = int(tf.train.load_variable(checkpoint, tf.compat.v1.GraphKeys.GLOBAL_STEP))
-        with tf.Graph().as_default(), tf.compat.v1.Session() as small_session:
+        # Without GPUs: how their memory is used is left to the training's own session.
+        settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as small_session:
             own = tf.compat.v1.placeholder(tf.int64, [])
             of_rank_0 = ranks.broadcast(own, root_rank=0, name="npu_estimator_reached_step")
             return int(small_session.run(of_rank_0, {own: reached}))
