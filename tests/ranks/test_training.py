@@ -225,3 +225,26 @@ def test_keras_fit_on_two_ranks(on_ranks):
         np.testing.assert_array_equal(ours, others)
         assert np.all(np.isfinite(ours))
     assert first[1:] == second[1:] == (1024.0, 5)  # 512 after the overflow, doubled after 5 good steps
+
+
+@in_graph
+def transfers_that_run():
+    """On a rank: reduces what TensorFlow could compute without running the step; counts transfers left in the graph."""
+    communicator = collective.current()
+    variable = tf1.get_variable("variable", [3])
+    predictable = [tf.zeros_like(variable), tf.ones_like(variable), tf.shape(variable), variable * tf.zeros([3])]
+    sums = [communicator.reduce(tensor, "sum", f"sum_{number}") for number, tensor in enumerate(predictable)]
+    sums += communicator.all_reduce([tf.zeros([3]), tf.ones([2])], "grouped", average=False)
+    options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        values = session.run(sums, options=options, run_metadata=metadata)
+    nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+    return len([node for node in nodes if node.op.startswith("Horovod")]), [value.tolist() for value in values]
+
+
+def test_no_transfer_is_optimised_away(on_ranks):
+    """A transfer that one rank runs and another does not leaves the first waiting for ever."""
+    for count, values in on_ranks(2, transfers_that_run):
+        assert count == 5
+        assert values == [[0, 0, 0], [2, 2, 2], [6], [0, 0, 0], [0, 0, 0], [2, 2]]

@@ -4,19 +4,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
-from npu_bridge.options import environment, environment_table
-from npu_bridge.options.errors import say_once
-
-
-@pytest.fixture(autouse=True)
-def quiet_environment(monkeypatch):
-    """No variable of a launcher or of the documentation is set, and nothing has been said yet."""
-    for variable in environment_table.VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
-    for names in environment._LAUNCHERS:
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
-    say_once.cache_clear()
+from tests.options.conftest import quiet_environment  # noqa: F401 - the same quiet for sessions
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,7 @@ class NPUEstimator(tf.estimator.Estimator):
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
         """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
 
-        Ranks: collective when `max_steps` is given.
+        Ranks: collective.
         """
         ranks = collective.current()
         if max_steps is not None and ranks.size > 1:
