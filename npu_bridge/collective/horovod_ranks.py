@@ -109,9 +109,9 @@ class HorovodCommunicator(Communicator):
         received_counts = []
 
         def send(blocks):
-            received, arrived = self._hvd.alltoall(
-                *unfolded([blocks]), splits=tf.cast(counts, tf.int32), name=name, process_set=self._process_set
-            )
+            # Blocks first and counts second: the counts are the smaller ones to copy.
+            blocks, splits = unfolded([blocks, tf.cast(counts, tf.int32)])
+            received, arrived = self._hvd.alltoall(blocks, splits=splits, name=name, process_set=self._process_set)
             received_counts.append(arrived)
             return unmerged(received)
 

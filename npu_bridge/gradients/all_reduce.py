@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import fragments
-from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
+from npu_bridge.collective import fragments, wire
+from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.overlap import ready_to_travel
 from npu_bridge.gradients.readiness import fragments_of
 from npu_bridge.gradients.stage import Stage
@@ -16,66 +16,134 @@ class AllReduce(Stage):
     """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
 
     Dense gradients travel in aggregation fragments, in the order they become ready, cut as `hccl.split.api` was told or
-    96.54 % / 3.46 % by bytes. A sparse gradient travels by
-    gathering its rows, after rows with the same index were added up, and stays sparse.
+    96.54 % / 3.46 % by bytes. A sparse gradient travels by gathering its rows, after rows with the same index were
+    added up, and stays sparse.
 
     Scaled gradients are multiplied by a power of two not above 1 / ranks on their way into the sum, which loses no
-    bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. When
+    bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. In a
+    16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way. When
     the decision about the step is known early, only the last fragment waits for it. When the options of the run say
     `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
 
     Args:
       name: prefix of the transfers' names; the same on every rank.
+      wire_dtype: the 16-bit dtype gradients are rounded to before they travel, or None for as they are. Gradients that
+        have 16 bits already keep their dtype.
     Graph: name scope `<name>_Allreduce`.
     """
 
     communicates = True
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self._name = name
+        self._wire_dtype = wire_dtype
+
+    def local(self, step):
+        if self._wire_dtype is not None and collective.current().size > 1:
+            step.on_wire = [grad if grad is None else self._rounded(grad) for grad, _ in step.grads_and_vars]
 
     def reduce(self, step):
         communicator = collective.current()
         if communicator.size == 1:
             return
-        is_scaled = step.divisor is not None
-        prescale = fragments.lossless_prescale(communicator.size) if is_scaled else 1.0
+        route = self._route(communicator, is_scaled=step.divisor is not None)
         with tf.name_scope(f"{self._name}_Allreduce"):
             gradients = [grad for grad, _ in step.grads_and_vars]
-            travelling = ready_to_travel(gradients)
+            travelling = ready_to_travel(gradients if step.on_wire is None else step.on_wire)
             names = [variable.name for _, variable in step.grads_and_vars]
             cut = fragments_of(gradients, names)
-            reduced = self._reduce_sparse(travelling, communicator, is_scaled, prescale)
-            reduced.update(self._reduce_dense(travelling, cut, communicator, is_scaled, prescale, step.should_apply))
+            reduced = self._reduce_sparse(travelling, route)
+            reduced.update(self._reduce_dense(travelling, cut, route, step.should_apply))
         step.grads_and_vars = [
-            (reduced.get(position), variable) for position, (_, variable) in enumerate(step.grads_and_vars)
+            (_like(grad, reduced.get(position)), variable)
+            for position, (grad, variable) in enumerate(step.grads_and_vars)
         ]
-        if is_scaled and communicator.size * prescale != 1.0:
-            step.multiplied_by(communicator.size * prescale)
+        if route.leftover != 1.0:
+            step.multiplied_by(route.leftover)
 
-    def _reduce_dense(self, gradients, cut, communicator, is_scaled, prescale, decision):
+    def _rounded(self, grad):
+        if isinstance(grad, tf.IndexedSlices):
+            grad = sum_repeated_rows(grad)
+        return map_values(grad, lambda values: wire.rounded(values, self._wire_dtype))
+
+    def _route(self, communicator, is_scaled):
+        if self._wire_dtype is not None:
+            return _Rounded(communicator)
+        return _Scaled(communicator) if is_scaled else _AsItIs(communicator)
+
+    def _reduce_dense(self, gradients, cut, route, decision):
         results = {}
         for number, positions in enumerate(cut):
             tensors = [gradients[position] for position in positions]
             if decision is not None and number == len(cut) - 1:
                 with tf.control_dependencies([decision]):
                     tensors = [tf.identity(tensor) for tensor in tensors]
-            reduced = communicator.all_reduce(
-                tensors, name=f"{self._name}_fragment_{number}", average=not is_scaled, prescale=prescale
-            )
-            results.update(zip(positions, reduced))
+            results.update(zip(positions, route.reduce(tensors, f"{self._name}_fragment_{number}")))
         return results
 
-    def _reduce_sparse(self, gradients, communicator, is_scaled, prescale):
-        weight = prescale if is_scaled else 1.0 / communicator.size
-        results = {}
-        for position, grad in enumerate(gradients):
-            if isinstance(grad, tf.IndexedSlices):
-                local = map_values(sum_repeated_rows(grad), lambda values: values * tf.cast(weight, values.dtype))
-                name = f"{self._name}_sparse_{position}"
-                results[position] = tf.IndexedSlices(
-                    communicator.all_gather(local.values, f"{name}_values"),
-                    communicator.all_gather(local.indices, f"{name}_indices"),
-                    grad.dense_shape,
-                )
-        return results
+    def _reduce_sparse(self, gradients, route):
+        return {
+            position: route.gather(grad, f"{self._name}_sparse_{position}")
+            for position, grad in enumerate(gradients)
+            if isinstance(grad, tf.IndexedSlices)
+        }
+
+
+class _AsItIs:
+    """Gradients travel in their own dtype and arrive as means.
+
+    Attributes:
+      leftover: what the results are still multiplied by, besides what they were multiplied by before.
+    """
+
+    leftover = 1.0
+
+    def __init__(self, communicator):
+        self._communicator = communicator
+
+    def reduce(self, tensors, name):
+        return self._communicator.all_reduce(tensors, name)
+
+    def gather(self, grad, name):
+        return self._gather_weighted(sum_repeated_rows(grad), 1.0 / self._communicator.size, name)
+
+    def _gather_weighted(self, grad, weight, name):
+        values = grad.values if weight == 1.0 else grad.values * tf.cast(weight, grad.values.dtype)
+        return tf.IndexedSlices(
+            self._communicator.all_gather(values, f"{name}_values"),
+            self._communicator.all_gather(grad.indices, f"{name}_indices"),
+            grad.dense_shape,
+        )
+
+
+class _Scaled(_AsItIs):
+    """Scaled gradients: a power of two on the way keeps their sum finite, the division by the scale does the rest."""
+
+    def __init__(self, communicator):
+        super().__init__(communicator)
+        self._prescale = fragments.lossless_prescale(communicator.size)
+        self.leftover = communicator.size * self._prescale
+
+    def reduce(self, tensors, name):
+        return self._communicator.all_reduce(tensors, name, average=False, prescale=self._prescale)
+
+    def gather(self, grad, name):
+        return self._gather_weighted(sum_repeated_rows(grad), self._prescale, name)
+
+
+class _Rounded(_AsItIs):
+    """Gradients travel in 16 bits and arrive as means; rows of sparse ones were added up before they were rounded."""
+
+    def reduce(self, tensors, name):
+        return wire.mean(self._communicator, tensors, name)
+
+    def gather(self, grad, name):
+        gathered = self._gather_weighted(grad, 1.0, name)
+        return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self._communicator.size)
+
+
+def _like(grad, reduced):
+    """The reduced gradient in the dtype of the local one."""
+    if reduced is None:
+        return None
+    return map_values(reduced, lambda values: tf.cast(values, values_of(grad).dtype))

@@ -19,6 +19,9 @@ STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step
 
 
 def publish(name: str, tensor: Any) -> None:
-    """Adds a tensor or variable to a collection of the TF 1 graph being built; elsewhere it does nothing."""
-    if building_graph():
+    """Adds a tensor or variable to a collection of the TF 1 graph being built; elsewhere it does nothing.
+
+    Nor does it inside a `tf.cond` or a loop, whose tensors cannot be fetched.
+    """
+    if building_graph() and tf.compat.v1.get_default_graph()._get_control_flow_context() is None:
         tf.compat.v1.add_to_collection(name, tensor)

@@ -21,7 +21,7 @@ class OverflowCheck(Stage):
 
     What is checked: the gradients given to the update, and those this pipeline delivered if the given ones were made
     from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank's
-    gradients are also judged before communication; the mean of usable gradients is usable.
+    gradients are also judged before communication, as they travel; the mean of usable gradients is usable.
 
     Args:
       name: prefix of the transfer's name; the same on every rank.
@@ -42,7 +42,8 @@ class OverflowCheck(Stage):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
-            step.is_usable_here = has_finite_norm([in_true_units(grad, step.divisor) for grad in step.gradients])
+            sent = step.gradients if step.on_wire is None else [grad for grad in step.on_wire if grad is not None]
+            step.is_usable_here = has_finite_norm([in_true_units(grad, step.divisor) for grad in sent])
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
 

@@ -17,6 +17,8 @@ class Step:
       loss_scale: float32 scalar the loss is multiplied by in this step, or None.
       divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
+      on_wire: what this rank sends of each gradient where that is not the gradient itself (rounded to 16 bits, say):
+        tensors, `tf.IndexedSlices` or Nones in the order of `grads_and_vars`; None when it sends the gradients.
       is_usable_here: boolean scalar, this rank's own verdict on its gradients before communication, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
@@ -26,6 +28,7 @@ class Step:
     grads_and_vars: list = dataclasses.field(default_factory=list)
     loss_scale: tf.Tensor | None = None
     divisor: Any = None
+    on_wire: list | None = None
     is_usable_here: tf.Tensor | None = None
     should_apply: tf.Tensor | None = None
     make_slots: Callable[[], list] = list

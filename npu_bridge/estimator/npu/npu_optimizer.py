@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 
+import tensorflow as tf
+
 from npu_bridge import collective
+from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.gradients import (
     AllReduce,
@@ -41,10 +44,14 @@ class NPUOptimizer(PipelineOptimizer):
         the same. Without distribution it has no effect. `NPURunConfig` has the same switch: True there and False
         here is an error, the other way round a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
+      wire: how float gradients travel between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them to
+        16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit float16
+        is skipped like any overflow; bfloat16 has the range of float32.
     Raises:
       TypeError: `opt` is not an optimizer.
       ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
-        where this optimizer is to be distributed, or the options of the run demand `is_tailing_optimization`.
+        where this optimizer is to be distributed, or `wire` is no wire format, or the options of the run demand
+        `is_tailing_optimization`.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -60,6 +67,8 @@ class NPUOptimizer(PipelineOptimizer):
         is_loss_scale=False,
         is_tailing_optimization=False,
         name=None,
+        *,
+        wire="none",
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
         if is_loss_scale and loss_scale_manager is None:
@@ -68,6 +77,7 @@ class NPUOptimizer(PipelineOptimizer):
                 "FixedLossScaleManager or an ExponentialUpdateLossScaleManager; got None. Pass one, or "
                 "is_loss_scale=False."
             )
+        wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
         if loss_scale_manager is not None and not is_loss_scale:
             _LOG.info("NPUOptimizer: loss_scale_manager has no effect because is_loss_scale is False.")
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
@@ -80,7 +90,7 @@ class NPUOptimizer(PipelineOptimizer):
                 NarrowVariableGuard(),
             ]
         if is_distributed:
-            stages.insert(1, AllReduce(name))
+            stages[1:1] = _averaging(name, wire_dtype, is_checked=is_loss_scale)
         super().__init__(opt, Pipeline(stages), name)
 
 
@@ -91,20 +101,30 @@ class NPUDistributedOptimizer(PipelineOptimizer):
       optimizer: as `opt` of `NPUOptimizer`.
       is_weight_update_sharding: let every rank update a part of the variables only. Not available yet.
       name: name of this optimizer; "Distributed" and the type name of `optimizer` by default.
+      wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
     Raises:
       TypeError: `optimizer` is not an optimizer.
-      ValueError: `optimizer` itself averages gradients or scales the loss.
+      ValueError: `optimizer` itself averages gradients or scales the loss, or `wire` is no wire format.
       NotImplementedError: `is_weight_update_sharding` is True.
     """
 
-    def __init__(self, optimizer, is_weight_update_sharding=False, name=None):
+    def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none"):
         name = name or "Distributed" + type(optimizer).__name__
         if is_weight_update_sharding:
             raise NotImplementedError(
                 "NPUDistributedOptimizer: is_weight_update_sharding is not available. Every rank updates all "
                 "variables; leave it False."
             )
-        super().__init__(optimizer, Pipeline([AllReduce(name)]), name)
+        wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
+        super().__init__(optimizer, Pipeline(_averaging(name, wire_dtype)), name)
+
+
+def _averaging(name, wire_dtype, is_checked=False):
+    """The stages that average gradients; an overflow that the wire format itself may cause never gets to a variable."""
+    stages = [AllReduce(name, wire_dtype)]
+    if wire_dtype == tf.float16 and not is_checked:
+        stages.append(OverflowCheck(name, is_joint=False))
+    return stages
 
 
 def allreduce(tensor, average=True):

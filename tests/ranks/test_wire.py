@@ -1,0 +1,165 @@
+"""Wire formats on real ranks: 16-bit numbers that are added up in float32, and nothing else that changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import wire
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients import collections
+from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+FORMATS = ("float16", "bfloat16")
+SHAPES = ([3, 5], [], [7], [0, 4], [2, 1, 6])
+
+
+def dynamic():
+    return ExponentialUpdateLossScaleManager(2.0**10, 5, 1, 2, 0.5)
+
+
+WRAPPERS = {
+    "unscaled": lambda opt, wire: NPUOptimizer(opt, is_distributed=True, wire=wire),
+    "scaled": lambda opt, wire: NPUOptimizer(opt, dynamic(), True, True, wire=wire),
+    "tailed": lambda opt, wire: NPUOptimizer(opt, dynamic(), True, True, True, wire=wire),
+    "nested": lambda opt, wire: NPULossScaleOptimizer(NPUDistributedOptimizer(opt, wire=wire), dynamic(), True),
+    "distributed": lambda opt, wire: NPUDistributedOptimizer(opt, wire=wire),
+}
+
+
+def values_of(rank, dtype):
+    """The same numbers a test and a rank know, rounded to the wire's dtype."""
+    random = np.random.RandomState(rank)
+    return [tf.cast(np.float32(random.randn(*shape) * 100), dtype) for shape in SHAPES]
+
+
+@in_graph
+def means(format_name, is_shape_known):
+    """On a rank: the mean of several tensors, as float32 arrays."""
+    communicator, dtype = collective.current(), tf.as_dtype(format_name)
+    with tf1.Session() as session:
+        own = session.run([tf.cast(value, tf.float32) for value in values_of(communicator.rank, dtype)])
+        inputs = [tf1.placeholder(tf.float32, value.shape if is_shape_known else None) for value in own]
+        reduced = wire.mean(communicator, [tf.cast(value, dtype) for value in inputs], "means")
+        return session.run([tf.cast(value, tf.float32) for value in reduced], dict(zip(inputs, own)))
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+@pytest.mark.parametrize("is_shape_known", [True, False])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_the_mean_is_that_of_float32_rounded_once(on_ranks, format_name, is_shape_known, rank_count):
+    dtype = tf.as_dtype(format_name)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        per_rank = [[tf.cast(value, tf.float32) for value in values_of(rank, dtype)] for rank in range(rank_count)]
+        expected = session.run(
+            [tf.cast(tf.cast(tf.add_n(same) / rank_count, dtype), tf.float32) for same in zip(*per_rank)]
+        )
+    for results in on_ranks(rank_count, means, format_name, is_shape_known):
+        for result, value in zip(results, expected):
+            np.testing.assert_array_equal(result, value)
+
+
+def train_own_share(name, wrapper, wire_format, batches):
+    """On a rank: trains on this rank's part of every batch."""
+    communicator = collective.current()
+    shares = [np.array_split(batch, communicator.size)[communicator.rank] for batch in batches]
+    variables, _ = train(lambda: WRAPPERS[wrapper](OPTIMIZERS[name](), wire_format), batches=shares)
+    return variables
+
+
+@pytest.mark.parametrize("wire_format", FORMATS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_training_stays_near_that_of_whole_gradients(on_ranks, wrapper, wire_format):
+    batches = token_batches(10, batch_size=16)
+    whole, _ = train(lambda: NPUOptimizer(OPTIMIZERS["momentum"]()), batches=batches)
+    first, second = on_ranks(2, train_own_share, "momentum", wrapper, wire_format, batches)
+    assert_same_bits(first, second)
+    for variable in ("embedding:0", "kernel:0"):
+        np.testing.assert_allclose(first[variable], whole[variable], rtol=0.05, atol=0.01, err_msg=variable)
+        assert first[variable].tobytes() != whole[variable].tobytes(), "nothing was rounded"
+
+
+def train_with_overflows(wrapper, wire_format, seed):
+    """On a rank: random overflows of this rank, and gradients everywhere that only a 16-bit wire cannot hold."""
+    communicator = collective.current()
+    everywhere, here = np.random.RandomState(seed), np.random.RandomState(seed + 1 + communicator.rank)
+    poisons = []
+    for _ in range(50):
+        poison = here.choice([0.0, np.nan, np.inf], p=[0.9, 0.05, 0.05])
+        poisons.append(everywhere.choice([poison, 300.0, 3e4], p=[0.7, 0.15, 0.15]))
+    batches = token_batches(50, seed=seed + communicator.rank)
+    variables, trace = train(
+        lambda: WRAPPERS[wrapper](OPTIMIZERS["adam"](), wire_format),
+        batches=batches,
+        poisons=poisons,
+        fetch=[collections.STEP_SKIPPED, collections.LOSS_SCALE],
+    )
+    return variables, [(bool(skipped), float(scale)) for skipped, scale in trace]
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+@pytest.mark.parametrize("wire_format", FORMATS)
+def test_ranks_agree_and_tailing_changes_nothing(on_ranks, wire_format, rank_count):
+    outcomes = [
+        outcome
+        for wrapper in ("scaled", "tailed")
+        for outcome in on_ranks(rank_count, train_with_overflows, wrapper, wire_format, 3)
+    ]
+    variables, trace = outcomes[0]
+    for other in outcomes[1:]:
+        assert_same_bits(other[0], variables)
+        assert other[1] == trace
+    assert_all_finite(variables)
+    assert 2 < sum(skipped for skipped, _ in trace) < 48
+
+
+@in_graph
+def one_large_gradient(wrapper, wire_format, gradient):
+    """On a rank: one step of descent by a gradient of this rank; the variable and the global step afterwards."""
+    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
+    own = tf1.placeholder(tf.float32, [2])
+    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), wire_format)
+    train_op = optimizer.minimize(tf.reduce_sum(variable * own), tf1.train.get_or_create_global_step())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {own: np.float32([gradient[collective.current().rank], 1.0])})
+        return session.run([variable, tf1.train.get_global_step()])
+
+
+@pytest.mark.parametrize("wrapper", ["unscaled", "distributed"])
+def test_means_of_numbers_that_fit_do_not_overflow(on_ranks, wrapper):
+    for variable, step in on_ranks(2, one_large_gradient, wrapper, "float16", [65504.0, 65504.0]):
+        np.testing.assert_array_equal(variable, np.float32([-65504.0, -1.0]))
+        assert step == 1
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_does_not_fit_float16_never_gets_to_a_variable(on_ranks, wrapper):
+    for variable, step in on_ranks(2, one_large_gradient, wrapper, "float16", [1e6, 0.0]):
+        np.testing.assert_array_equal(variable, np.float32([0.0, 0.0]))
+        assert step == 0
+
+
+def test_bfloat16_has_the_range_of_float32(on_ranks):
+    for variable, step in on_ranks(2, one_large_gradient, "unscaled", "bfloat16", [2.0**100, 2.0**100]):
+        np.testing.assert_array_equal(variable, np.float32([-(2.0**100), -1.0]))
+        assert step == 1
+
+
+def test_an_unknown_format_is_refused_with_the_choices():
+    for make in (NPUOptimizer, NPUDistributedOptimizer):
+        with pytest.raises(ValueError, match="'none', 'float16', 'bfloat16'; got wire='fp16'"):
+            make(OPTIMIZERS["sgd"](), wire="fp16")
+
+
+def test_one_process_rounds_nothing():
+    bare, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True))
+    rounded, _ = train(lambda: NPUOptimizer(OPTIMIZERS["adam"](), FixedLossScaleManager(8), True, True, wire="float16"))
+    assert_same_bits(rounded, bare)
