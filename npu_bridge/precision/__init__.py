@@ -9,6 +9,13 @@ from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
 from npu_bridge.precision.hook import PrecisionHook
 from npu_bridge.precision.live_session import Build, attach, builds_of, policy_of_last_step
 from npu_bridge.precision.modes import ORIGINAL, Policy
+from npu_bridge.precision.op_lists import (
+    OpLists,
+    register_float_function,
+    register_half_function,
+    register_promote_function,
+)
+from npu_bridge.precision.opt_level import OptLevel, from_opt_level
 from npu_bridge.precision.policy import Precision
 from npu_bridge.precision.switch import Switch
 
@@ -16,12 +23,18 @@ __all__ = [
     "KEEP_DTYPE",
     "ORIGINAL",
     "Build",
+    "OpLists",
+    "OptLevel",
     "Policy",
     "Precision",
     "PrecisionHook",
     "Switch",
     "attach",
     "builds_of",
+    "from_opt_level",
     "mark",
     "policy_of_last_step",
+    "register_float_function",
+    "register_half_function",
+    "register_promote_function",
 ]

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session
@@ -95,8 +95,7 @@ class _PreciseSession:
             return super().partial_run_setup(fetches, feeds)
 
     def _make_callable_from_options(self, callable_options):
-        with self._npu_bridge_precision.configured():
-            return super()._make_callable_from_options(callable_options)
+        return _Callable(self._npu_bridge_precision, callable_options, super()._make_callable_from_options)
 
 
 class _Request:
@@ -131,53 +130,103 @@ class _Request:
         return [reference.deref().name for reference in self.feeds]
 
 
+class _Callable:
+    """What `_make_callable_from_options` gives: here each call follows the precision of the moment.
+
+    TF 1 Keras trains by such callables.
+    """
+
+    def __init__(self, executors: _Executors, options: Any, make: Callable[[Any], Callable]):
+        self._executors, self._options, self._make = executors, options, make
+        self._made: dict[Policy, Callable] = {}
+        find = executors.graph.as_graph_element
+        names = [*options.fetch, *options.target, *(pair.from_tensor for pair in options.tensor_connection)]
+        asked = [element if isinstance(element, tf.Operation) else element.op for element in map(find, names)]
+        self._kind = kind_of(
+            executors.graph, asked, [*options.feed, *(pair.to_tensor for pair in options.tensor_connection)]
+        )
+        if not self._kind.is_training:
+            self._for(executors.policy_of(self._kind))  # so that what is wrong with it is said now
+
+    def __call__(self, *arguments, **keywords):
+        return self._for(self._executors.policy_of(self._kind))(*arguments, **keywords)
+
+    def _for(self, policy):
+        with self._executors.lock:
+            if policy not in self._made:
+                self._made[policy] = self._executors.build(self._kind, policy, self._make_with)
+            return self._made[policy]
+
+    def _make_with(self, more_targets):
+        options = type(self._options)()
+        options.CopyFrom(self._options)
+        options.target.extend(op.name for op in more_targets)
+        return self._make(options)
+
+
 class _Executors:
     """The executors of one session."""
 
     def __init__(self, graph: tf.Graph, precision: Precision):
         self.builds: list[Build] = []
         self.last_training: Policy | None = None
-        self._graph = graph
+        self.graph = graph
+        self.lock = threading.RLock()
         self._precision = precision
         self._marker = _marker(graph) if precision.switch is not None else None
-        self._lock = threading.Lock()
         self._kinds: dict[tuple, RunKind] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
-    def targets_for(self, request: _Request, build: Any) -> list[tf.Operation]:
+    def targets_for(self, request: _Request, build: Callable[[_Request, list], Any]) -> list[tf.Operation]:
         """The targets with which a run gets the executor it should have, which is built if need be."""
         key = request.key
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = request.kind(self._graph)
-        policy = self._precision.policy_of_run(kind)  # may wait for other ranks, so not under the lock
+            kind = self._kinds[key] = request.kind(self.graph)
+        policy = self.policy_of(kind)
+
+        def build_with(more_targets):
+            targets = [*request.targets, *more_targets]
+            build(request, targets)
+            return targets
+
+        with self.lock:
+            if (key, policy) not in self._targets:
+                self._targets[key, policy] = self.build(kind, policy, build_with)
+            return self._targets[key, policy]
+
+    def policy_of(self, kind: RunKind) -> Policy:
+        """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
+        policy = self._precision.policy_of_run(kind)
         if kind.is_training:
             self.last_training = policy
-        with self._lock:
-            if (key, policy) not in self._targets:
-                self._targets[key, policy] = self._build(request, kind, policy, build)
-            return self._targets[key, policy]
+        return policy
+
+    def build(self, kind: RunKind, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+        """Builds an executor under a policy.
+
+        Args:
+          kind, policy: of the run.
+          build_with: builds it with some targets beside its own, and gives what is returned.
+        """
+        precision = self._precision
+        is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
+        more_targets = [*precision.kept_ops(policy, kind), *([self._marker] if is_switched else ())]
+        with self._lists_of(policy):
+            start = time.perf_counter()
+            built = build_with(more_targets)
+            secs = time.perf_counter() - start
+        if is_switched and not any(build.is_training and build.policy == policy for build in self.builds):
+            precision.switch.report(secs)
+        self.builds.append(Build(policy, kind.is_training, secs))
+        return built
 
     def configured(self):
         """A context manager: executors built inside are in the configured precision."""
         return self._lists_of(self._precision.configured)
 
     def _lists_of(self, policy):
-        return environment.temporarily(functools.partial(self._precision.variables, policy, self._graph))
-
-    def _build(self, request, kind, policy, build):
-        precision = self._precision
-        is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
-        kept = precision.kept_ops(policy, kind)
-        targets = [*request.targets, *kept, *([self._marker] if is_switched else ())]
-        with self._lists_of(policy):
-            start = time.perf_counter()
-            build(request, targets)
-            secs = time.perf_counter() - start
-        if is_switched and not any(built.is_training and built.policy == policy for built in self.builds):
-            precision.switch.report(secs)
-        self.builds.append(Build(policy, kind.is_training, secs))
-        return targets
+        return environment.temporarily(functools.partial(self._precision.variables, policy, self.graph))
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:

@@ -12,6 +12,7 @@ from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import exemptions, rewriter
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.precision.modes import FLOAT16, ORIGINAL, Policy, is_permission, policy_of
+from npu_bridge.precision.op_lists import registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.precision.processor import missing_units
 from npu_bridge.precision.run_kind import RunKind
@@ -81,7 +82,8 @@ class Precision:
         """What the environment has to say while an executor of a graph is built under a policy."""
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
-        return rewriter.variables_of(rewriter.lists_of(policy, types, self._mixlist, asked))
+        lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
+        return rewriter.variables_of(lists)
 
     def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""

@@ -122,14 +122,21 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
             say_once(logging.WARNING, text)
 
 
-def lists_of(policy: Policy, types: Iterable[str], mixlist: Mixlist, asked_types: dict[str, str]) -> Lists:
+def lists_of(
+    policy: Policy,
+    types: Iterable[str],
+    mixlist: Mixlist,
+    asked_types: dict[str, str],
+    registered: Mixlist | None = None,
+) -> Lists:
     """The lists that make the rewriter follow a policy.
 
     Args:
       policy: what is wanted.
       types: operator types of the graph.
-      mixlist: changes the user made to them.
+      mixlist: changes the user made to the lists of mixed precision.
       asked_types: dtype by operator type; wins over everything else.
+      registered: changes that go with the graph, for every policy that lowers something; they win over `mixlist`.
     """
     types = frozenset(types)
     allow, infer, deny, removed = set(), set(), set(), set()
@@ -141,6 +148,10 @@ def lists_of(policy: Policy, types: Iterable[str], mixlist: Mixlist, asked_types
         allow = {name for name in types if _computes(name)}
     else:
         removed = set(types)
+    if registered is not None and policy.reach != "nothing":
+        moved = frozenset().union(*registered)
+        allow, infer, deny = allow - moved, infer - moved, deny - moved
+        allow, infer, deny = allow | registered.allowed, infer | registered.following, deny | registered.denied
     lowered = {name for name, dtype in asked_types.items() if dtype != "float32"}
     kept = frozenset(asked_types) - lowered
     allow, infer, deny = (allow | lowered) - kept, infer - lowered - kept, (deny - lowered) | kept
@@ -171,6 +182,20 @@ def types_in(graph: tf.Graph) -> frozenset[str]:
     graph._copy_functions_to_graph_def(functions, 0)  # as_graph_def would copy every constant too
     inside = {node.op for function in functions.library.function for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
+
+
+def has_floating_type(name: str) -> bool:
+    """Whether there is an operator type of this name with an input that may be float16 as well as float32."""
+    definition = _definition(name)
+    if definition is None:
+        return False
+    inputs = {argument.type_attr or argument.type_list_attr for argument in definition.input_arg}
+    for attribute in definition.attr:
+        if attribute.name in inputs:
+            legal = attribute.allowed_values.list.type
+            if not legal or {tf.float16.as_datatype_enum, tf.float32.as_datatype_enum} <= set(legal):
+                return True
+    return False
 
 
 def _computes(name: str) -> bool:
