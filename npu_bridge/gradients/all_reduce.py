@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import fragments, wire
+from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows, values_of
-from npu_bridge.gradients.overlap import ready_to_travel
+from npu_bridge.gradients.overlap import may_overlap, ready_to_travel
 from npu_bridge.gradients.readiness import fragments_of
 from npu_bridge.gradients.stage import Stage
 
@@ -37,6 +38,17 @@ class AllReduce(Stage):
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self._name = name
         self._wire_dtype = wire_dtype
+
+    def describe(self, step, plan):
+        if collective.current().size == 1:
+            return
+        plan.owner = self._name
+        plan.gradients = [_description(grad, variable) for grad, variable in step.grads_and_vars]
+        plan.fragments = fragments_of(
+            [grad for grad, _ in step.grads_and_vars], [gradient.name for gradient in plan.gradients]
+        )
+        plan.settings["wire"] = "none" if self._wire_dtype is None else self._wire_dtype.name
+        plan.settings["hcom_parallel"] = may_overlap()
 
     def local(self, step):
         if self._wire_dtype is not None and collective.current().size > 1:
@@ -140,6 +152,15 @@ class _Rounded(_AsItIs):
     def gather(self, grad, name):
         gathered = self._gather_weighted(grad, 1.0, name)
         return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self._communicator.size)
+
+
+def _description(grad, variable):
+    """What other ranks must have alike in one gradient."""
+    shape = str(tuple(variable.shape)) if variable.shape.rank is not None else "unknown"
+    if grad is None:
+        return Gradient(variable.name, shape, "no gradient", "")
+    kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
+    return Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
 def _like(grad, reduced):

@@ -31,6 +31,10 @@ class LossScaling(Stage):
         step.multiplied_by(step.loss_scale)
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
 
+    def describe(self, step, plan):
+        plan.settings["loss_scale_manager"] = type(self._manager).__name__
+        plan.settings.update(getattr(self._manager, "agreed_constants", dict)())
+
     def scale(self, loss, step):
         return loss * tf.cast(step.loss_scale, loss.dtype)
 

@@ -38,6 +38,11 @@ class OverflowCheck(Stage):
         self._judges_local = judges_local
         self._decides_early = decides_early
 
+    def describe(self, step, plan):
+        if self._is_joint and collective.current().size > 1:
+            plan.owner = self._name
+            plan.settings["is_tailing_optimization"] = self._decides_early
+
     def local(self, step):
         if not self._judges_local or collective.current().size == 1:
             return

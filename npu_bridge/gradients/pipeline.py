@@ -7,6 +7,9 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge import collective
+from npu_bridge.collective import agreement
+from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage, Step
 
 
@@ -31,6 +34,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage]):
         self._stages = tuple(stages)
+        self._has_compared = False
         communicating = [type(stage).__name__ for stage in self._stages if stage.communicates]
         if len(communicating) > 1:
             raise ValueError(
@@ -73,14 +77,31 @@ class Pipeline:
           grads_and_vars: pairs of (gradient or None, variable).
         Returns:
           List of pairs in the same order; a None stays None, a sparse gradient stays sparse.
+        Raises:
+          RanksDisagreeError: another rank is about to reduce something else.
         Ranks: collective when a stage communicates.
         """
         step.grads_and_vars = list(grads_and_vars)
+        self._compare_with_other_ranks(step)
         for hook in ("local", "reduce", "reduced"):
             for stage in self._stages:
                 getattr(stage, hook)(step)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
+
+    def _compare_with_other_ranks(self, step):
+        # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
+        # ranks than on others: then only the first time counts.
+        is_graph = building_graph()
+        if self._has_compared and not is_graph:
+            return
+        self._has_compared = True
+        plan = agreement.Plan(has_numbered_names=not is_graph)
+        for stage in self._stages:
+            stage.describe(step, plan)
+        if plan.owner:
+            ranks = collective.current()
+            agreement.of_this_process().check(plan, ranks.rank, ranks.size)
 
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
         """Runs the update, or does not, as the stages decide; then moves their state on.

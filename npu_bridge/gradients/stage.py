@@ -7,6 +7,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.collective.agreement import Plan
+
 
 @dataclasses.dataclass
 class Step:
@@ -79,6 +81,9 @@ class Stage:
     def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
         """Changes the loss before it is differentiated."""
         return loss
+
+    def describe(self, step: Step, plan: Plan) -> None:
+        """Writes down what other ranks must do alike, before anything is transferred; names the plan's owner if so."""
 
     def local(self, step: Step) -> None:
         """Works on this rank's gradients before any communication."""

@@ -24,6 +24,8 @@ _ECHOES = (
 # How TensorFlow 2.15 names the op that failed: in graphs below the reason, eagerly behind it.
 _NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
 _EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
+# How it introduces the frames of an error in the Python code of a function, above the reason.
+_IN_FUNCTION = "in user code:"
 _FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
 
 
@@ -66,6 +68,9 @@ def _summary(error: BaseException) -> tuple[str, str]:
     name = type(error).__name__
     lines = [line for line in traceback.format_exception_only(type(error), error)[-1].splitlines() if line.strip()]
     lines = lines or [name]
+    if lines[0].endswith(_IN_FUNCTION):
+        lines = [_reason_in_function(lines)]
+        name = lines[0].partition(":")[0]
     # TensorFlow's own errors are many lines: the reason stands just above the node.
     for above, line in zip(lines, lines[1:]):
         node = _NODE.search(line)
@@ -79,6 +84,19 @@ def _summary(error: BaseException) -> tuple[str, str]:
         reason = reason[: eager_op.start()] + (f" (in {tensor})" if tensor else "")
         return f"{name}: {reason}", tensor
     return (f"{name}: {reason}" if reason else lines[0].strip()) + (" ..." if len(lines) > 1 else ""), ""
+
+
+def _reason_in_function(lines: list[str]) -> str:
+    """The reason below the frames of an error in a function; of several levels, the innermost."""
+    start = max(number for number, line in enumerate(lines) if line.endswith(_IN_FUNCTION)) + 1
+    frame_indent = None
+    for line in lines[start:]:
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith('File "'):
+            frame_indent = indent
+        elif frame_indent is None or indent <= frame_indent:
+            return line.strip()
+    return lines[0].strip()
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -21,6 +21,32 @@ EAGER = (
     "{{function_node __wrapped__HorovodAllreduce_device_/job:localhost}} Horovod has been shut down. "
     "[Op:HorovodAllreduce] name: HorovodAllreduce_x"
 )
+IN_FUNCTION = """in user code:
+
+    File "train.py", line 11, in step  *
+        return inner(x)
+    File "train.py", line 7, in inner  *
+
+    ValueError: bad
+    and more
+"""
+IN_LAYER = """in user code:
+
+    File "keras/training.py", line 1150, in train_step
+        y_pred = self(x, training=True)
+
+    ValueError: Exception encountered when calling layer 'top' (type Top).
+    
+    in user code:
+    
+        File "train.py", line 14, in call  *
+            raise KeyError("deep reason")
+    
+        KeyError: 'deep reason'
+    
+    Call arguments received by layer 'top' (type Top):
+      * x=tf.Tensor(shape=(None, 2), dtype=float32)
+"""  # noqa: W293 - as Keras writes it
 
 
 class UnknownError(Exception):
@@ -59,6 +85,9 @@ def report(error):
             "HorovodAllreduce_x",
             True,
         ),
+        (UnknownError(IN_FUNCTION), "ValueError: bad", "", False),
+        (ValueError(IN_LAYER), "KeyError: 'deep reason'", "", False),
+        (ValueError("in user code:"), "ValueError: in user code:", "", False),
         (UnknownError("[/gloo/transport/tcp/pair.cc] Connection closed by peer"), None, "", True),
         (HorovodInternalError("a peer is gone"), None, "", True),
     ],

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.graph_mode import building_graph
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
@@ -34,7 +35,12 @@ class LossScaleManager(tf.Module, abc.ABC):
           The op to run in a TF 1 graph; None when executed eagerly.
         """
 
+    def agreed_constants(self) -> dict:
+        """Numbers by name that must be the same on every rank; ranks that differ are told so before they train."""
+        return {}
 
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class FixedLossScaleManager(LossScaleManager):
     """A loss scale that never changes.
 
@@ -57,12 +63,27 @@ class FixedLossScaleManager(LossScaleManager):
 
     def get_loss_scale(self):
         """The fixed scale, a float32 scalar of the graph being built."""
-        if not tf.executing_eagerly() and getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
+        if not building_graph():
+            return self._constant()  # not kept: what is made in a function cannot be used outside of it
+        if getattr(self._tensor, "graph", None) is not tf.compat.v1.get_default_graph():
             self._tensor = self._constant()  # made elsewhere: eagerly, or in a graph that is gone
         return self._tensor
 
     def _constant(self):
         return tf.constant(self._value, dtype=tf.float32, name="loss_scale")
+
+    def agreed_constants(self):
+        """The arguments of the constructor."""
+        return {"loss_scale": self._value, "enable_overflow_check": bool(self._enable_overflow_check)}
+
+    def get_config(self):
+        """What Keras saves with a model: the arguments of the constructor."""
+        return self.agreed_constants()
+
+    @classmethod
+    def from_config(cls, config):
+        """The counterpart of `get_config`."""
+        return cls(**config)
 
     def get_enable_overflow_check(self) -> bool:
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
@@ -87,6 +108,7 @@ class ScaleState(NamedTuple):
     bad_steps: Any
 
 
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class ExponentialUpdateLossScaleManager(LossScaleManager):
     """A loss scale that grows while gradients stay usable and shrinks when they overflow.
 
@@ -119,17 +141,37 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         _check_step_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         _check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
         _check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
+        self._init_loss_scale = float(init_loss_scale)
         self._incr_every_n_steps = incr_every_n_steps
         self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
         self._incr_ratio = incr_ratio
         self._decr_ratio = decr_ratio
-        self._loss_scale = _state_variable(float(init_loss_scale), tf.float32, "loss_scale")
+        self._loss_scale = _state_variable(self._init_loss_scale, tf.float32, "loss_scale")
         self._good_steps = _state_variable(0, tf.int32, "good_steps")
         self._bad_steps = _state_variable(0, tf.int32, "bad_steps")
 
     def get_loss_scale(self):
         """The current scale, a float32 scalar."""
         return tf.convert_to_tensor(self._loss_scale)
+
+    def agreed_constants(self):
+        """The arguments of the constructor."""
+        return {
+            "init_loss_scale": self._init_loss_scale,
+            "incr_every_n_steps": int(self._incr_every_n_steps),
+            "decr_every_n_nan_or_inf": int(self._decr_every_n_nan_or_inf),
+            "incr_ratio": float(self._incr_ratio),
+            "decr_ratio": float(self._decr_ratio),
+        }
+
+    def get_config(self):
+        """What Keras saves with a model: the arguments of the constructor. The state is saved as variables."""
+        return self.agreed_constants()
+
+    @classmethod
+    def from_config(cls, config):
+        """The counterpart of `get_config`."""
+        return cls(**config)
 
     def update_loss_scale(self, finite_grads):
         """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""

@@ -1,0 +1,231 @@
+"""Whether all ranks are about to reduce the same: compared when an optimizer is built, not when ranks already wait.
+
+A collective that ranks build differently waits for ever, fails far from its cause, or adds up what does not belong
+together. So a rank posts what it will transfer on the job's noticeboard and looks at what others have posted. That
+adds nothing to a graph and waits for nobody: ranks other than 0 look at rank 0's post, rank 0 looks at all that are
+there. Each posts before it looks, so of rank 0 and any other one the later sees the earlier, however they race.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import http.client
+import itertools
+import json
+import logging
+import re
+from typing import Any, NamedTuple
+
+from npu_bridge.collective.noticeboard import Noticeboard
+from npu_bridge.options import environment
+
+_LOG = logging.getLogger(__name__)
+# The number that Keras gives to a name it has seen before.
+_NAME_NUMBER = re.compile(r"_(\d+)(?=[/:]|$)")
+
+
+class RanksDisagreeError(RuntimeError):
+    """Two ranks would reduce different things, or decide about steps differently."""
+
+    # TensorFlow 2.15 turns what is raised while a function is traced into an error of its own, unless it says this.
+    ag_pass_through = True
+
+
+class Gradient(NamedTuple):
+    """One gradient of a plan.
+
+    Attributes:
+      name: of the variable it is the gradient of.
+      shape: of that variable, as text.
+      kind: "a dense gradient", "a sparse gradient" or "no gradient".
+      dtype: name of the gradient's dtype; "" where there is none.
+    """
+
+    name: str
+    shape: str
+    kind: str
+    dtype: str
+
+
+@dataclasses.dataclass
+class Plan:
+    """What one rank will transfer for one optimizer.
+
+    Attributes:
+      owner: name of the optimizer; empty when nothing is transferred.
+      gradients: what is reduced, in the order of the variables.
+      fragments: positions in `gradients`, one list per transfer, in the order they become ready.
+      settings: what every rank must set alike, by name: texts, numbers and booleans.
+      has_numbered_names: names were given by Keras, which numbers them through the whole life of a process: a rank
+        that has built another model before has other numbers, and that is fine.
+    """
+
+    owner: str = ""
+    gradients: list[Gradient] = dataclasses.field(default_factory=list)
+    fragments: list[list[int]] = dataclasses.field(default_factory=list)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    has_numbered_names: bool = False
+
+    def to_text(self) -> str:
+        """The plan as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Plan:
+        """The plan that `to_text` wrote."""
+        plan = cls(**json.loads(text))
+        plan.gradients = [Gradient(*gradient) for gradient in plan.gradients]
+        return plan
+
+
+class Difference(NamedTuple):
+    """The first thing in which two plans differ: the parts of a message."""
+
+    problem: str
+    expected: str
+    got: str
+    mend: str
+
+
+class Agreements:
+    """The plans this rank has posted. The n-th plan of one rank is compared with the n-th of another."""
+
+    def __init__(self):
+        self._count = 0
+
+    def check(self, plan: Plan, rank: int, size: int) -> None:
+        """Posts a plan and compares it with what other ranks have posted; does nothing where there is no board.
+
+        Three requests to the job's own server, on rank 0 one more for every other rank.
+
+        Raises:
+          RanksDisagreeError: another rank plans something else. One of two such ranks finds out, or both.
+        Ranks: local; every rank calls this in the same order.
+        """
+        number, self._count = self._count, self._count + 1
+        # In an elastic job a rank that joins later counts from 0.
+        if not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+            return
+        try:
+            found = _post_and_look(plan, number, rank, size)
+        except (OSError, http.client.HTTPException) as error:
+            # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
+            _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
+            return
+        if found is not None:
+            other, (problem, expected, got, mend) = found
+            raise RanksDisagreeError(
+                f"{plan.owner}: rank {other} and rank 0 {problem}. Expected {expected} as on rank 0; got {got}. {mend}"
+            )
+
+
+@functools.cache
+def of_this_process() -> Agreements:
+    """The plans posted by this process; what is counted is the life of a rank, as in `groups.of_this_process`."""
+    return Agreements()
+
+
+def difference(reference: Plan, plan: Plan) -> Difference | None:
+    """The first thing in which a plan differs from that of rank 0, the cause before its consequences; None for nothing.
+
+    Args:
+      reference: the plan of rank 0.
+      plan: that of another rank.
+    """
+    if reference.owner != plan.owner:
+        return Difference(
+            "would use different optimizers", reference.owner, plan.owner, "Build the same optimizer on every rank."
+        )
+    return (
+        _difference_of_gradients(reference, plan)
+        or _difference_of_settings(reference.settings, plan.settings)
+        or _difference_of_fragments(reference, plan)
+    )
+
+
+def _post_and_look(plan, number, rank, size):
+    """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
+    texts, digests = Noticeboard(f"plan_{number}"), Noticeboard(f"plan_{number}_digest")
+    text = plan.to_text()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    texts.sign(rank, text)
+    digests.sign(rank, digest)
+    for other in range(1, size) if rank == 0 else [0]:
+        if digests.read(other) not in (None, digest):
+            theirs = Plan.from_text(texts.read(other))
+            found = difference(plan, theirs) if rank == 0 else difference(theirs, plan)
+            if found is not None:
+                return max(rank, other), found
+    return None
+
+
+def _difference_of_gradients(reference, plan):
+    problem, mend = "would reduce different gradients", "Build the same model on every rank."
+    expected, actual = _by_label(reference), _by_label(plan)
+    for label, gradient in expected.items():
+        if label not in actual:
+            return Difference(
+                problem, f"the variable {gradient.name} of shape {gradient.shape}", "no such variable", mend
+            )
+    for label, gradient in actual.items():
+        if label not in expected:
+            return Difference(problem, "the same variables", f"{gradient.name} of shape {gradient.shape} as well", mend)
+    for label, gradient in expected.items():
+        for what, right, wrong in zip(("the shape ", "", "the dtype "), gradient[1:], actual[label][1:]):
+            if right != wrong:
+                return Difference(problem, f"{what}{right} of {gradient.name}", wrong, mend)
+    for place, (right, wrong) in enumerate(zip(expected, actual)):
+        if right != wrong:
+            return Difference(problem, f"{expected[right].name} as variable number {place}", actual[wrong].name, mend)
+    return None
+
+
+def _by_label(plan):
+    """The gradients in their order, by what stands for the same variable on every rank."""
+    names = [gradient.name for gradient in plan.gradients]
+    numbers = [tuple(map(int, _NAME_NUMBER.findall(name))) for name in names]
+    stems = [_NAME_NUMBER.sub("", name) if plan.has_numbered_names else name for name in names]
+    seen: collections.Counter = collections.Counter()
+    labels: dict[int, tuple] = {}
+    for position in sorted(range(len(names)), key=lambda position: (numbers[position], position)):
+        labels[position] = (stems[position], seen[stems[position]])
+        seen[stems[position]] += 1
+    return {labels[position]: gradient for position, gradient in enumerate(plan.gradients)}
+
+
+def _difference_of_settings(reference, settings):
+    for name in {**reference, **settings}:
+        if reference.get(name) != settings.get(name):
+            expected, got = (f"{name}={of[name]}" if name in of else f"no {name}" for of in (reference, settings))
+            return Difference("were set up differently", expected, got, "Pass every rank the same settings.")
+    return None
+
+
+def _difference_of_fragments(reference, plan):
+    order, other_order = (list(itertools.chain(*of.fragments)) for of in (reference, plan))
+    for place, (right, wrong) in enumerate(zip(order, other_order)):
+        if right != wrong:
+            return Difference(
+                "would reduce gradients in a different order",
+                f"{reference.gradients[right].name} as number {place}",
+                plan.gradients[wrong].name,
+                "Build the model in the same order on every rank.",
+            )
+    numbers, other_numbers = _fragment_numbers(reference), _fragment_numbers(plan)
+    for position in order:
+        if numbers[position] != other_numbers[position]:
+            return Difference(
+                "cut gradients into different fragments",
+                f"{reference.gradients[position].name} in fragment {numbers[position]} of {len(reference.fragments)}",
+                f"fragment {other_numbers[position]} of {len(plan.fragments)}",
+                "Set the same split strategy on every rank, before the optimizer is used.",
+            )
+    return None
+
+
+def _fragment_numbers(plan):
+    """The fragment each gradient travels in, counted from 0, by the gradient's position."""
+    return {position: number for number, fragment in enumerate(plan.fragments) for position in fragment}

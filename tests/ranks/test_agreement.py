@@ -1,0 +1,206 @@
+"""Real ranks that build different things are told so before they reduce anything; ranks that may differ are not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import groups
+from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """How a rank builds its model and its optimizer."""
+
+    names: tuple = ("kernel", "bias")
+    bias_shape: tuple = (4,)
+    dtype: str = "float32"
+    is_sparse: bool = False
+    uses_bias: bool = True
+    scale: float = 1024.0
+    is_dynamic: bool = False
+    is_tailing: bool = False
+    wire: str = "none"
+    optimizer: str = "NPUOptimizer"
+    last_indices: tuple = ()
+
+
+# What rank 1 does otherwise, and what the sentence must say of it.
+DIFFERENCES = {
+    "missing variable": (Build(names=("kernel",)), "the variable bias:0 of shape (4,)", "no such variable"),
+    "one more variable": (Build(names=("kernel", "bias", "new")), "the same variables", "new:0 of shape (4,) as well"),
+    "other name": (Build(names=("kernel", "beta")), "the variable bias:0", "no such variable"),
+    "other order": (Build(names=("bias", "kernel")), "kernel:0 as variable number 0", "bias:0"),
+    "shape": (Build(bias_shape=(5,)), "the shape (4,) of bias:0", "(5,)"),
+    "dtype": (Build(dtype="float64"), "the dtype float32 of kernel:0", "float64"),
+    "sparse": (Build(is_sparse=True), "a dense gradient of kernel:0", "a sparse gradient"),
+    "unused": (Build(uses_bias=False), "a dense gradient of bias:0", "no gradient"),
+    "manager": (
+        Build(is_dynamic=True),
+        "loss_scale_manager=FixedLossScaleManager",
+        "loss_scale_manager=ExponentialUpdateLossScaleManager",
+    ),
+    "scale": (Build(scale=512.0), "loss_scale=1024.0", "loss_scale=512.0"),
+    "tailing": (Build(is_tailing=True), "is_tailing_optimization=False", "is_tailing_optimization=True"),
+    "wire": (Build(wire="float16"), "wire=none", "wire=float16"),
+    "optimizer": (
+        Build(optimizer="NPUDistributedOptimizer"),
+        "NPUOptimizerGradientDescentOptimizer",
+        "DistributedGradientDescentOptimizer",
+    ),
+    "split strategy": (Build(last_indices=(0, 1)), "bias:0 in fragment 0 of 1", "fragment 1 of 2"),
+}
+
+
+def build(how):
+    """Makes a small model in a graph of its own and takes its gradients; gives the sentence of the error, or None."""
+    strategies = groups.of_this_process().strategies
+    if how.last_indices:
+        strategies.set_last_indices(groups.WORLD, how.last_indices)
+    try:
+        with tf.Graph().as_default():
+            shapes = {"kernel": [3, 4], "bias": how.bias_shape}
+            variables = [tf1.get_variable(name, shapes.get(name, [4]), how.dtype) for name in how.names]
+            loss = tf.add_n([_term(variable, how) for variable in variables])
+            _optimizer(how).compute_gradients(loss, var_list=variables)
+        return None
+    except RanksDisagreeError as error:
+        return str(error)
+    finally:
+        strategies.forget(groups.WORLD)
+
+
+def _term(variable, how):
+    if variable.op.name == "bias" and not how.uses_bias:
+        return tf.constant(0.0, how.dtype)
+    is_sparse = how.is_sparse and variable.op.name == "kernel"
+    return tf.reduce_sum(tf.nn.embedding_lookup(variable, [0, 1]) if is_sparse else tf.square(variable))
+
+
+def _optimizer(how):
+    inner = tf1.train.GradientDescentOptimizer(0.1)
+    if how.optimizer == "NPUDistributedOptimizer":
+        return NPUDistributedOptimizer(inner)
+    manager = ExponentialUpdateLossScaleManager(how.scale, 5) if how.is_dynamic else FixedLossScaleManager(how.scale)
+    return NPUOptimizer(inner, manager, True, True, how.is_tailing, wire=how.wire)
+
+
+def build_in_turns(rank_1_builds):
+    """On a rank: builds once for each case, as everybody else does or, on rank 1, otherwise."""
+    rank = collective.current().rank
+    return [build(other if rank == 1 else Build()) for other in rank_1_builds]
+
+
+def test_every_difference_is_found_at_construction_and_names_the_ranks_and_both_sides(on_ranks):
+    cases = [None, *DIFFERENCES]
+    both = list(zip(*on_ranks(2, build_in_turns, [Build(), *(other for other, _, _ in DIFFERENCES.values())])))
+    for case, sentences in zip(cases, both):
+        if case is None:
+            assert sentences == (None, None)
+            continue
+        _, expected, got = DIFFERENCES[case]
+        assert any(sentences), case
+        for sentence in filter(None, sentences):
+            assert "Optimizer: rank 1 and rank 0 " in sentence, case
+            assert f"Expected {expected}" in sentence and f"got {got}" in sentence, f"{case}: {sentence}"
+            assert sentence.endswith(("on every rank.", "before the optimizer is used.", "same settings.")), case
+            assert len(sentence) < 300, "longer than the launcher's last line can hold"
+
+
+@in_graph
+def nested_with_other_managers():
+    """On a rank: the reduction is alike, the loss scale around it is not."""
+    rank = collective.current().rank
+    variable = tf1.get_variable("variable", [2])
+    optimizer = NPULossScaleOptimizer(
+        NPUDistributedOptimizer(tf1.train.AdamOptimizer()), FixedLossScaleManager(2.0**rank), is_distributed=True
+    )
+    try:
+        optimizer.compute_gradients(tf.reduce_sum(tf.square(variable)))
+    except RanksDisagreeError as error:
+        return str(error)
+
+
+def test_loss_scaling_around_a_distributed_optimizer_is_compared_too(on_ranks):
+    sentences = list(filter(None, on_ranks(2, nested_with_other_managers)))
+    assert sentences
+    for sentence in sentences:
+        assert sentence.startswith("NPULossScaleOptimizer") and "Expected loss_scale=1.0 as on rank 0" in sentence
+
+
+@in_graph
+def alone_with_own_manager():
+    """On a rank: every rank trains for itself, with a scale of its own."""
+    rank = collective.current().rank
+    variable = tf1.get_variable("variable", [2 + rank])
+    optimizer = NPULossScaleOptimizer(tf1.train.AdamOptimizer(), FixedLossScaleManager(2.0**rank))
+    train_op = optimizer.minimize(tf.reduce_sum(tf.square(variable)))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+    return True
+
+
+def test_ranks_that_do_not_share_anything_may_differ(on_ranks):
+    assert on_ranks(2, alone_with_own_manager) == [True, True]
+
+
+def functions_traced_unequally_often():
+    """On a rank: another model first, a function traced for every length of batch, and eager steps in between."""
+    ranks = collective.current()
+    for _ in range(ranks.rank):
+        tf.keras.layers.Dense(3).build([None, 4])  # on rank 1 the next layers get other numbers
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(3)])
+    model.build([None, 4])
+    name = "traced"
+    manager = FixedLossScaleManager(8)
+    pipeline = Pipeline([LossScaling(manager), AllReduce(name), OverflowCheck(name, True, judges_local=True)])
+
+    step = tf.function(_gradients, autograph=False)
+    for length in [4, 4, 4] if ranks.rank == 0 else [4, 2, 3]:
+        step(pipeline, model, tf.ones([length, 4]))
+    return [np.shape(gradient) for gradient in _gradients(pipeline, model, tf.ones([4, 4]))]
+
+
+def _gradients(pipeline, model, features):
+    step = pipeline.begin()
+    with tf.GradientTape() as tape:
+        loss = pipeline.scale(tf.reduce_sum(model(features)), step)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    return [grad for grad, _ in pipeline.combine(step, zip(gradients, model.trainable_variables))]
+
+
+def test_functions_may_be_traced_and_layers_numbered_differently(on_ranks):
+    for shapes in on_ranks(2, functions_traced_unequally_often):
+        assert shapes == [(4, 3), (3,), (3, 3), (3,)]
+
+
+def traced_with_other_shapes():
+    """On a rank: traces a Keras step, without running it, whose layer is wider on rank 1."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3 + collective.current().rank, name="top")])
+    model.build([None, 4])
+    pipeline = Pipeline([AllReduce("traced_only")])
+    try:
+        tf.function(_gradients).get_concrete_function(pipeline, model, tf.ones([2, 4]))
+    except RanksDisagreeError as error:
+        return str(error)
+
+
+def test_a_keras_step_is_compared_while_it_is_traced(on_ranks):
+    sentences = list(filter(None, on_ranks(2, traced_with_other_shapes)))
+    assert sentences
+    for sentence in sentences:
+        assert "Expected the shape (4, 3) of top/kernel:0 as on rank 0; got (4, 4)." in sentence
