@@ -7,6 +7,7 @@ rewriter, which `rewriter.py` steers.
 
 from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
 from npu_bridge.precision.hook import PrecisionHook
+from npu_bridge.precision.keras_callback import AccelerateTrainCallback
 from npu_bridge.precision.live_session import Build, attach, builds_of, policy_of_last_step
 from npu_bridge.precision.modes import ORIGINAL, Policy
 from npu_bridge.precision.op_lists import (
@@ -20,6 +21,7 @@ from npu_bridge.precision.policy import Precision
 from npu_bridge.precision.switch import Switch
 
 __all__ = [
+    "AccelerateTrainCallback",
     "KEEP_DTYPE",
     "ORIGINAL",
     "Build",

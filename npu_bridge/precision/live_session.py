@@ -57,6 +57,11 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
     session.__class__ = type(type(session).__name__, (_PreciseSession, type(session)), {})
 
 
+def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
+    """The precision an attached session follows; None for other sessions."""
+    return session._npu_bridge_precision.precision if isinstance(session, _PreciseSession) else None
+
+
 def builds_of(session: tf.compat.v1.Session) -> list[Build]:
     """The executors an attached session has built so far, in order; empty for other sessions."""
     return list(session._npu_bridge_precision.builds) if isinstance(session, _PreciseSession) else []
@@ -172,7 +177,7 @@ class _Executors:
         self.last_training: Policy | None = None
         self.graph = graph
         self.lock = threading.RLock()
-        self._precision = precision
+        self.precision = precision
         self._marker = _marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, RunKind] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
@@ -197,7 +202,7 @@ class _Executors:
 
     def policy_of(self, kind: RunKind) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
-        policy = self._precision.policy_of_run(kind)
+        policy = self.precision.policy_of_run(kind)
         if kind.is_training:
             self.last_training = policy
         return policy
@@ -209,7 +214,7 @@ class _Executors:
           kind, policy: of the run.
           build_with: builds it with some targets beside its own, and gives what is returned.
         """
-        precision = self._precision
+        precision = self.precision
         is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
         more_targets = [*precision.kept_ops(policy, kind), *([self._marker] if is_switched else ())]
         with self._lists_of(policy):
@@ -223,10 +228,10 @@ class _Executors:
 
     def configured(self):
         """A context manager: executors built inside are in the configured precision."""
-        return self._lists_of(self._precision.configured)
+        return self._lists_of(self.precision.configured)
 
     def _lists_of(self, policy):
-        return environment.temporarily(functools.partial(self._precision.variables, policy, self.graph))
+        return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:

@@ -77,15 +77,16 @@ class Switch:
                 )
             return True
 
-    def report(self, build_secs: float) -> None:
+    def report(self, secs: float, what_took: str = "building it") -> None:
         """Tells people that the switch has happened, and how long the new executor took."""
         texts = {word: environment.read_variable(name) for word, name in (("step", "STEP_NOW"), ("loss", "LOSS_NOW"))}
         where = ", ".join(f"{word} {text}" for word, text in texts.items() if text)
         self._say(
-            "precision: %s from here on (%s); building it took %.2f s.",
+            "precision: %s from here on (%s); %s took %.2f s.",
             self._original,
             where or "progress counted by the global step",
-            build_secs,
+            what_took,
+            secs,
         )
 
     def _judge(self) -> Verdict:
