@@ -19,10 +19,9 @@ from npu_bridge import __version__
 from npu_bridge.launch.doctor import doctor
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.hosts import Plan, plan_job
-from npu_bridge.launch.local_ranks import Outcome, run_local_ranks
+from npu_bridge.launch.job import Outcome, run_ranks
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
-from npu_bridge.launch.remote_ranks import become_horovods_launcher, remote_command, run_remote_ranks
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
@@ -100,17 +99,9 @@ def run_script(
             click.echo(f"npu-run: {plan.size} rank(s) of {script} on {where}", err=True)
         sys.stdout.flush()
         given = list(arguments)
-        if not plan.is_local:
-            if stall_secs is not None:
-                raise LaunchError("--stall-secs needs all ranks on this machine. Leave it out.")
-            command = remote_command(script, given, plan, log_dir, verbose)
-            if not restarts:
-                become_horovods_launcher(command)
-            run = functools.partial(run_remote_ranks, command)
-        else:
-            if plan.size == 1 and log_dir is None and not restarts:
-                _run_alone(script, given, plan)
-            run = functools.partial(run_local_ranks, script, given, plan.size, plan.devices, log_dir, stall_secs)
+        if plan.is_local and plan.size == 1 and log_dir is None and not restarts:
+            _run_alone(script, given, plan)
+        run = functools.partial(run_ranks, script, given, plan, log_dir, stall_secs)
         code = _run_again(run, restarts)
     except LaunchError as error:
         click.echo(f"npu-run: {error}", err=True)

@@ -19,7 +19,7 @@ SETTLE_SECS = 0.3
 # A death by signal is noticed when the process is collected, an exception is dated when it is raised: an
 # exception up to this much earlier may already be the consequence of the death.
 _SIGNAL_LEAD_SECS = 1.0
-_SUMMARY_CHARACTERS = 200
+_SUMMARY_CHARACTERS = 320
 
 
 class Ending(NamedTuple):
@@ -34,6 +34,7 @@ class Ending(NamedTuple):
       trace: its traceback, or its last output when it could not report.
       is_echo: the failure only says that another rank is gone.
       tensor: the op its exception is about, or "".
+      loss: why nobody knows how it ended: its host cannot be reached any more. "" when it is known.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Ending(NamedTuple):
     trace: str = ""
     is_echo: bool = False
     tensor: str = ""
+    loss: str = ""
 
 
 def first_failure(endings: list[Ending]) -> Ending | None:
@@ -69,6 +71,8 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
         how = f"was killed by {name}"
         if cause.signal_number == signal.SIGKILL:
             how += " (by hand, or by the system because memory ran out)"
+    elif cause.loss:
+        how = f"was lost: {cause.loss}"
     elif cause.summary:
         how = f"ended with {_shortened(cause.summary)}"
     else:

@@ -41,10 +41,16 @@ class RankLink:
         with contextlib.suppress(OSError):
             os.write(self._file, json.dumps(message).encode() + b"\n")
 
+    def _is_asked(self) -> bool:
+        """Whether the launcher has asked for something; else it is gone, perhaps with messages it has not read."""
+        with contextlib.suppress(ConnectionResetError):
+            return bool(os.read(self._file, 1))
+        return False
+
     def _attend(self) -> None:
         while True:
             if select.select([self._file], [], [], _LOOK_SECS)[0]:
-                if not os.read(self._file, 1):
+                if not self._is_asked():
                     _end_this_rank()
                 _leave_horovod()
             news = self._standstill.look(time.monotonic())

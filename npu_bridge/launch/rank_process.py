@@ -1,27 +1,23 @@
-"""One rank as a process: started in its own session, watched through a link, stopped with all it started."""
+"""One rank as a process of this machine: a session of its own, watched through a link, stopped with all it started."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
-import functools
-import json
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 from npu_bridge.launch.first_failure import Ending
 from npu_bridge.launch.rank_log import RankLog
-from npu_bridge.launch.rank_output import JointStream, RankOutput
-from npu_bridge.launch.stall import Still
+from npu_bridge.launch.rank_output import JointStream
 from npu_bridge.launch.terminal import open_terminal_like
+from npu_bridge.launch.watched_rank import WatchedRank
 
-__all__ = ["RankProcess", "rank_command"]
+__all__ = ["RankProcess", "is_stopped", "rank_command", "signal_group"]
 
 _CHUNK_BYTES = 65536
 
@@ -40,7 +36,20 @@ def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (),
     return [sys.executable, "-m", "npu_bridge.launch.rank_main", *options, script, *arguments]
 
 
-class RankProcess:
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal, as far as the system tells."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Sends a signal to a rank and to every process it started and that has not left its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class RankProcess(WatchedRank):
     """A running rank.
 
     Args:
@@ -59,15 +68,9 @@ class RankProcess:
         streams: dict[str, JointStream],
         log: RankLog | None = None,
     ):
-        self.rank = rank
-        self.ending: Ending | None = None
-        self.still: Still | None = None
-        self._report: dict[str, Any] = {}
-        self._unread = b""
-        self._log = log
+        super().__init__(rank, log)
         self._link, rank_end = socket.socketpair()
-        self._outputs: dict[int, RankOutput] = {}
-        self._tail: collections.deque[str] = collections.deque()
+        self._pipes: dict[int, str] = {}
         with rank_end, contextlib.ExitStack() as theirs:
             files = {name: self._open(name, joint, theirs) for name, joint in streams.items()}
             self._process = subprocess.Popen(
@@ -92,10 +95,8 @@ class RankProcess:
         else:
             ours, their_end = os.pipe()
         theirs.callback(os.close, their_end)
-        log = None if self._log is None else functools.partial(self._log.feed, name)
-        output = RankOutput(self.rank, joint, tail=self._tail if self._outputs else None, log=log)
-        self._tail = output.tail
-        self._outputs[ours] = output
+        self.open_output(name, joint)
+        self._pipes[ours] = name
         return their_end
 
     @property
@@ -109,13 +110,11 @@ class RankProcess:
     @property
     def is_stopped(self) -> bool:
         """Whether its process is stopped by a signal, as far as the system tells."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-        return False
+        return is_stopped(self.pid)
 
     def files(self) -> list[int]:
         """The descriptors from which something can be read."""
-        return [self._link.fileno(), *self._outputs]
+        return [self._link.fileno(), *self._pipes]
 
     def read(self, file: int) -> bool:
         """Takes what one of `files()` holds; False when it came to its end and is no longer one of them."""
@@ -123,21 +122,17 @@ class RankProcess:
 
     def poll(self) -> Ending | None:
         """How the rank ended, once it has; a failure it has reported counts before the process is gone."""
-        for output in self._outputs.values():
-            output.release(time.monotonic())
+        self.release()
         code = self._process.poll()
         if self.ending is None and code is not None:
             while self._take(self._link.fileno()):
                 pass
-            self.ending = self._ending(code)
-        if self.ending is None and self._report:
-            return self._ending(self._report["code"])
-        return self.ending
+            self.ending = self.describe_end(code)
+        return self.ending or self.reported_ending()
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the rank and to every process it started and that has not left its session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        signal_group(self.pid, number)
 
     def leave_horovod(self) -> None:
         """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
@@ -146,20 +141,18 @@ class RankProcess:
 
     def drain(self) -> None:
         """Passes on what is left in the pipes, without waiting for whoever else may hold them open."""
-        for file in list(self._outputs):
+        for file in list(self._pipes):
             while self._take(file):
                 pass
-        for output in self._outputs.values():
-            output.close()
+        self.finish_output()
 
     def close(self) -> None:
         """Gives back what is open; the rank must have ended."""
-        for file in self._outputs:
+        for file in self._pipes:
             os.close(file)
-        self._outputs.clear()
+        self._pipes.clear()
         self._link.close()
-        if self._log is not None:
-            self._log.close()
+        self.close_log()
 
     def _take(self, file: int) -> bytes | None:
         """Reads once: the text, nothing at the end of the file, None when there is no text yet."""
@@ -173,32 +166,10 @@ class RankProcess:
                 raise
             text = b""
         if file == self._link.fileno():
-            self._hear(text)
+            self.hear(text)
         elif text:
-            self._outputs[file].feed(text, time.monotonic())
+            self.feed(self._pipes[file], text)
         else:
-            self._outputs.pop(file).close()
+            del self._pipes[file]
             os.close(file)
         return text
-
-    def _hear(self, text: bytes) -> None:
-        """Takes what came through the link."""
-        *messages, self._unread = (self._unread + text).split(b"\n")
-        for message in map(json.loads, messages):
-            if "still" in message:
-                self.still = Still(**message["still"]) if message["still"] else None
-            else:
-                self._report = message["ending"]
-
-    def _ending(self, code: int) -> Ending:
-        report = self._report
-        return Ending(
-            rank=self.rank,
-            when=report.get("when", time.monotonic()),
-            exit_code=code if code >= 0 else 128 - code,
-            signal_number=-code if code < 0 else None,
-            summary=report.get("summary", ""),
-            trace=report.get("trace") or "\n".join(self._tail),
-            is_echo=report.get("echo", False),
-            tensor=report.get("tensor", ""),
-        )

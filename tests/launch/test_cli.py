@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from npu_bridge.launch import cli
-from npu_bridge.launch.hosts import Plan
-from npu_bridge.launch.local_ranks import Outcome
-from npu_bridge.launch.remote_ranks import remote_command, run_remote_ranks
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 SHOW_ARGUMENTS = """
@@ -66,7 +61,6 @@ def test_one_rank_shows_only_the_scripts_own_frames(tmp_path):
         (["-np", "2", "python", "train.py"], "npu-run -np 2 train.py"),
         (["-H", "one:2,two", "train.py"], "got 'one:2,two'"),
         (["-H", "one:2,one:2", "train.py"], "names a host twice"),
-        (["-H", "192.0.2.7:2", "--stall-secs", "5", "train.py"], "--stall-secs needs all ranks on this machine"),
         (["-np", "5", "-H", "one:2,two:2", "train.py"], "-np 5 is more than -H one:2,two:2 offers"),
     ],
 )
@@ -83,55 +77,6 @@ def test_number_of_ranks_must_be_positive(tmp_path):
     result = CliRunner().invoke(cli.run_script, ["-np", "0", "train.py"])
     assert result.exit_code == 2
     assert "0" in result.output
-
-
-def test_hosts_are_handed_to_horovods_launcher(tmp_path, monkeypatch):
-    write_script(tmp_path, "")
-    monkeypatch.chdir(tmp_path)
-    started = []
-
-    def stop_here(path, command):
-        started.append(command)
-        raise SystemExit(0)
-
-    monkeypatch.setattr(cli.os, "execv", stop_here)
-    assert CliRunner().invoke(cli.run_script, ["-H", "one:4,two:2", "train.py", "--x"]).exit_code == 0
-    (command,) = started
-    assert command[1:9] == [
-        "-m",
-        "horovod.runner.launch",
-        "-np",
-        "6",
-        "-H",
-        "one:4,two:2",
-        "--gloo",
-        command[0],
-    ]
-    assert command[-3:] == ["npu_bridge.launch.rank_main", "train.py", "--x"]
-
-
-def test_options_and_devices_reach_horovods_launcher(tmp_path):
-    plan = Plan(3, {"one": 2, "two": 1}, devices=(4, 5, 4))
-    command = remote_command("train.py", ["--x"], plan, log_dir="logs", verbose=True)
-    assert command[command.index("--output-filename") + 1].endswith("/logs")
-    assert "--verbose" in command
-    assert command[-5:] == ["npu_bridge.launch.rank_main", "--devices", "4,5,4", "train.py", "--x"]
-
-
-def test_restarts_on_other_hosts_run_horovods_launcher_again(tmp_path, monkeypatch):
-    write_script(tmp_path, "")
-    monkeypatch.chdir(tmp_path)
-    failing = [sys.executable, "-c", "import sys; open('runs', 'a').write('x'); sys.exit(3)"]
-    monkeypatch.setattr(cli, "remote_command", lambda *arguments: failing)
-    result = CliRunner().invoke(cli.run_script, ["-H", "192.0.2.7:2", "--restarts", "2", "train.py"])
-    assert result.exit_code == 3
-    assert (tmp_path / "runs").read_text() == "xxx"
-    assert "npu-run: restart 2 of 2, after exit code 3" in result.output
-
-
-def test_signals_are_passed_on_to_horovods_launcher():
-    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
-    assert run_remote_ranks([sys.executable, "-c", code]) == Outcome(128 + signal.SIGTERM, has_failed=False)
 
 
 def test_missing_horovod_is_told_in_one_line_with_the_command(tmp_path):

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from npu_bridge.launch.first_failure import Ending
-from npu_bridge.launch.local_ranks import _Job
+from npu_bridge.launch.job import _Job
 from npu_bridge.launch.stall import Still, describe_stall, waiting_since
 from npu_bridge.launch.standstill import Standstill
 

@@ -1,4 +1,4 @@
-"""Runs a script on N ranks of this machine and ends them all when one fails.
+"""Runs a script on N ranks, here and on other hosts, and ends them all when one fails.
 
 One thread does everything: it waits for output, reports and deaths, passes output on, and decides. A rank
 that fails takes the job with it; the last thing printed is that rank's traceback and one line that names it.
@@ -14,21 +14,24 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from npu_bridge.launch.first_failure import ECHO_GRACE_SECS, Ending, describe, first_failure, is_decided
-from npu_bridge.launch.horovod_slots import open_local_slots
+from npu_bridge.launch.horovod_slots import Slot, open_slots
+from npu_bridge.launch.hosts import Plan
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream
 from npu_bridge.launch.rank_process import RankProcess, rank_command
+from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
 from npu_bridge.launch.stall import STALL_EXIT_CODE, WARN_SECS, Still, describe_stall, waiting_since
 
-__all__ = ["STOP_SECS", "Outcome", "run_local_ranks"]
+__all__ = ["STOP_SECS", "Outcome", "run_ranks"]
 
 # How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
 _TICK_SECS = 0.05
+_KILL_TICK_SECS = 0.001
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TRACE_LINES = 40
 
@@ -46,38 +49,40 @@ class Outcome(NamedTuple):
     has_failed: bool
 
 
-def run_local_ranks(
+_Rank = Union[RankProcess, RemoteRank]
+
+
+def run_ranks(
     script: str,
     arguments: list[str],
-    size: int,
-    devices: Sequence[int] = (),
+    plan: Plan,
     log_dir: str | None = None,
     stall_secs: float | None = None,
 ) -> Outcome:
-    """Runs `script` on `size` ranks of this machine until all have ended.
+    """Runs `script` on the ranks of a plan until all have ended.
 
     Ranks: rank 0's output appears as it comes, that of the others line by line behind `[rank n] `.
 
     Args:
       script: a Python file.
       arguments: passed to the script untouched.
-      size: number of ranks, at least 1.
-      devices: device of each rank, from a rank table; without, the local rank is the device.
-      log_dir: folder for one log file per rank.
+      plan: how many ranks, on which hosts.
+      log_dir: folder of this machine for one log file per rank.
       stall_secs: end the job when a rank has been waiting for others as long as this; None waits for ever.
     Raises:
-      LaunchError: Horovod cannot be imported, or a log file cannot be written.
+      LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
     """
-    environment = {**rank_defaults(size), **os.environ}
     streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
-    command = functools.partial(rank_command, script, arguments, devices)
     job = _Job(stall_secs)
-    with open_local_slots(size) as slots, job.heeding_signals():
+    with open_slots(plan) as slots, job.heeding_signals():
         try:
-            for rank, slot in enumerate(slots):
-                title = f"rank {rank} of {size}: {script}"
-                log = RankLog(log_dir, rank, title) if log_dir is not None else None
-                job.add(RankProcess(rank, command, {**environment, **slot}, streams, log))
+            logs = [_open_log(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots]
+            for host in dict.fromkeys(slot.host for slot in slots):
+                own = [slot for slot in slots if slot.host == host]
+                if host:
+                    _start_there(host, own, script, arguments, plan, streams, logs, job)
+                else:
+                    _start_here(own, script, arguments, plan, streams, logs, job)
             return job.run()
         except BrokenPipeError:
             # Nobody reads our output any more; nothing may be written at exit either.
@@ -87,20 +92,48 @@ def run_local_ranks(
             job.close()
 
 
+def _open_log(log_dir: str | None, rank: int, title: str) -> RankLog | None:
+    return RankLog(log_dir, rank, title) if log_dir is not None else None
+
+
+def _start_here(slots: Sequence[Slot], script, arguments, plan, streams, logs, job: _Job) -> None:
+    """Starts ranks of this machine."""
+    environment = {**rank_defaults(len(slots)), **os.environ}
+    command = functools.partial(rank_command, script, arguments, plan.devices)
+    for slot in slots:
+        variables = {**environment, **slot.variables}
+        job.add(RankProcess(slot.rank, command, variables, streams, logs[slot.rank]))
+
+
+def _start_there(host: str, slots: Sequence[Slot], script, arguments, plan, streams, logs, job: _Job) -> None:
+    """Starts the ranks of another host."""
+    connection = RemoteHost(host, streams["stderr"])
+    job.add_host(connection)
+    ranks = [RemoteRank(slot.rank, connection, streams, logs[slot.rank]) for slot in slots]
+    for rank in ranks:
+        job.add(rank)
+    peer = next((other for other in plan.slots if other != host), host)
+    connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
+
+
 class _Job:
     """The running ranks and the one loop that watches them."""
 
     def __init__(self, stall_secs: float | None):
         self._stall_secs = stall_secs
         self._warned_of = 0.0
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[_Rank] = []
+        self._hosts: list[RemoteHost] = []
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
 
-    def add(self, rank: RankProcess) -> None:
+    def add(self, rank: _Rank) -> None:
         self._ranks.append(rank)
-        for file in rank.files():
-            self._selector.register(file, selectors.EVENT_READ, rank)
+        self._watch(rank)
+
+    def add_host(self, host: RemoteHost) -> None:
+        self._hosts.append(host)
+        self._watch(host)
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
@@ -139,6 +172,8 @@ class _Job:
         self._selector.close()
         for rank in self._ranks:
             rank.close()
+        for host in self._hosts:
+            host.close()
 
     def kill(self) -> None:
         """Leaves nothing running: neither a rank nor what a failed or stopped rank has left behind."""
@@ -147,13 +182,17 @@ class _Job:
         for rank in self._ranks:
             rank.send_signal(signal.SIGKILL)
         while any(rank.is_running for rank in self._ranks):
-            time.sleep(0.001)
-            for rank in self._ranks:
-                rank.poll()
+            # What they still say is passed on as long as somebody reads it.
+            with contextlib.suppress(BrokenPipeError):
+                self._turn(_KILL_TICK_SECS)
 
-    def _turn(self) -> list[Ending]:
+    def _watch(self, source: _Rank | RemoteHost) -> None:
+        for file in source.files():
+            self._selector.register(file, selectors.EVENT_READ, source)
+
+    def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
         """Waits a moment for something to read, passes it on, and looks who has ended."""
-        for key, _ in self._selector.select(_TICK_SECS):
+        for key, _ in self._selector.select(tick_secs):
             if not key.data.read(key.fd):
                 self._selector.unregister(key.fd)
         return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]

@@ -1,0 +1,263 @@
+"""Ranks that are reached through ssh: here an `ssh` that runs commands on this very machine, under other names.
+
+`tests/hosts` does the same over a network of its own, where that is possible.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
+from tests.launch.launching import ROOT, finish, is_alive, needs_horovod, npu_run, start, wait_for, write_script
+from tests.launch.test_local_ranks import WAITING, assert_all_gone
+
+pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(120), needs_horovod]
+
+# Addresses for documentation: never this machine's.
+ONE, OTHER = "192.0.2.7", "192.0.2.8"
+SSH = """#!/bin/sh
+# Takes options with their values and the host, then runs the command in a bare environment, as sshd would.
+while [ "${1#-}" != "$1" ]; do shift 2; done
+echo "$1" >> hosts_reached
+case $1 in
+  192.0.2.9) echo "ssh: connect to host $1 port 22: Connection refused" >&2; exit 255;;
+esac
+shift
+exec env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """Variables for `npu_run` with which it finds our `ssh`."""
+    path = tmp_path / "bin" / "ssh"
+    path.parent.mkdir()
+    path.write_text(SSH)
+    path.chmod(0o755)
+    return {"PATH": f"{path.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def start_waiting(folder, ssh):
+    """Starts one waiting rank on each of two hosts; gives the launcher and the four pids."""
+    write_script(folder, WAITING)
+    process = start("-H", f"{ONE}:1,{OTHER}:1", "train.py", cwd=folder, **ssh)
+    files = [folder / "pids.0", folder / "pids.1"]
+    wait_for(lambda: all(file.exists() for file in files), "both ranks to be up")
+    return process, [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def test_ranks_run_in_place_with_their_variables_and_arguments(tmp_path, ssh):
+    write_script(
+        tmp_path,
+        """
+        import json, os, sys
+        names = "RANK_ID RANK_SIZE DEVICE_ID HOROVOD_LOCAL_RANK HOROVOD_CROSS_RANK GREETING SSH_CLIENT".split()
+        with open(f"seen.{os.environ['RANK_ID']}", "w") as file:
+            json.dump([sys.argv[1:], *(os.environ.get(name) for name in names)], file)
+        """,
+    )
+    given = ["--flag", "a b", "$HOME", "'", ""]
+    variables = {"GREETING": 'it\'s "so"\nand so', "SSH_CLIENT": "the launcher's own"}
+    code, output = npu_run("-H", f"localhost:1,{ONE}:2,{OTHER}:1", "train.py", *given, cwd=tmp_path, **ssh, **variables)
+    assert (code, output) == (0, "")
+    assert sorted((tmp_path / "hosts_reached").read_text().split()) == [ONE, OTHER]
+    seen = [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(4)]
+    places = [("0", "0"), ("0", "1"), ("1", "1"), ("0", "2")]  # local rank, host; device = local rank
+    for rank, (local_rank, host) in enumerate(places):
+        own = "the launcher's own" if rank == 0 else None
+        # The cross rank counts among the hosts that have such a local rank.
+        cross = "0" if local_rank == "1" else host
+        assert seen[rank] == [given, str(rank), "4", local_rank, local_rank, cross, variables["GREETING"], own]
+
+
+def test_devices_of_a_rank_table_reach_other_hosts(tmp_path, ssh):
+    from tests.launch.test_hosts import write_table
+
+    write_table(tmp_path, [(ONE, [(0, 6)]), (OTHER, [(1, 4)])])
+    write_script(tmp_path, "import os\nprint(os.environ['DEVICE_ID'], os.environ['ASCEND_DEVICE_ID'])")
+    code, output = npu_run("--rank-table", "table.json", "train.py", cwd=tmp_path, **ssh)
+    assert code == 0
+    assert sorted(output.splitlines()) == ["6 6", "[rank 1] 4 4"]
+
+
+def test_output_and_logs_are_those_of_ranks_of_this_machine(tmp_path, ssh):
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        rank = os.environ["RANK_ID"]
+        for line in range(2000):
+            print("line", line, "of", rank, "\\u00e4")
+        sys.stderr.buffer.write(b"\\xff note of " + rank.encode() + b"\\n")
+        print("unfinished", end="")
+        """,
+    )
+    options = ["-H", f"{ONE}:1,{OTHER}:1", "--log-dir", "logs"]
+    process = subprocess.run(
+        [sys.executable, "-m", "npu_bridge.run", *options, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **ssh},
+        capture_output=True,
+        timeout=60,
+    )
+    assert process.returncode == 0
+    out, err = process.stdout.decode().splitlines(), process.stderr.splitlines()
+    for rank, prefix in enumerate(["", "[rank 1] "]):
+        expected = [f"{prefix}line {line} of {rank} \u00e4" for line in range(2000)]
+        assert [text for text in out if text.startswith(f"{prefix}line")] == expected
+        assert prefix.encode() + b"\xff note of %d" % rank in err
+        log = (tmp_path / "logs" / f"rank_{rank}.log").read_text(errors="replace").splitlines()
+        assert [text for text in log if text.startswith("line")] == [text.removeprefix(prefix) for text in expected]
+    assert "[rank 1] unfinished" in out
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "how"),
+    [
+        ("raise ValueError('bad batch')", 1, "ended with ValueError: bad batch"),
+        ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL, "was killed by SIGKILL"),
+        ("sys.exit(7)", 7, "ended with sys.exit(7)"),
+    ],
+)
+def test_failing_rank_is_named_and_nothing_stays_behind(tmp_path, ssh, statement, code, how):
+    script = f"""
+        import os, pathlib, subprocess, sys, time
+        rank = os.environ["RANK_ID"]
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        pathlib.Path(f"pids.{{rank}}").write_text(f"{{os.getpid()}} {{child.pid}}")
+        if rank == "1":
+            while not os.path.exists("pids.0"):
+                time.sleep(0.01)
+            {statement}
+        time.sleep(600)
+    """
+    write_script(tmp_path, script)
+    got, output = npu_run("-H", f"{ONE}:1,{OTHER}:1", "train.py", cwd=tmp_path, **ssh)
+    assert got == code
+    assert output.splitlines()[-1].startswith(f"npu-run: rank 1 of 2 {how}")
+    assert_all_gone([int(pid) for rank in (0, 1) for pid in (tmp_path / f"pids.{rank}").read_text().split()])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_signals_to_the_launcher_end_everything(tmp_path, ssh, number, code):
+    process, pids = start_waiting(tmp_path, ssh)
+    process.send_signal(number)
+    assert finish(process)[0] == code
+    assert_all_gone(pids)
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_the_reason(tmp_path, ssh):
+    write_script(tmp_path, "import time\ntime.sleep(600)")
+    code, output = npu_run("-H", f"{ONE}:1,192.0.2.9:1", "train.py", cwd=tmp_path, **ssh)
+    assert code == 255
+    assert output.splitlines()[-1].startswith(
+        "npu-run: rank 1 of 2 was lost: the connection to 192.0.2.9 has ended (ssh, exit code 255: ssh: connect to "
+        "host 192.0.2.9 port 22: Connection refused); exit code 255."
+    )
+
+
+def test_missing_ssh_is_told_in_one_line(tmp_path):
+    write_script(tmp_path, "")
+    code, output = npu_run("-H", f"{ONE}:1,{OTHER}:1", "train.py", cwd=tmp_path, PATH=str(tmp_path))
+    assert code == 2
+    assert output == f"npu-run: {ONE} is reached through ssh, which is not installed here.\n"
+
+
+def test_a_job_on_other_hosts_is_started_again(tmp_path, ssh):
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        with open(f"runs.{os.environ['RANK_ID']}", "a") as file:
+            file.write("x")
+        sys.exit(3 if os.path.getsize(file.name) < 3 else 0)
+        """,
+    )
+    code, output = npu_run("-H", f"{ONE}:1", "--restarts", "5", "train.py", cwd=tmp_path, **ssh)
+    assert code == 0
+    assert (tmp_path / "runs.0").read_text() == "xxx"
+    assert "npu-run: restart 2 of 5, after exit code 3" in output
+
+
+def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
+    """The launcher's side of a cut: the keeper is stopped, so its connection stays open and says nothing."""
+    monkeypatch.setenv("PATH", ssh["PATH"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path, WAITING)
+    host = RemoteHost(ONE, errors=None, silence_secs=2.0)
+    try:
+        rank = RemoteRank(5, host, streams={})
+        host.start([rank], [{"HOROVOD_RANK": "5", "RANK_ID": "5"}], "train.py", [], [], peer=OTHER)
+        wait_for((tmp_path / "pids.5").exists, "the rank to be up")
+        assert look(host, rank) is None
+        os.kill(host._process.pid, signal.SIGSTOP)
+        wait_for(lambda: look(host, rank) is not None, "the loss to be noticed", limit_secs=20)
+        assert rank.ending.exit_code == 255
+        assert rank.ending.loss == f"nothing was heard from {ONE} for 2 s"
+    finally:
+        host.close()
+    assert_all_gone([int((tmp_path / "pids.5").read_text().split()[0])])
+
+
+def look(host, rank):
+    for file in host.files():
+        host.read(file)
+    return rank.poll()
+
+
+def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
+    """The host's side of a cut: the connection stays open, and no sign of life comes through it."""
+    write_script(tmp_path, WAITING)
+    job = {
+        "silence_secs": 2.0,
+        "ranks": [{"rank": 5, "variables": {"RANK_ID": "5"}}],
+        "script": "train.py",
+        "arguments": ["deaf"],
+        "devices": [],
+        "peer": OTHER,
+        "environment": {"PYTHONPATH": str(ROOT)},
+    }
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "npu_bridge.launch.host_keeper"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    keeper.stdin.write(json.dumps(job).encode() + b"\n")
+    keeper.stdin.flush()
+    pids_file = tmp_path / "pids.5"
+    wait_for(pids_file.exists, "the rank to be up")
+    pids = [int(pid) for pid in pids_file.read_text().split()]
+    for _ in range(30):  # three seconds of signs of life, more than the silence that is allowed
+        assert is_alive(pids[0])
+        keeper.stdin.write(b"{}\n")
+        keeper.stdin.flush()
+        time.sleep(0.1)
+    assert keeper.wait(timeout=20) == 0
+    assert_all_gone(pids)
+    keeper.stdin.close()
+
+
+def test_times_of_another_clock_become_the_launchers():
+    rank = RemoteRank(3, host=None, streams={})
+    rank.hear(b'{"still": {"since": 100.0, "where": "train.py:1", "waits": true}}\n{"ending": {"when"', lead_secs=50.0)
+    assert rank.still.since == 150.0
+    rank.hear(b': 120.0, "code": 1, "summary": "ValueError: boom"}}\n', lead_secs=50.5)
+    assert rank.reported_ending().when == 170.5
+    rank.hear(b'{"still": null}\n')
+    assert rank.still is None
+
+
+def test_the_keeper_needs_neither_tensorflow_nor_horovod(tmp_path):
+    code = "import sys, npu_bridge.launch.host_keeper; print({'tensorflow', 'horovod'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=pathlib.Path(ROOT), text=True) == "set()\n"
