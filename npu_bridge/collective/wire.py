@@ -1,10 +1,13 @@
 """What gradients travel as: themselves, or 16-bit numbers that are added up in float32.
 
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
-as long as float32 here), and it has no bfloat16. So a sum is made of two transfers that only move bits: every rank gets
-its own part of the tensors from all ranks, adds it up in float32, and sends the mean to all. That is the number of
-bytes a ring all-reduce of 16-bit numbers moves, half that of float32; every gradient is rounded twice, however many
-ranks there are; and a mean of numbers that exist in 16 bits exists in 16 bits, so nothing overflows on the way.
+as long as float32 in memory), and it has no bfloat16. So a mean is made of transfers that only move bits, and is taken
+in float32. They move as many bytes as a ring all-reduce of 16-bit numbers, half those of float32. Nothing overflows on
+the way: a mean of numbers that fit into 16 bits fits, too.
+
+Three ranks and more: every rank gets its own part of the tensors from all ranks, adds it up, and sends the mean to all.
+Two ranks: each gets what the other has. They find it in a wrapped-around sum of bit patterns, less their own, because
+Gloo's all-reduce uses both directions of a link at once; its other transfers between two ranks mostly do not.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from npu_bridge.collective.communicator import Communicator
 
 FORMATS = ("none", "float16", "bfloat16")
 _WIDTH_BYTES = 2
+# What travels at once: while one such chunk is on the wire, the next is rounded and the one before is added up.
+_CHUNK_ELEMENTS = 2**22
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
@@ -43,44 +48,74 @@ def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str) -> list:
-    """The mean over the ranks of tensors of 16-bit floats, added up in float32.
+    """The mean over the ranks of tensors of 16-bit floats, taken in float32.
 
     Args:
-      communicator: the ranks.
+      communicator: the ranks, at least two.
       tensors: dense tensors of float16 and bfloat16, of the same shapes on every rank.
       name: prefix of the transfers' names; the same on every rank and unique in its graph.
     Returns:
-      Tensors in the order, shapes and dtypes of `tensors`, with the same bits on every rank.
+      float32 tensors in the order and shapes of `tensors`, with the same bits on every rank.
     Ranks: collective.
     """
+    mean_of_vector = _mean_of_two if communicator.size == 2 else _mean_of_many
     results = [None] * len(tensors)
-    for dtype in sorted({tensor.dtype.name for tensor in tensors}):
-        positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
-        means = _mean_of_one_dtype(communicator, [tensors[position] for position in positions], f"{name}_{dtype}")
-        for position, tensor in zip(positions, means):
-            results[position] = tensor
+    for number, positions in enumerate(_chunks(tensors)):
+        chunk = [tensors[position] for position in positions]
+        joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in chunk], axis=0)
+        means = mean_of_vector(communicator, joined, f"{name}_chunk_{number}")
+        split = tf.split(means, [_element_count(tensor) for tensor in chunk])
+        for position, tensor, values in zip(positions, chunk, split):
+            results[position] = tf.reshape(values, _shape(tensor))
     return results
 
 
-def _mean_of_one_dtype(communicator, tensors, name):
-    sizes = [_element_count(tensor) for tensor in tensors]
-    total, dtype = sum(sizes), tensors[0].dtype
-    part = (total + communicator.size - 1) // communicator.size
-    joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-    joined = tf.pad(joined, [[0, part * communicator.size - total]])
-    counts = tf.fill([communicator.size], part)
-    own_parts, _ = communicator.all_to_all(joined, counts, f"{name}_parts")
-    sums = tf.reduce_sum(tf.cast(tf.reshape(own_parts, [communicator.size, part]), tf.float32), axis=0)
-    means = communicator.all_gather(tf.cast(sums / communicator.size, dtype), f"{name}_means")
-    split = tf.split(means[:total], sizes)
-    return [tf.reshape(values, _shape(tensor)) for values, tensor in zip(split, tensors)]
+def _mean_of_two(communicator, vector, name):
+    own, size = _padded(vector, 2)
+    pairs = tf.bitcast(tf.reshape(own, [-1, 2]), tf.int32)
+    (total,) = communicator.all_reduce([pairs], name, average=False)
+    # Unsigned, because only there is wrapping around part of the arithmetic.
+    others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
+    other = tf.reshape(tf.bitcast(others, vector.dtype), [-1])
+    return (tf.cast(own, tf.float32) + tf.cast(other, tf.float32))[:size] / 2
 
 
-def _shape(tensor):
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
+def _mean_of_many(communicator, vector, name):
+    padded, size = _padded(vector, communicator.size)
+    part = tf.size(padded) // communicator.size
+    received, _ = communicator.all_to_all(padded, tf.fill([communicator.size], part), f"{name}_parts")
+    parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32)
+    means = communicator.all_gather(
+        tf.cast(tf.reduce_sum(parts, axis=0) / communicator.size, vector.dtype), f"{name}_means"
+    )
+    return tf.cast(means, tf.float32)[:size]
+
+
+def _padded(vector, multiple):
+    """The vector with zeros at its end, so that its length is a multiple; and its own length."""
+    size = _element_count(vector)
+    return tf.pad(vector, [[0, -size % multiple]]), size
+
+
+def _chunks(tensors):
+    """Positions of tensors of one dtype that travel together, in order."""
+    chunks, sizes = [], []
+    for position, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements() or 0
+        fits = bool(chunks) and tensor.dtype == tensors[chunks[-1][0]].dtype and sizes[-1] + size <= _CHUNK_ELEMENTS
+        if not fits:
+            chunks.append([])
+            sizes.append(0)
+        chunks[-1].append(position)
+        sizes[-1] += size
+    return chunks
 
 
 def _element_count(tensor):
     """A Python number where the static shape tells it, so that the graph stays small; else a tensor."""
     count = tensor.shape.num_elements()
     return tf.size(tensor) if count is None else count
+
+
+def _shape(tensor):
+    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)

@@ -48,19 +48,22 @@ def means(format_name, is_shape_known):
         own = session.run([tf.cast(value, tf.float32) for value in values_of(communicator.rank, dtype)])
         inputs = [tf1.placeholder(tf.float32, value.shape if is_shape_known else None) for value in own]
         reduced = wire.mean(communicator, [tf.cast(value, dtype) for value in inputs], "means")
-        return session.run([tf.cast(value, tf.float32) for value in reduced], dict(zip(inputs, own)))
+        return session.run(reduced, dict(zip(inputs, own)))
 
 
 @pytest.mark.parametrize("rank_count", [2, 3])
 @pytest.mark.parametrize("is_shape_known", [True, False])
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_the_mean_is_that_of_float32_rounded_once(on_ranks, format_name, is_shape_known, rank_count):
+def test_the_mean_is_that_of_float32_and_rounded_on_the_way_back_only(
+    on_ranks, format_name, is_shape_known, rank_count
+):
     dtype = tf.as_dtype(format_name)
     with tf.Graph().as_default(), tf1.Session() as session:
         per_rank = [[tf.cast(value, tf.float32) for value in values_of(rank, dtype)] for rank in range(rank_count)]
-        expected = session.run(
-            [tf.cast(tf.cast(tf.add_n(same) / rank_count, dtype), tf.float32) for same in zip(*per_rank)]
-        )
+        exact = [tf.add_n(same) / rank_count for same in zip(*per_rank)]
+        # Two ranks need no way back.
+        expected = exact if rank_count == 2 else [tf.cast(tf.cast(value, dtype), tf.float32) for value in exact]
+        expected = session.run(expected)
     for results in on_ranks(rank_count, means, format_name, is_shape_known):
         for result, value in zip(results, expected):
             np.testing.assert_array_equal(result, value)
