@@ -95,7 +95,7 @@ class RemoteHost:
           peer: a host with other ranks: the interface on the way to it is the one for Gloo.
         """
         self._ranks = {rank.rank: rank for rank in ranks}
-        self._send(
+        self.tell(
             silence_secs=self._silence_secs,
             ranks=[{"rank": rank.rank, "variables": dict(names)} for rank, names in zip(ranks, variables)],
             script=script,
