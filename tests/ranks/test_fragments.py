@@ -1,0 +1,224 @@
+"""However gradients are cut into fragments, the numbers that arrive are those of every gradient reduced alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import groups
+from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
+from npu_bridge.gradients import AllReduce, Step
+from npu_bridge.gradients.readiness import fragments_of
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Of the mean over a few ranks of numbers around 1: half a unit in the last place for each addition and rounding.
+TOLERANCES = {"float16": 4e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-14}
+ROWS = 20
+
+
+class GradientSet:
+    """Random gradients of a random model: dense, sparse or missing ones, of all dtypes and very unequal sizes.
+
+    Args:
+      seed: of the model, the same on every rank, and with a rank's number of the values there.
+    Attributes:
+      kinds: "dense", "sparse" or "none" for each variable.
+      dtypes: name of the dtype of each variable.
+      of_ranks: for each rank, the values of each gradient (None, array, or values and indices of rows).
+    """
+
+    def __init__(self, seed, rank_count):
+        model = np.random.RandomState(seed)
+        count = model.randint(1, 15)
+        self.kinds = list(model.choice(["dense", "sparse", "none"], count, p=[0.75, 0.15, 0.1]))
+        self.dtypes = list(model.choice(DTYPES, count))
+        self.sizes = (10 ** model.uniform(0, 3.5, count)).astype(int)
+        self.made_in_order = model.permutation(count)
+        self.of_ranks = [self._values(np.random.RandomState([seed, rank])) for rank in range(rank_count)]
+
+    def _values(self, own):
+        return [
+            (own.normal(size=(6, 3)), own.randint(0, ROWS, 6))
+            if kind == "sparse"
+            else own.normal(size=size)
+            if kind == "dense"
+            else None
+            for kind, size in zip(self.kinds, self.sizes)
+        ]
+
+    def grads_and_vars(self, rank):
+        """Pairs for the graph being built; the gradients become ready in another order than the variables'."""
+        gradients = [None] * len(self.kinds)
+        for position in self.made_in_order:
+            values, dtype = self.of_ranks[rank][position], self.dtypes[position]
+            if self.kinds[position] == "dense":
+                gradients[position] = tf.identity(tf.constant(values, tf.float64, name="of_loss"))
+                gradients[position] = tf.cast(gradients[position], dtype)
+            elif self.kinds[position] == "sparse":
+                rows, indices = tf.constant(values[0], tf.float64), tf.constant(values[1])
+                gradients[position] = tf.IndexedSlices(tf.cast(rows, dtype), indices, tf.constant([ROWS, 3]))
+        return list(zip(gradients, self._variables()))
+
+    def _variables(self):
+        return [
+            tf1.get_variable(f"variable_{position}", [ROWS, 3] if kind == "sparse" else [size], dtype)
+            for position, (kind, size, dtype) in enumerate(zip(self.kinds, self.sizes, self.dtypes))
+        ]
+
+    def mean(self, position):
+        """What has to arrive for a gradient, in float64 and dense; the values travel rounded to their dtype."""
+        dtype = tf.as_dtype(self.dtypes[position]).as_numpy_dtype
+        values = [of_rank[position] for of_rank in self.of_ranks]
+        if self.kinds[position] == "sparse":
+            values = [_dense(rows.astype(dtype).astype(np.float64), indices) for rows, indices in values]
+        return np.mean([np.asarray(value, dtype).astype(np.float64) for value in values], axis=0)
+
+
+def _dense(rows, indices):
+    total = np.zeros([ROWS, 3])
+    np.add.at(total, indices, np.asarray(rows, np.float64))
+    return total
+
+
+def random_strategy(random, count):
+    """Sets a split strategy for `count` dense gradients, by index or by size."""
+    strategies = groups.of_this_process().strategies
+    strategies.forget(groups.WORLD)
+    if random.rand() < 0.5 and count:
+        picked = random.choice(count, random.randint(1, min(count, 8) + 1), replace=False)
+        strategies.set_last_indices(groups.WORLD, sorted(map(int, picked)))
+    else:
+        shares = random.dirichlet(np.ones(random.randint(1, 9)) * random.choice([0.1, 1.0]))
+        strategies.set_percentages(groups.WORLD, list(100 * shares))
+
+
+def _reduced(name, grads_and_vars, wire, is_scaled):
+    step = Step(list(grads_and_vars), divisor=8.0 if is_scaled else None)
+    stage = AllReduce(name, wire)
+    stage.local(step)
+    stage.reduce(step)
+    return [grad for grad, _ in step.grads_and_vars]
+
+
+def _bits(result):
+    """What has to be equal, for a fetched result."""
+    if hasattr(result, "indices"):
+        return result.values.tobytes() + result.indices.tobytes()
+    return result.tobytes()
+
+
+@in_graph
+def reduce_in_many_cuts(seed, cut_count):
+    """On a rank: reduces one set of gradients in many cuts, and every gradient alone.
+
+    Returns:
+      Positions that differ from the gradient reduced alone, for each cut that has some; the numbers of fragments; the
+      largest errors against numpy, in units of the tolerance; a digest of all results.
+    """
+    communicator = collective.current()
+    gradients = GradientSet(seed, communicator.size)
+    random = np.random.RandomState(seed + 1)
+    wire = [None, None, tf.float16, tf.bfloat16][random.randint(4)]
+    is_scaled = bool(random.randint(2))
+    pairs = gradients.grads_and_vars(communicator.rank)
+    existing = [position for position, (grad, _) in enumerate(pairs) if grad is not None]
+    alone = [_reduced(f"alone_{position}", [pairs[position]], wire, is_scaled)[0] for position in existing]
+    cuts, fragment_counts = [], []
+    for number in range(cut_count):
+        # The last one is the default cut.
+        random_strategy(random, gradients.kinds.count("dense"))
+        if number == cut_count - 1:
+            groups.of_this_process().strategies.forget(groups.WORLD)
+        fragment_counts.append(len(fragments_of([grad for grad, _ in pairs], gradients.kinds)))
+        reduced = _reduced(f"cut_{number}", pairs, wire, is_scaled)
+        assert [grad is None for grad in reduced] == [grad is None for grad, _ in pairs]
+        cuts.append([reduced[position] for position in existing])
+    groups.of_this_process().strategies.forget(groups.WORLD)
+    with tf1.Session() as session:
+        alone, cuts = session.run([alone, cuts])
+    expected = [_bits(result) for result in alone]
+    differing = [
+        positions
+        for cut in cuts
+        if (positions := [existing[at] for at, result in enumerate(cut) if _bits(result) != expected[at]])
+    ]
+    scale = _leftover(communicator.size) if is_scaled and wire is None else 1.0
+    errors = [
+        _error(result, scale, gradients.mean(position), wire, gradients.dtypes[position])
+        for results in [alone, *cuts]
+        for position, result in zip(existing, results)
+    ]
+    digest = hashlib.sha256(b"".join(_bits(result) for cut in cuts for result in cut)).hexdigest()
+    return differing, fragment_counts, errors, digest
+
+
+def _leftover(size):
+    """What scaled gradients still carry after the sum: ranks over the next power of two."""
+    return size / 2 ** int(np.ceil(np.log2(size)))
+
+
+def _error(result, scale, mean, wire, dtype):
+    if hasattr(result, "indices"):
+        result = _dense(result.values, result.indices)
+    tolerance = max(TOLERANCES[dtype], TOLERANCES[wire.name] if wire else 0)
+    return float(np.max(np.abs(np.asarray(result, np.float64) / scale - mean) / (1 + np.abs(mean)))) / tolerance
+
+
+@pytest.mark.ranks(2)
+def test_on_two_ranks_no_cut_changes_a_bit(on_ranks):
+    """The sum of two numbers has the same bits wherever in a transfer they lie."""
+    fragment_counts, kinds = set(), set()
+    for seed in range(10):
+        outcomes = on_ranks(2, reduce_in_many_cuts, seed, 20)
+        for differing, counts, errors, digest in outcomes:
+            assert differing == [], f"seed {seed}"
+            assert max(errors, default=0) < 1, f"seed {seed}: {errors}"
+            assert digest == outcomes[0][3], f"seed {seed}"
+            fragment_counts.update(counts)
+        kinds.update(GradientSet(seed, 1).kinds)
+    assert len(fragment_counts) >= 8 and kinds == {"dense", "sparse", "none"}
+
+
+@pytest.mark.ranks(3)
+def test_on_three_ranks_a_cut_changes_no_more_than_rounding_and_all_ranks_get_the_same_bits(on_ranks):
+    for seed in range(4):
+        outcomes = on_ranks(3, reduce_in_many_cuts, seed, 8)
+        for _, _, errors, digest in outcomes:
+            assert max(errors, default=0) < 1, f"seed {seed}: {errors}"
+            assert digest == outcomes[0][3], f"seed {seed}: the ranks have different bits"
+
+
+@in_graph
+def npu_allreduce_in_many_cuts(seed, cut_count):
+    """On a rank: the list form in random cuts; says which cuts differ from values reduced one by one."""
+    communicator = collective.current()
+    gradients = GradientSet(seed, communicator.size)
+    random = np.random.RandomState(seed + 1)
+    values = [grad for grad, _ in gradients.grads_and_vars(communicator.rank) if grad is not None]
+    alone = {reduction: npu_allreduce(values, reduction, fusion=0) for reduction in ("mean", "sum")}
+    cuts = []
+    for number in range(cut_count):
+        random_strategy(random, gradients.kinds.count("dense"))
+        cuts.append(npu_allreduce(values, ("mean", "sum")[number % 2], fusion=1))
+    groups.of_this_process().strategies.forget(groups.WORLD)
+    with tf1.Session() as session:
+        alone, cuts = session.run([alone, cuts])
+    expected = {reduction: [_bits(result) for result in results] for reduction, results in alone.items()}
+    return [
+        number
+        for number, cut in enumerate(cuts)
+        if [_bits(result) for result in cut] != expected[("mean", "sum")[number % 2]]
+    ]
+
+
+@pytest.mark.ranks(2)
+def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(on_ranks):
+    for seed in (20, 21, 22):
+        for differing in on_ranks(2, npu_allreduce_in_many_cuts, seed, 12):
+            assert differing == [], f"seed {seed}"
