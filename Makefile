@@ -13,10 +13,10 @@ bin := .venv/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test lint format bench clean distclean
+.PHONY: help venv train test test-hosts lint format bench clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
 
 venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 chooses the interpreter)
 	@PYTHON="$(PYTHON)" sh tools/setup_env.sh
@@ -27,6 +27,9 @@ train: venv  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/b
 
 test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest)
 	@$(bin)/python -m pytest $(ARGS)
+
+test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
+	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
 
 lint: venv  ## ruff: rules and formatting
 	@$(bin)/ruff check .
