@@ -15,6 +15,7 @@ from npu_bridge.gradients.graph_mode import building_graph
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
 LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss scale is made of
+LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
 
 

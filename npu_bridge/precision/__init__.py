@@ -6,7 +6,7 @@ rewriter, which `rewriter.py` steers.
 """
 
 from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
-from npu_bridge.precision.hook import PrecisionHook
+from npu_bridge.precision.hook import PrecisionHook, PrecisionSummaryHook
 from npu_bridge.precision.keras_callback import AccelerateTrainCallback
 from npu_bridge.precision.live_session import Build, attach, builds_of, policy_of_last_step
 from npu_bridge.precision.modes import ORIGINAL, Policy
@@ -30,6 +30,7 @@ __all__ = [
     "Policy",
     "Precision",
     "PrecisionHook",
+    "PrecisionSummaryHook",
     "Switch",
     "attach",
     "builds_of",

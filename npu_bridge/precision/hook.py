@@ -1,11 +1,11 @@
-"""`PrecisionHook`: brings the precision of a training to sessions that somebody else makes."""
+"""Hooks: the precision of a training for sessions that somebody else makes, and its phase for TensorBoard."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from npu_bridge.precision.accelerate import Progress
-from npu_bridge.precision.live_session import attach
+from npu_bridge.precision.live_session import attach, policy_of_last_step
 from npu_bridge.precision.policy import Precision
 
 
@@ -55,3 +55,54 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         if total is None:
             total = int(session.run(self._global_step)) + self._steps
         return lambda: Progress(total, int(session.run(self._global_step)))
+
+
+class PrecisionSummaryHook(tf.estimator.SessionRunHook):
+    """Writes the scalar `precision/is_low` for TensorBoard: 1 while a training runs in low precision, else 0.
+
+    Written in the first run, in every n-th, and where it changes. Sessions that no precision follows get none.
+
+    Args:
+      summary_dir: folder of the event files; the one an Estimator writes to may be shared.
+      every_n_steps: runs between two entries, at least 1.
+    Raises:
+      ValueError: `every_n_steps` is below 1.
+    Ranks: local. Give it to rank 0 alone.
+    """
+
+    TAG = "precision/is_low"
+
+    def __init__(self, summary_dir: str, every_n_steps: int = 100):
+        if every_n_steps < 1:
+            raise ValueError(
+                f"PrecisionSummaryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}. Pass "
+                f"the steps between two summaries."
+            )
+        self._summary_dir = summary_dir
+        self._every_n_steps = every_n_steps
+        self._global_step = None
+        self._runs = 0
+        self._shown: bool | None = None
+
+    def begin(self):
+        """Finds the global step."""
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._runs, self._shown = 0, None
+
+    def after_run(self, run_context, run_values):
+        """Writes an entry when one is due."""
+        policy = policy_of_last_step(run_context.session)
+        if policy is None or self._global_step is None:
+            return
+        is_low = policy.low_dtype is not None
+        if is_low != self._shown or self._runs % self._every_n_steps == 0:
+            value = tf.compat.v1.Summary.Value(tag=self.TAG, simple_value=float(is_low))
+            writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir)
+            writer.add_summary(tf.compat.v1.Summary(value=[value]), run_context.session.run(self._global_step))
+        self._runs, self._shown = self._runs + 1, is_low
+
+    def end(self, session):
+        """Sees that everything is in the file."""
+        del session
+        if self._shown is not None:
+            tf.compat.v1.summary.FileWriterCache.get(self._summary_dir).flush()

@@ -24,7 +24,7 @@ _START_UP_RUNS = 2
 
 
 class ProgressHook(StepHook):
-    """Shows step, share done, loss, loss scale, skipped steps, steps per second and time left.
+    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, steps per second, time left.
 
     On a terminal one line is rewritten in place; elsewhere a whole line comes from time to time. Only rank 0
     speaks, but every rank counts. The first skipped step is announced in a line of its own, and explained.
@@ -106,6 +106,8 @@ class ProgressHook(StepHook):
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.loss_scale: float | None = None
+        self.learning_rate: float | None = None
+        self.precision: str | None = None
         self._pace = Pace()
         self._start_step = 0
         self._skipped_before = 0
@@ -118,6 +120,7 @@ class ProgressHook(StepHook):
     def _count(self, observation: Observation):
         self._runs += 1
         self.loss_scale = observation.loss_scale
+        self.learning_rate, self.precision = observation.learning_rate, observation.precision
         if observation.loss is not None:
             self.last_loss = observation.loss
             if self.first_loss is None:
@@ -157,6 +160,8 @@ class ProgressHook(StepHook):
                     loss_scale=self.loss_scale,
                     skipped_steps=self.skipped_steps,
                     steps_per_sec=self._pace.recent,
+                    precision=self.precision,
+                    learning_rate=self.learning_rate,
                 )
             )
         )

@@ -18,6 +18,8 @@ class Progress(NamedTuple):
       loss_scale: the factor the latest step used; None when the run scales no loss.
       skipped_steps: updates that did not happen because gradients overflowed.
       steps_per_sec: steps tried per second, skipped ones included.
+      precision: what the latest step computed in, such as "float16".
+      learning_rate: that of the latest step.
     """
 
     step: int
@@ -26,13 +28,19 @@ class Progress(NamedTuple):
     loss_scale: float | None = None
     skipped_steps: int = 0
     steps_per_sec: float | None = None
+    precision: str | None = None
+    learning_rate: float | None = None
 
 
 def format_progress(progress: Progress) -> str:
     """The whole line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`."""
     parts = [_position(progress)]
+    if progress.precision is not None:
+        parts.append(progress.precision)
     if progress.loss is not None:
         parts.append(f"loss {format_loss(progress.loss)}")
+    if progress.learning_rate is not None:
+        parts.append(f"learning rate {progress.learning_rate:.4g}")
     if progress.loss_scale is not None:
         parts.append(f"loss scale {format_scale(progress.loss_scale)}")
     if progress.loss_scale is not None or progress.skipped_steps:

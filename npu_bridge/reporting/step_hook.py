@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.precision import policy_of_last_step
 
 _GraphKeys = tf.compat.v1.GraphKeys
 
 
 class Observation(NamedTuple):
-    """What one `session.run` of the training loop showed; `None` for what the graph does not have."""
+    """What one `session.run` of the training loop showed; `None` for what the graph does not have.
+
+    `precision` is the dtype the step was lowered to, or "float32"; None when nothing decides it for this session.
+    """
 
     loss: float | None
     loss_scale: float | None
     skipped: bool
+    learning_rate: float | None = None
+    precision: str | None = None
 
 
 class StepHook(tf.estimator.SessionRunHook):
@@ -37,6 +43,7 @@ class StepHook(tf.estimator.SessionRunHook):
     def __init__(self, loss: tf.Tensor | str | None = None):
         self._loss = loss
         self._fetches: dict[str, tf.Tensor] = {}
+        self._fixed_rate: float | None = None
         self._global_step = None
 
     def begin(self):
@@ -46,8 +53,11 @@ class StepHook(tf.estimator.SessionRunHook):
             "loss": self._find_loss(graph),
             "loss_scale": _latest(graph, LOSS_SCALE),
             "skipped": _latest(graph, STEP_SKIPPED),
+            "learning_rate": _latest(graph, LEARNING_RATE),
         }
-        self._fetches = {name: tensor for name, tensor in candidates.items() if tensor is not None}
+        self._fetches = {name: tensor for name, tensor in candidates.items() if isinstance(tensor, tf.Tensor)}
+        rate = candidates["learning_rate"]
+        self._fixed_rate = rate if isinstance(rate, float) else None
         self._global_step = tf.compat.v1.train.get_global_step(graph)
 
     def before_run(self, run_context):
@@ -57,7 +67,10 @@ class StepHook(tf.estimator.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         """Turns what came back into an `Observation`."""
-        self.on_step(run_context.session, _observe(run_values.results or {}))
+        policy = policy_of_last_step(run_context.session)
+        precision = None if policy is None else policy.low_dtype or "float32"
+        results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
+        self.on_step(run_context.session, _observe(results)._replace(precision=precision))
 
     def on_step(self, session, observation: Observation) -> None:
         """Called once per step, after it. Subclasses override this."""
@@ -95,4 +108,5 @@ def _observe(results: dict[str, Any]) -> Observation:
         loss=float(np.mean(results["loss"])) if "loss" in results else None,
         loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
         skipped=bool(results.get("skipped", False)),
+        learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
     )

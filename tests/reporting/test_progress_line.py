@@ -22,6 +22,12 @@ def test_line_with_everything():
     assert line == ("step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | 12.4 steps/s | ETA 15 s")
 
 
+def test_line_with_precision_and_learning_rate():
+    progress = Progress(120, 300, 5.81234, 65536.0, precision="bfloat16", learning_rate=1.25e-4)
+    parts = format_progress(progress).split(" | ")
+    assert parts[1:5] == ["bfloat16", "loss 5.8123", "learning rate 0.000125", "loss scale 2^16"]
+
+
 def test_line_leaves_out_what_is_not_known():
     assert format_progress(Progress(7)) == "step 7"
     assert format_progress(Progress(7, loss=2.0, steps_per_sec=4.0)) == "step 7 | loss 2.0000 | 4.00 steps/s"

@@ -56,8 +56,8 @@ def test_skipped_steps_of_a_settling_scale(estimator, tmp_path):
     assert progress.skipped_steps == 6
     assert out.getvalue().splitlines() == [
         "step skipped: gradients overflowed at loss scale 2^120; normal while a dynamic scale settles",
-        "step 0/3 (0 %) | loss 512.00 | loss scale 2^120 | skipped 1 step",
-        "step 3/3 (100 %) | loss 510.00 | loss scale 2^117 | skipped 6 steps",
+        "step 0/3 (0 %) | loss 512.00 | learning rate 9.537e-07 | loss scale 2^120 | skipped 1 step",
+        "step 3/3 (100 %) | loss 510.00 | learning rate 9.537e-07 | loss scale 2^117 | skipped 6 steps",
     ]
 
 

@@ -17,7 +17,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_run_config
-from npu_bridge.precision import Precision, PrecisionHook
+from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -139,6 +139,8 @@ class NPUEstimator(tf.estimator.Estimator):
         if ranks.rank > 0:
             saving_listeners = None  # they listen to the saver, which is on rank 0
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
+        if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
+            first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
             # Before the hooks that ask for the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
