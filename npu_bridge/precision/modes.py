@@ -17,8 +17,8 @@ class Policy(NamedTuple):
 
     Attributes:
       reach: "nothing"; "mixed": the operators TensorFlow's mixed precision lists allow, and what follows them;
-        "matrix": matrix products and convolutions alone, their results back in float32; "all": every
-        operator with a kernel in the low dtype.
+        "matrix": matrix products and convolutions alone, added up in float32, their results rounded to the low dtype
+        and back; "all": every operator with a kernel in the low dtype.
       low_dtype: "float16" or "bfloat16"; None when the reach is "nothing".
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options import TrainingOptions, environment, parse_accelerate_train_mode
+from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import exemptions, rewriter
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
@@ -59,7 +59,7 @@ class Precision:
             return
         rewriter.switch_on(session_config, self.low_dtype)
         missing = missing_units(self.low_dtype) if rewriter.device_kind() == "CPU" else None
-        if missing and self.low_dtype == FLOAT16 and environment.read_variable(rewriter.IMITATION) is None:
+        if missing and self.low_dtype == FLOAT16 and not rewriter.imitates(self.low or self.configured):
             mend = f"To compute in float32 on values rounded to float16, set {rewriter.IMITATION}=1."
             say_once(logging.WARNING, f"precision: float16 is far slower than float32 here, because {missing}. {mend}")
         elif missing:
@@ -83,7 +83,7 @@ class Precision:
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
         lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
-        return rewriter.variables_of(lists)
+        return rewriter.variables_of(lists, rewriter.imitates(policy))
 
     def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""

@@ -10,7 +10,8 @@ different precision. Facts about TensorFlow 2.15:
 - Operators that are fetched, or run as a target of their own, are left alone.
 - Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
 - On CPUs float16 is by default only imitated: float32 kernels on values rounded to float16. A variable makes the
-  kernels real; they are many times slower (64 times for 128x128 products on a CPU without float16 units).
+  kernels real; they are many times slower (64 times for 128x128 products on a CPU without float16 units), and they
+  add up in float16.
 """
 
 from __future__ import annotations
@@ -158,14 +159,21 @@ def lists_of(
     return Lists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
 
 
-def variables_of(lists: Lists) -> dict[str, str]:
-    """What the environment has to say while an executor is built, on top of what it says already.
+def imitates(policy: Policy) -> bool:
+    """Whether a CPU computes a policy by float32 kernels on values rounded to float16.
 
-    A user who sets the variable of the imitation gets the imitation.
+    That is what matrix operators with float16 inputs and float32 sums mean; for the others a user who sets TensorFlow's
+    variable decides.
     """
+    said = environment.read_variable(IMITATION)
+    return policy.reach == "matrix" if said is None else said.lower() not in ("0", "false")
+
+
+def variables_of(lists: Lists, imitation: bool = False) -> dict[str, str]:
+    """What the environment has to say while an executor is built, on top of what it says already."""
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
-    variables = {IMITATION: environment.read_variable(IMITATION) or "0"}
+    variables = {IMITATION: "1" if imitation else "0"}
     for name in _LISTS:
         # A denied type may stay denied; every other list loses what another list has got.
         lost = everywhere - wanted[name] - (lists.removed if name == "DENYLIST" else frozenset())

@@ -20,6 +20,8 @@ FLOAT16_MODES = [
     {"precision_mode_v2": "mixed_float16"},
     {"precision_mode": "force_fp16"},
     {"precision_mode_v2": "fp16"},
+]
+CUBE_MODES = [
     {"precision_mode": "force_fp32"},
     {"precision_mode": "cube_fp16in_fp32out"},
     {"precision_mode_v2": "cube_fp16in_fp32out"},
@@ -52,6 +54,46 @@ def test_matrix_products_in_float16(keys):
     nodes = train_step(precision_of(**keys))
     assert dtypes_of(nodes) == {"float16": 5}
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
+
+
+def products_of_rounded_values(nodes):
+    """Names of the matrix kernels in float32 whose inputs all come from values rounded to float16."""
+    cast_to = {node.name: node.attr["DstT"].type for node in nodes if node.op == "Cast"}
+    inputs = {node.name: [name.split(":")[0] for name in node.input if not name.startswith("^")] for node in nodes}
+
+    def is_rounded(name):
+        is_back = cast_to.get(name) == tf.float32.as_datatype_enum
+        return is_back and any(cast_to.get(other) == tf.float16.as_datatype_enum for other in inputs[name])
+
+    return {name for name in names_in(nodes, tf.float32) if all(map(is_rounded, inputs[name][:2]))}
+
+
+@pytest.mark.parametrize("keys", CUBE_MODES, ids=str)
+def test_matrix_products_of_float16_values(keys):
+    """A CPU's float16 kernels add up in float16; float16 in and float32 sums are float32 kernels on rounded values."""
+    nodes = train_step(precision_of(**keys))
+    assert dtypes_of(nodes) == {"float32": 5}
+    assert len(products_of_rounded_values(nodes)) == 5
+    assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
+
+
+def test_a_product_of_the_cube_mode_is_rounded_once():
+    random = np.random.RandomState(0)
+    left, right = random.randn(16, 300).astype("f"), random.randn(300, 8).astype("f")
+    with tf.Graph().as_default() as graph:
+        inputs = [tf1.placeholder(tf.float32, value.shape) for value in (left, right)]
+        result = tf.identity(tf.matmul(*inputs))
+
+    def product(precision, *values):
+        with session_of(graph, precision) as session:
+            return session.run(result, dict(zip(inputs, values)))
+
+    rounded = product(None, *(value.astype(np.float16).astype("f") for value in (left, right)))
+    cube = product(precision_of(precision_mode_v2="cube_fp16in_fp32out"), left, right)
+    np.testing.assert_array_equal(cube, rounded.astype(np.float16).astype("f"))
+    half = product(precision_of(precision_mode_v2="mixed_float16"), left, right)
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    assert np.abs(half - exact).max() > 5 * np.abs(cube - exact).max()
 
 
 @pytest.mark.parametrize("keys", BFLOAT16_MODES, ids=str)
@@ -102,10 +144,12 @@ def test_convolutions():
         loss = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(image, kernel, 1, "SAME")))
         train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
         init = tf1.global_variables_initializer()
-    for mode in ("mixed_float16", "cube_fp16in_fp32out"):
+    for mode, dtype in (("mixed_float16", "float16"), ("cube_fp16in_fp32out", "float32")):
         with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
             session.run(init)
-            assert dtypes_of(run_with_graph(session, train_op)[1], "Conv2D") == {"float16": 3}
+            nodes = run_with_graph(session, train_op)[1]
+            assert dtypes_of(nodes, "Conv2D") == {dtype: 3}
+            assert sum("CastToFp16" in node.name for node in nodes) >= 3
 
 
 def test_every_way_to_run_is_in_the_precision():
@@ -167,8 +211,9 @@ def test_keep_dtype_scope(mode):
     with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
         session.run(init)
         nodes = run_with_graph(session, total)[1]
-    assert names_in(nodes, tf.float16) == {"first", "last"}
-    assert names_in(nodes, tf.float32) == {"kept"}
+    lowered = products_of_rounded_values(nodes) if mode.startswith("cube") else names_in(nodes, tf.float16)
+    assert lowered == {"first", "last"}
+    assert names_in(nodes, tf.float32) - lowered == {"kept"}
 
 
 def test_keep_dtype_in_a_loop():

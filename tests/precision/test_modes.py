@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
+from npu_bridge.precision import Precision, rewriter
 from npu_bridge.precision.mixlist import Mixlist
 from npu_bridge.precision.modes import ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.processor import missing_units
@@ -51,6 +54,19 @@ def test_a_permission_is_used_where_it_gains():
     assert is_permission(permitted)
     assert policy_of(permitted, gains_from_float16=True) == Policy("matrix", "float16")
     assert policy_of(permitted, gains_from_float16=False) == ORIGINAL
+
+
+def test_bfloat16_on_a_gpu_stays_in_float32(monkeypatch, caplog):
+    """TensorFlow's rewriter knows float16 alone there."""
+    monkeypatch.setattr(rewriter, "device_kind", lambda: "GPU")
+    for keys in ({"precision_mode_v2": "mixed_bfloat16"}, {"experimental_accelerate_train_mode": "fast1|step"}):
+        precision, config = Precision(options(**keys)), tf.compat.v1.ConfigProto()
+        precision.prepare(config)
+        assert (precision.is_active, precision.switch, config.ByteSize()) == (False, None, 0)
+    precision, config = Precision(options(precision_mode_v2="mixed_float16")), tf.compat.v1.ConfigProto()
+    precision.prepare(config)
+    assert config.graph_options.rewrite_options.auto_mixed_precision == RewriterConfig.ON
+    assert policy_of(options(precision_mode="allow_fp32_to_fp16"), True).reach == "matrix"
 
 
 @pytest.mark.parametrize("mode", REFUSED)
