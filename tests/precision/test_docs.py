@@ -1,0 +1,35 @@
+"""The code of docs/precision.md runs as it stands."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_code_runs_as_it_stands(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(EXAMPLES[number], f"example {number} of docs/precision.md", "exec"), names)
+    if "callback" in names:
+        assert str(names["callback"].policy) == "the dtypes of the graph"
+    if "tell" in names:
+        assert "step 20/20 (100 %) | float32 | " in capsys.readouterr().out
+    if "level" in names:
+        assert names["make_loss_scale_manager"]().get_loss_scale() == 2.0**16
+
+
+def test_the_examples_are_all_there():
+    assert len(EXAMPLES) == 4
+
+
+def test_the_page_names_every_mode():
+    for mode in (*PRECISION_MODES, *PRECISION_MODES_V2):
+        assert f"`{mode}`" in PAGE, mode
