@@ -234,10 +234,8 @@ def _shape(rate: str) -> list[str]:
 
 def _outputs(logs: pathlib.Path) -> list[str]:
     """What the ranks have printed, from the folder of --log-dir."""
-    files = [path / "stdout" if path.is_dir() else path for path in logs.glob("rank*")]
-    by_rank = sorted(files, key=lambda path: int(re.findall(r"\d+", str(path.relative_to(logs)))[0]))
-    # Horovod's launcher writes the rank in front of every line of the files too.
-    return [re.sub(r"^\[\d+\]<stdout>:", "", path.read_text(), flags=re.MULTILINE) for path in by_rank]
+    by_rank = sorted(logs.glob("rank_*.log"), key=lambda path: int(path.stem.partition("_")[2]))
+    return [path.read_text().partition("\n")[2] for path in by_rank]  # the first line is the run's title
 
 
 def _namespace(name: str) -> str:

@@ -20,13 +20,14 @@ from npu_bridge.launch.doctor import doctor
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.hosts import Plan, plan_job
 from npu_bridge.launch.job import Outcome, run_ranks
+from npu_bridge.launch.plan import plan as plan_command
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
 # Sub-commands by name. A script that happens to be called like one is started as ./NAME.
-COMMANDS: dict[str, click.Command] = {"doctor": doctor}
+COMMANDS: dict[str, click.Command] = {"doctor": doctor, "plan": plan_command}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. "
-    "npu-run doctor says whether a run would work here, and what to mend.",
+    "npu-run doctor says whether a run would work here, and what to mend; npu-run plan predicts how fast it would be "
+    "on other numbers of ranks.",
 )
 @click.option(
     "-np",

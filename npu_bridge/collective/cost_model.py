@@ -1,0 +1,189 @@
+"""What a training step costs on n ranks: an alpha-beta model of ring all-reduces behind a backward pass.
+
+Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the other, each of B / n bytes:
+
+    transfer = overhead + 2 (n - 1) (latency + B / (n bandwidth)) + B / host rate
+
+A fragment starts when its last gradient is ready and the fragment before has arrived. What ends after the computation
+is exposed; the rest is hidden. Pure arithmetic: nothing here knows TensorFlow or Horovod.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES
+
+__all__ = ["MOST_FRAGMENTS", "Link", "Prediction", "Training", "best_cut", "predict", "step_secs", "transfer_secs"]
+
+# As many as the documented split strategies have.
+MOST_FRAGMENTS = 8
+# A backward pass computes two products for each one of the forward pass.
+_FORWARD_SHARE = 1.0 / 3.0
+# Another fragment has to be worth it: splits that are this close to the best one count as equal, and the one with the
+# fewest fragments wins.
+_CLOSE_ENOUGH = 1.005
+# Cuts are searched on so many pieces of equal size; more would be finer than what the model knows.
+_MOST_PIECES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The way between two neighbours of the ring, and what their machines do for it.
+
+    The last four numbers are ours. `efficiency`: of 1538 bytes of an Ethernet frame and its gap, 1448 are payload.
+    `host_bytes_per_sec`: packing, adding up and unpacking by Gloo on one processor core; two ranks on a machine of two
+    cores needed 60 ms for 80 MB beyond what the wire takes. `transfer_overhead_secs`: Horovod looks for new transfers
+    once in a millisecond. `message_overhead_secs`: waking up a thread at both ends.
+
+    Attributes:
+      bytes_per_sec: what the link is sold as.
+      latency_secs: one way; half of what ping says.
+    """
+
+    bytes_per_sec: float
+    latency_secs: float
+    efficiency: float = 0.94
+    host_bytes_per_sec: float = 1.5e9
+    transfer_overhead_secs: float = 1e-3
+    message_overhead_secs: float = 20e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A step of one rank.
+
+    Attributes:
+      gradient_bytes: bytes of all gradients, as they are computed.
+      compute_secs: time of the step on one rank, without communication.
+      tensors: number of gradients; a fragment holds at least one.
+      wire_share: bytes on the wire for each byte of a gradient: 1, or 0.5 for float32 that travels in 16 bits.
+    """
+
+    gradient_bytes: float
+    compute_secs: float = 0.0
+    tensors: int = 100
+    wire_share: float = 1.0
+
+
+class Prediction(NamedTuple):
+    """A step on a number of ranks; times in seconds.
+
+    Attributes:
+      ranks: how many.
+      communication_secs: all gradients in one transfer, behind nothing.
+      default_step_secs: the step with the split that is in force when none is set.
+      step_secs: the step with the best split.
+      exposed_secs: how much of it the computation does not cover.
+      percentages: the best split, shares of the gradients' bytes in the order they become ready.
+    """
+
+    ranks: int
+    communication_secs: float
+    default_step_secs: float
+    step_secs: float
+    exposed_secs: float
+    percentages: tuple[float, ...]
+
+
+def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: Link) -> float:
+    """How long it takes to sum gradients over the ranks in one transfer; 0.0 on one rank.
+
+    Before it, the ranks agree that all of them are ready: two rounds of the same ring with next to no bytes.
+    """
+    if ranks == 1:
+        return 0.0
+    messages = 2 * (ranks - 1)
+    message_secs = link.latency_secs + link.message_overhead_secs
+    wire_bytes = gradient_bytes * training.wire_share / ranks
+    on_wire = messages * (message_secs + wire_bytes / (link.bytes_per_sec * link.efficiency))
+    agreement = link.transfer_overhead_secs + 2 * messages * message_secs
+    return agreement + on_wire + gradient_bytes / link.host_bytes_per_sec
+
+
+def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Link) -> float:
+    """The time of a step whose gradients travel in fragments.
+
+    Gradients become ready evenly by bytes during the backward pass.
+
+    Args:
+      shares: of the gradients' bytes, one per fragment, in the order they become ready; they sum to 1.
+    """
+    arrived = 0.0
+    for share, ready in zip(shares, itertools.accumulate(shares)):
+        length = transfer_secs(share * training.gradient_bytes, ranks, training, link)
+        arrived = max(arrived, _ready_secs(ready, training)) + length
+    return max(arrived, training.compute_secs)
+
+
+def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
+    """The cut of equal pieces into fragments whose step is shortest.
+
+    Exact: how early a fragment can arrive depends on what came before only through when that arrived, so the best cut
+    into k fragments ends in a best cut into k - 1.
+
+    Args:
+      most_fragments: no more than that.
+    Returns:
+      Pieces in each fragment, as few fragments as come close to the best.
+    """
+    pieces = min(training.tensors, _MOST_PIECES)
+    if ranks == 1:
+        return [pieces]
+    lengths = [
+        transfer_secs(training.gradient_bytes * count / pieces, ranks, training, link) for count in range(pieces + 1)
+    ]
+    ready = [_ready_secs(count / pieces, training) for count in range(pieces + 1)]
+    arrivals = [[ready[end] + lengths[end] for end in range(pieces + 1)]]
+    starts: list[list[int]] = [[0] * (pieces + 1)]
+    for _ in range(1, min(most_fragments, pieces)):
+        row = [_earliest(end, arrivals[-1], ready, lengths) for end in range(pieces + 1)]
+        arrivals.append([arrived for arrived, _ in row])
+        starts.append([start for _, start in row])
+    times = [max(row[pieces], training.compute_secs) for row in arrivals]
+    fewest = next(number for number, secs in enumerate(times) if secs <= min(times) * _CLOSE_ENOUGH)
+    return _trace(starts, fewest, pieces)
+
+
+def predict(ranks: int, training: Training, link: Link) -> Prediction:
+    """Predicts the step on a number of ranks, with the best split and with the one in force without any."""
+    percentages = _percentages(best_cut(ranks, training, link))
+    secs = step_secs([share / 100.0 for share in percentages], ranks, training, link)
+    default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
+    return Prediction(
+        ranks,
+        transfer_secs(training.gradient_bytes, ranks, training, link),
+        step_secs([share / 100.0 for share in default], ranks, training, link),
+        secs,
+        secs - training.compute_secs,
+        percentages,
+    )
+
+
+def _ready_secs(share: float, training: Training) -> float:
+    """When so large a share of the gradients exists."""
+    return training.compute_secs * (_FORWARD_SHARE + (1.0 - _FORWARD_SHARE) * share)
+
+
+def _earliest(end, arrivals, ready, lengths):
+    """When `end` pieces can have arrived, given when fewer can in one fragment less; and where the last one starts."""
+    choices = ((max(arrivals[start], ready[end]) + lengths[end - start], start) for start in range(1, end))
+    return min(choices, default=(float("inf"), 0))
+
+
+def _trace(starts, number, end):
+    """Walks back through the starts of fragments; gives the pieces of each."""
+    sizes = []
+    for row in reversed(starts[: number + 1]):
+        sizes.append(end - row[end])
+        end = row[end]
+    return sizes[::-1]
+
+
+def _percentages(sizes: Sequence[int]) -> tuple[float, ...]:
+    """Shares with two decimals that make up exactly 100."""
+    hundredths = [10_000 * total // sum(sizes) for total in itertools.accumulate(sizes, initial=0)]
+    return tuple((after - before) / 100 for before, after in zip(hundredths, hundredths[1:]))

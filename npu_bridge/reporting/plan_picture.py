@@ -1,0 +1,65 @@
+"""A picture of a plan: step time over ranks, and how much of it is communication that nothing hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from npu_bridge.collective.cost_model import Prediction
+from npu_bridge.reporting.picture import MissingExtraError
+
+__all__ = ["draw_plan"]
+
+_INK, _QUIET, _GRID = "#1f2933", "#8592a3", "#e4e8ee"
+_STEP, _COMPUTE, _EXPOSED = "#1f6feb", "#0f8a72", "#d9480f"
+
+
+def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:
+    """Draws predictions into a PNG file.
+
+    Args:
+      predictions: in ascending order of ranks, at least one.
+      compute_secs: the step on one rank.
+      path: the file to write, overwritten if it exists.
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(
+            "draw_plan: matplotlib is not installed. Install it with: pip install 'npu-bridge[plot]'"
+        ) from error
+    figure = Figure(figsize=(10, 4.4), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    ranks = [prediction.ranks for prediction in predictions]
+    milliseconds = [1000 * prediction.step_secs for prediction in predictions]
+    unset = [1000 * prediction.default_step_secs for prediction in predictions]
+    floor = [1000 * compute_secs] * len(ranks)
+    axis.fill_between(
+        ranks, floor, milliseconds, color=_EXPOSED, alpha=0.18, linewidth=0, label="exposed communication"
+    )
+    axis.fill_between(ranks, 0, floor, color=_COMPUTE, alpha=0.18, linewidth=0, label="computation")
+    axis.plot(ranks, unset, color=_QUIET, linewidth=1.4, linestyle=(0, (4, 3)), label="step, unset split")
+    axis.plot(ranks, milliseconds, color=_STEP, linewidth=2.2, marker="o", markersize=4, label="step, best split")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ranks, [str(number) for number in ranks])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("ranks")
+    axis.set_ylabel("ms")
+    axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=_INK)
+    _tidy(axis)
+    figure.savefig(path, format="png")
+
+
+def _tidy(axis) -> None:
+    axis.grid(True, color=_GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.margins(x=0.01)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axis.spines[side].set_color(_QUIET)
+    axis.tick_params(colors=_INK, labelsize=9)
