@@ -10,6 +10,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.learning_rate import publish_learning_rate
+from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Step
 
@@ -39,9 +41,12 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         self._track_trackable(optimizer, "optimizer")
         for name, state in pipeline.state().items():
             self._track_trackable(state, name)
+        if pipeline.communicates:
+            mark_as_distributed(self)
         self._open_steps = []
         self._has_computed = False
 
+    @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
     def compute_gradients(
         self,
         loss,
@@ -78,6 +83,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         self._remember(step)
         return delivered
 
+    @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Applies gradients with the inner optimizer, if the pipeline's stages agree.
 
@@ -97,7 +103,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if updated:
             self._inner.prepare(updated)
         step.make_slots = lambda: self._inner.make_slots(updated)
-        return self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
+        update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
+        publish_learning_rate(self._inner.optimizer)
+        return update
 
     def get_slot(self, var, name):
         """The inner optimizer's slot `name` for `var`, or None."""
@@ -159,15 +167,14 @@ def _building_context():
 
 
 def _check_nesting(optimizer, pipeline, owner):
-    if not isinstance(optimizer, PipelineOptimizer) or not pipeline.communicates:
+    if not pipeline.communicates:
         return
-    inner = optimizer._pipeline
-    if inner.communicates:
+    if is_distributed(optimizer):
         raise ValueError(
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
             f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
         )
-    if inner.scales_loss:
+    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_loss:
         raise ValueError(
             f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
             f"check, update; got {type(optimizer).__name__} inside {owner}. Write "

@@ -10,8 +10,12 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
+from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
-from npu_bridge.options import environment, read_session_config
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.gradients.keras_optimizer import keras_optimizer
+from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.options import environment, of_graph, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
 
 __all__ = [
@@ -22,12 +26,15 @@ __all__ = [
     "get_npu_rank_id",
     "get_npu_rank_size",
     "init_resource",
+    "npu_callbacks_append",
     "npu_clear_session",
     "npu_config_proto",
     "npu_graph_options",
     "npu_hooks_append",
+    "npu_keras_optimizer",
     "npu_optimizer_options",
     "npu_run_config_init",
+    "npu_tf_optimizer",
     "set_keras_session_npu_config",
     "shutdown_resource",
 ]
@@ -191,18 +198,86 @@ def npu_hooks_append(hooks_list: Any = ()) -> list:
       ValueError: RANK_ID is set to something that is not a rank.
     """
     hook = NPUBroadcastGlobalVariablesHook(0, environment.declared_rank() or 0)
-    if isinstance(hooks_list, tuple):
-        hooks_list = list(hooks_list)
-    if not isinstance(hooks_list, list):
-        if hooks_list is not None:
+    return _appended(hooks_list, hook, "npu_hooks_append", "hooks_list")
+
+
+def npu_callbacks_append(callbacks_list: Any = ()) -> list:
+    """Adds the Keras callback that gives every rank the variables of rank 0.
+
+    Args:
+      callbacks_list: as `hooks_list` of `npu_hooks_append`.
+    Returns:
+      The list; its last element is an `NPUBroadcastGlobalVariablesCallback`.
+    """
+    callback = NPUBroadcastGlobalVariablesCallback(0)
+    return _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
+
+
+def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
+    """Short for `NPUDistributedOptimizer(opt)`."""
+    return NPUDistributedOptimizer(opt)
+
+
+def npu_keras_optimizer(
+    opt: Any,
+    loss_scale_manager: Any = None,
+    is_distributed: bool = True,
+    is_loss_scale: bool | None = None,
+    is_tailing_optimization: bool = False,
+) -> Any:
+    """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
+
+    With one argument it is `KerasDistributeOptimizer(opt)`. With a manager a step is that of `NPUOptimizer`, in `fit`
+    and with `get_scaled_loss` and `get_unscaled_gradients` around your own `tf.GradientTape`: a gradient that
+    overflows on some rank skips the step on every rank, and a skipped step changes nothing but the loss scale, not
+    even `iterations`. Keras shows the loss unscaled, and adds no loss scaling of its own to a mixed_float16 model.
+    `loss_scale`, `skipped_steps` and `last_step_skipped` can be read; they are saved with the model.
+
+    Args:
+      opt: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      loss_scale_manager, is_distributed: as in `NPUOptimizer`.
+      is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
+      is_tailing_optimization: as in `NPUOptimizer`.
+    Returns:
+      A Keras optimizer of the generation of `opt`.
+    Raises:
+      TypeError: `opt` is not a Keras optimizer, or the manager is no manager.
+      ValueError: `opt` averages gradients or scales the loss itself, or `is_loss_scale` without a manager.
+    """
+    owner = "npu_keras_optimizer"
+    is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
+    if is_loss_scale and not hasattr(loss_scale_manager, "update_loss_scale"):
+        kind = ValueError if loss_scale_manager is None else TypeError
+        raise kind(
+            f"{owner}: is_loss_scale needs a manager. Expected loss_scale_manager to be a FixedLossScaleManager or an "
+            f"ExponentialUpdateLossScaleManager; got {loss_scale_manager!r}. Pass one, or is_loss_scale=False."
+        )
+    if loss_scale_manager is not None and not is_loss_scale:
+        _LOG.info("%s: loss_scale_manager has no effect because is_loss_scale is False.", owner)
+    of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
+    settings = KerasSettings(
+        name="NpuKerasOptimizer",
+        manager=loss_scale_manager if is_loss_scale else None,
+        is_distributed=is_distributed,
+        is_tailing_optimization=is_tailing_optimization,
+    )
+    return keras_optimizer(opt, settings, owner)
+
+
+def _appended(given: Any, addition: Any, owner: str, argument: str) -> list:
+    if isinstance(given, tuple):
+        given = list(given)
+    if not isinstance(given, list):
+        if given is not None:
             _LOG.warning(
-                "npu_hooks_append: hooks_list is not a list. Expected a list of hooks; got %s, which is left out. "
-                "Pass a list.",
-                type(hooks_list).__name__,
+                "%s: %s is not a list. Expected a list; got %s, which is left out. Pass a list.",
+                owner,
+                argument,
+                type(given).__name__,
             )
-        hooks_list = []
-    hooks_list.append(hook)
-    return hooks_list
+        given = []
+    given.append(addition)
+    return given
 
 
 def _normalised_copy(config: Any) -> tf.compat.v1.ConfigProto:

@@ -1,0 +1,128 @@
+"""Keras callbacks of the documented interface."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+
+__all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
+
+
+class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
+    """Gives every rank the values that `root_rank` starts with, before the first batch of training.
+
+    All that belongs to training is sent: weights, batch statistics, metrics, and the optimizer with its slots, its
+    learning rate, the loss scale and its counters. So a job in which only `root_rank` loaded a model goes on from there
+    on every rank. It happens once in the life of this object; evaluation does not count. A model without an input
+    shape has no weights before its first batch; then it happens after that. With one rank nothing happens.
+
+    Args:
+      root_rank: the rank whose values are sent.
+    Raises:
+      ValueError: `root_rank` is not a rank; at the first batch, when the ranks do not have the same variables.
+    Ranks: collective; every rank needs this callback, with the same `root_rank`.
+    """
+
+    def __init__(self, root_rank):
+        super().__init__()
+        self._root_rank = root_rank
+        self._is_done = False
+        size = collective.current().size
+        if size > 1 and root_rank not in range(size):
+            raise ValueError(
+                f"NPUBroadcastGlobalVariablesCallback: root_rank is not a rank. Expected an integer from 0 to "
+                f"{size - 1}; got {root_rank!r}. Use 0."
+            )
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self._is_done and (not tf.executing_eagerly() or self.model.built):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._is_done:
+            self._broadcast()
+
+    def _broadcast(self):
+        self._is_done = True
+        if collective.current().size == 1:
+            return
+        if tf.executing_eagerly():
+            _broadcast_eagerly(_variables_of(self.model), self._root_rank)
+            return
+        session = tf.compat.v1.keras.backend.get_session()
+        session.run(broadcast_global_variables(self._root_rank))
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Assigns every initialised variable of the Keras graph the value it has on `root_rank`.
+
+    Args:
+      root_rank: the rank whose values are sent.
+    Returns:
+      The op to run in the Keras session.
+    Raises:
+      RuntimeError: executing eagerly, where no list of all variables exists.
+      ValueError: the ranks do not have the same variables.
+    Ranks: collective, this call as well as the op.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "npu_callbacks.broadcast_global_variables: there is no list of all variables when executing eagerly. "
+            "Expected a TF 1 graph; got eager execution. Pass NPUBroadcastGlobalVariablesCallback to fit."
+        )
+    session = tf.compat.v1.keras.backend.get_session()  # initialises the variables that Keras knows
+    with session.graph.as_default():
+        variables = tf.compat.v1.global_variables()
+        are_ready = session.run([tf.compat.v1.is_variable_initialized(variable) for variable in variables])
+        ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
+        _check_alike(ready, session.run)
+        return tf.group(*_assignments(ready, root_rank))
+
+
+def _broadcast_eagerly(variables, root_rank):
+    _check_alike(variables, lambda tensor: tensor.numpy())
+    _assignments(variables, root_rank)
+
+
+def _assignments(variables, root_rank):
+    communicator = collective.current()
+    # Named by position: Keras numbers names by what a process has built before, which may differ between ranks.
+    return [
+        variable.assign(communicator.broadcast(tf.convert_to_tensor(variable), root_rank, f"keras_variable_{position}"))
+        for position, variable in enumerate(variables)
+    ]
+
+
+def _check_alike(variables, run):
+    """A broadcast of different lists would wait for ever, or mix variables up."""
+    communicator = collective.current()
+    text = ";".join(f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables)
+    own = [communicator.rank, len(variables), zlib.crc32(text.encode())]
+    answers = run(communicator.all_gather(tf.constant([own], tf.int64), "keras_variables_alike"))
+    root = answers[0]
+    for rank, count, digest in answers:
+        if (count, digest) != (root[1], root[2]):
+            raise ValueError(
+                f"NPUBroadcastGlobalVariablesCallback: rank {rank} trains other variables. Expected the {root[1]} "
+                f"variables of rank 0, with their shapes and dtypes; got {count}. Build and compile the same model on "
+                f"every rank; if one loads a saved model, the others need its optimizer too."
+            )
+
+
+def _variables_of(model):
+    """Everything training changes, in an order that is the same on every rank; the optimizer's slots are made."""
+    optimizer = model.optimizer
+    if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        optimizer._create_all_weights(model.trainable_variables)
+    else:
+        optimizer.build(model.trainable_variables)
+    own = optimizer.variables
+    found = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
+    found += own() if callable(own) else own
+    # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
+    found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
+    return list({id(variable): variable for variable in found}.values())

@@ -1,0 +1,125 @@
+"""Making an existing optimizer average its gradients over the ranks, without a wrapper around it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.gradients.all_reduce import AllReduce
+from npu_bridge.gradients.keras_journey import KerasJourney
+from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.pipeline import Pipeline
+
+_LOG = logging.getLogger(__name__)
+_NAME = "Npu_Distributed_optimizer"
+
+
+def distribute_in_place(optimizer: Any, owner: str) -> Any:
+    """Replaces the methods of one optimizer that give or take gradients by ones that average them over the ranks.
+
+    An optimizer that averages them already is left as it is.
+
+    Args:
+      optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
+      owner: who asks, for messages.
+    Returns:
+      The same object. The number of ranks is looked at now: one process alone changes nothing.
+    Raises:
+      TypeError: it is no such optimizer.
+    """
+    families = (
+        tf.compat.v1.train.Optimizer,
+        tf.keras.optimizers.legacy.Optimizer,
+        tf.keras.optimizers.Optimizer,
+    )
+    if not isinstance(optimizer, families):
+        raise TypeError(
+            f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or the "
+            f"name of one; got {optimizer!r} of type {type(optimizer).__name__}. Pass the optimizer object itself."
+        )
+    if is_distributed(optimizer):
+        _LOG.warning("%s: %s averages its gradients already and stays as it is.", owner, type(optimizer).__name__)
+        return optimizer
+    mark_as_distributed(optimizer)
+    if collective.current().size > 1:
+        _replace_methods(optimizer, owner)
+    return optimizer
+
+
+def _replace_methods(optimizer, owner):
+    once = _Once(owner)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        once.giving_pairs(optimizer, "compute_gradients", _NAME)
+    elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
+        once.giving_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
+        once.giving_pairs(optimizer, "_compute_gradients", f"{_NAME}_compute_grads")
+        once.before_update(optimizer, "_aggregate_gradients", f"{_NAME}_apply_grads")
+    else:
+        once.giving_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
+        once.before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
+
+
+class _Once:
+    """Methods of one optimizer that average gradients, each gradient once, though some call one another."""
+
+    def __init__(self, owner):
+        self._owner = owner
+        self._journeys = []
+        self._is_inside = False
+
+    def giving_pairs(self, optimizer, method_name, name):
+        """Replaces a method that returns (gradient, variable) pairs."""
+        original, journey = getattr(optimizer, method_name), self._journey(name)
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(original)
+        def method(*arguments, **keywords):
+            pairs = self._call(original, arguments, keywords)
+            return pairs if self._is_inside else journey.combined_once(pairs)
+
+        object.__setattr__(optimizer, method_name, method)
+
+    def giving_gradients(self, optimizer, method_name, name):
+        """Replaces a method `(loss, params)` that returns gradients."""
+        original, journey = getattr(optimizer, method_name), self._journey(name)
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(original)
+        def method(loss, params):
+            gradients = self._call(original, (loss, params), {})
+            if self._is_inside:
+                return gradients
+            return [grad for grad, _ in journey.combined_once(list(zip(gradients, tf.nest.flatten(params))))]
+
+        object.__setattr__(optimizer, method_name, method)
+
+    def before_update(self, optimizer, method_name, name):
+        """Replaces the method that every update sends its pairs through."""
+        original, journey = getattr(optimizer, method_name), self._journey(name)
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(original)
+        def method(grads_and_vars):
+            pairs = list(grads_and_vars)
+            if not any([earlier.forget(pairs) for earlier in self._journeys]):
+                pairs = journey.combined_once(pairs)
+                journey.forget(pairs)
+            return original(pairs)
+
+        object.__setattr__(optimizer, method_name, method)
+
+    def _journey(self, name):
+        journey = KerasJourney(Pipeline([AllReduce(name)]), None, self._owner)
+        self._journeys.append(journey)
+        return journey
+
+    def _call(self, original, arguments, keywords):
+        was_inside, self._is_inside = self._is_inside, True
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            self._is_inside = was_inside

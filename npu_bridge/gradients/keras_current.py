@@ -1,0 +1,91 @@
+"""Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`) with a pipeline."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+
+_LOG = logging.getLogger(__name__)
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
+    """Takes gradients through a pipeline and updates with an optimizer of the current generation."""
+
+    @tf.autograph.experimental.do_not_convert
+    def compute_gradients(self, loss, var_list, tape=None):
+        """Gradients averaged over the ranks; arguments as in `tf.keras.optimizers.Optimizer`."""
+        return self._journey.differentiate(
+            loss, tape, lambda scaled, tape: self._optimizer.compute_gradients(scaled, var_list, tape=tape)
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def aggregate_gradients(self, grads_and_vars):
+        """Averages gradients over the ranks, unless they are averages already."""
+        return self._journey.combined_once(grads_and_vars)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
+        """Updates the variables, if the pipeline agrees.
+
+        Args:
+          grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
+          name: name of the update.
+          skip_gradients_aggregation: True leaves the gradients what they are.
+          **kwargs: `experimental_aggregate_gradients`, the opposite of the former.
+        Returns:
+          The count of updates, a variable; in a TF 1 graph the op that updates.
+        """
+        pairs = list(grads_and_vars)
+        is_skipping = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
+        if not is_skipping:
+            pairs = self.aggregate_gradients(pairs)
+        if building_graph():
+            return self._journey.apply(
+                pairs, lambda: adapt(self._optimizer, self.name).apply_gradients(pairs, None, name)
+            )
+        keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
+        self._journey.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords, **kwargs))
+        return self.iterations
+
+    def get_updates(self, loss, params):
+        """Refuses to train in Keras' TF 1 mode, which knows the legacy generation only."""
+        raise ValueError(
+            f"{self.name}: Keras trains in TF 1 graphs with legacy optimizers only. Expected a "
+            f"tf.keras.optimizers.legacy.Optimizer inside; got {type(self._optimizer).__name__}. Write "
+            f"tf.keras.optimizers.legacy.{type(self._optimizer).__name__}(...)."
+        )
+
+    @property
+    def variables(self):
+        """The inner optimizer's variables, then those of the pipeline's stages."""
+        return type(self._optimizer.variables)([*self._optimizer.variables, *self.state_variables])
+
+    def load_own_variables(self, store):
+        """Takes the values a `.keras` file holds; one that was saved without loss scaling has none for it."""
+        if self.state_variables and len(store.keys()) == len(self._inner_variables()):
+            _LOG.warning("%s: the file holds no loss scale; it starts from its initial value.", self.name)
+            self._optimizer.load_own_variables(store)
+        else:
+            super().load_own_variables(store)
+
+    def get_config(self):
+        return {**super().get_config(), "is_legacy_optimizer": False}
+
+    _compute_current_learning_rate = delegated("_compute_current_learning_rate")
+    add_variable = delegated("add_variable")
+    add_variable_from_reference = delegated("add_variable_from_reference")
+    build = delegated("build")
+    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
+    finalize_variable_values = delegated("finalize_variable_values")
+    update_step = delegated("update_step")
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class CurrentLossScaleOptimizer(ScalesLoss, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+    """The same with loss scaling; Keras takes it for one of its own and adds none."""

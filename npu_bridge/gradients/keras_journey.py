@@ -1,0 +1,154 @@
+"""The way of a Keras optimizer's gradients through a pipeline, whatever the generation of the optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from npu_bridge import collective
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stage import Step
+from npu_bridge.options.errors import message, say_once
+
+
+class KerasJourney:
+    """Takes gradients through a pipeline once, by whichever of Keras' doors they come.
+
+    They come through `minimize` or `compute_gradients`, from a `tf.GradientTape` straight to `apply_gradients`, or
+    from a tape whose loss and gradients went through `scaled_loss` and `unscaled`.
+
+    Args:
+      pipeline: the stages.
+      inner: the optimizer that updates; None when only gradients are worked on.
+      owner: name for messages.
+    """
+
+    def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
+        self._pipeline = pipeline
+        self._inner = inner
+        self._owner = owner
+        self._open = OpenSteps()
+
+    def differentiate(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
+        """Gradients of the unscaled loss, averaged over the ranks.
+
+        Args:
+          loss: tensor, or a callable that returns one.
+          tape: the `tf.GradientTape` that recorded a tensor `loss`; None in a TF 1 graph or with a callable.
+          differentiate: gives the pairs of (gradient, variable) of the loss and tape it is called with.
+        Returns:
+          Pairs in the same order.
+        Ranks: collective where the pipeline communicates.
+        """
+        step = self._pipeline.begin()
+        if not callable(loss):
+            collections.publish(collections.UNSCALED_LOSS, loss)
+        return self._combined(step, differentiate(self._scaled(loss, tape, step), tape))
+
+    def combined_once(self, grads_and_vars: Sequence) -> list:
+        """This rank's gradients to those of the job, unless they went that way before; then they stay what they are."""
+        pairs = list(grads_and_vars)
+        return pairs if self._open.find(pairs) is not None else self._combined(self._unscaled_step(), pairs)
+
+    def forget(self, grads_and_vars: Sequence) -> bool:
+        """True when these gradients went through the pipeline; the next time they are new ones."""
+        return self._open.take(list(grads_and_vars)) is not None
+
+    def apply(self, grads_and_vars: Sequence, update: Callable[[], Any]) -> Any:
+        """Runs the update, if the pipeline's stages agree.
+
+        Args:
+          grads_and_vars: what the update will use.
+          update: makes the update.
+        Returns:
+          As `Pipeline.apply`.
+        """
+        pairs = list(grads_and_vars)
+        step = self._open.take(pairs) or self._unscaled_step()
+        step.grads_and_vars = pairs
+        updated = [variable for grad, variable in pairs if grad is not None]
+        self._inner.prepare([variable for _, variable in pairs])
+        step.make_slots = lambda: self._inner.make_slots(updated)
+        return self._pipeline.apply(step, update)
+
+    def scaled_loss(self, loss: Any) -> Any:
+        """The loss to differentiate with a tape of your own; a callable gives a callable."""
+        if callable(loss):
+            return lambda: self.scaled_loss(loss())
+        step = self._pipeline.begin()
+        self._open.begin(step)
+        return self._pipeline.scale(loss, step)
+
+    def unscaled(self, gradients: Sequence) -> list:
+        """Gradients of a scaled loss to gradients of the job in true units; a None stays None.
+
+        Ranks: collective where the pipeline communicates.
+        """
+        step = self._open.take_begun() or self._pipeline.begin()
+        pairs = [(grad, _Anonymous(position, grad)) for position, grad in enumerate(gradients)]
+        return [grad for grad, _ in self._combined(step, pairs, has_variables=False)]
+
+    def _scaled(self, loss, tape, step):
+        if not self._pipeline.scales_loss:
+            return loss
+        if callable(loss):
+            return lambda: self._pipeline.scale(loss(), step)
+        with contextlib.nullcontext() if tape is None else tape:
+            return self._pipeline.scale(loss, step)
+
+    def _combined(self, step, grads_and_vars, has_variables=True):
+        self._check_compilation()
+        pairs = list(grads_and_vars)
+        combined = self._pipeline.combine(step, pairs)
+        self._open.keep(step, [variable for _, variable in pairs] if has_variables else None)
+        return combined
+
+    def _unscaled_step(self):
+        """A step for gradients that nobody brought here before."""
+        if self._open.take_begun() is not None:
+            raise ValueError(
+                message(
+                    self._owner,
+                    "these gradients are still multiplied by the loss scale",
+                    "get_unscaled_gradients after get_scaled_loss",
+                    "get_scaled_loss alone",
+                    "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables)).",
+                )
+            )
+        if self._pipeline.scales_loss:
+            say_once(
+                logging.WARNING,
+                f"{self._owner}: the loss was not scaled, because gradients came from elsewhere. Call minimize, or "
+                f"get_scaled_loss and get_unscaled_gradients around your tape.",
+            )
+        return Step()
+
+    def _check_compilation(self):
+        if not self._pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
+            return
+        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise ValueError(
+                message(
+                    self._owner,
+                    "a step that is compiled as a whole cannot exchange gradients",
+                    "jit_compile=False with several ranks",
+                    "jit_compile=True",
+                    "Leave it out of model.compile, or compile only the model's own layers with tf.function.",
+                )
+            )
+
+
+class _Anonymous:
+    """Stands for a variable while only its gradient is known."""
+
+    def __init__(self, position, grad):
+        self.name = f"gradient {position}"
+        self.shape = tf.TensorShape(None) if grad is None else grad.shape

@@ -1,0 +1,90 @@
+"""Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`) with a pipeline."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+
+_Base = tf.keras.optimizers.legacy.Optimizer
+# In a TF 1 graph Keras asks for this very class when it decides whether a mixed_float16 model needs loss scaling.
+_KerasLossScaling = next(
+    scaling for scaling in tf.keras.mixed_precision.LossScaleOptimizer.__subclasses__() if issubclass(scaling, _Base)
+)
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class LegacyPipelineOptimizer(AroundKeras, _Base):
+    """Takes gradients through a pipeline and updates with a legacy optimizer; also in TF 1 graphs."""
+
+    _HAS_AGGREGATE_GRAD = True
+
+    @tf.autograph.experimental.do_not_convert
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        return self._journey.differentiate(
+            loss,
+            tape,
+            lambda scaled, tape: self._optimizer._compute_gradients(scaled, var_list, grad_loss, tape=tape),
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def get_gradients(self, loss, params):
+        """Gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
+        params = tf.nest.flatten(params)
+        pairs = self._journey.differentiate(
+            loss, None, lambda scaled, _: list(zip(self._optimizer.get_gradients(scaled, params), params))
+        )
+        return [grad for grad, _ in pairs]
+
+    @tf.autograph.experimental.do_not_convert
+    def _aggregate_gradients(self, grads_and_vars):
+        return self._journey.combined_once(grads_and_vars)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        """Updates the variables, if the pipeline agrees.
+
+        Args:
+          grads_and_vars: pairs; gradients that were not averaged over the ranks before are averaged now.
+          name: name of the update.
+          experimental_aggregate_gradients: False leaves the gradients what they are.
+        Returns:
+          The op that updates; its value when executed eagerly, None if loss scaling gates it.
+        """
+        pairs = list(grads_and_vars)
+        if experimental_aggregate_gradients:
+            pairs = self._aggregate_gradients(pairs)
+        self._make_variables(pairs)
+        keywords = {} if experimental_aggregate_gradients else {"experimental_aggregate_gradients": False}
+        return self._journey.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords))
+
+    def _make_variables(self, pairs):
+        """Makes in a function what would else be made inside the gate, and be named after it."""
+        if self._settings.manager is not None and not tf.executing_eagerly() and not building_graph():
+            with tf.name_scope(self._optimizer._name), tf.init_scope():
+                self._create_all_weights([variable for grad, variable in pairs if grad is not None])
+
+    def variables(self):
+        """The inner optimizer's variables, then those of the pipeline's stages."""
+        return [*self._optimizer.variables(), *self.state_variables]
+
+    @property
+    def weights(self):
+        return self.variables()
+
+    _create_all_weights = delegated("_create_all_weights")
+    _create_hypers = delegated("_create_hypers")
+    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")
+    _get_hyper = delegated("_get_hyper")
+    _restore_slot_variable = delegated("_restore_slot_variable")
+    _set_hyper = delegated("_set_hyper")
+    add_slot = delegated("add_slot")
+    add_weight = delegated("add_weight")
+    get_slot = delegated("get_slot")
+    get_slot_names = delegated("get_slot_names")
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class LegacyLossScaleOptimizer(ScalesLoss, LegacyPipelineOptimizer, _KerasLossScaling):
+    """The same with loss scaling; Keras takes it for one of its own and adds none."""

@@ -1,0 +1,80 @@
+"""A pipeline around a Keras optimizer, as a Keras optimizer of the same generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.keras_current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
+from npu_bridge.gradients.keras_legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
+from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.keras_shared import AroundKeras
+from npu_bridge.gradients.nesting import is_distributed
+from npu_bridge.options.errors import message
+
+PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
+
+
+def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
+    """Puts a pipeline around a Keras optimizer.
+
+    Args:
+      optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      settings: what to do with its gradients.
+      owner: who asks, for messages.
+    Returns:
+      An optimizer of the same generation. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer`
+      too, so that Keras adds no second one.
+    Raises:
+      TypeError: `optimizer` is none of Keras.
+      ValueError: it averages gradients or scales the loss itself.
+    """
+    is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
+    if not is_legacy and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise TypeError(
+            message(
+                owner,
+                "that is not a Keras optimizer",
+                "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer",
+                f"{optimizer!r} of type {type(optimizer).__name__}",
+                "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer.",
+            )
+        )
+    _check_nesting(optimizer, settings, owner)
+    if settings.manager is None:
+        return (LegacyPipelineOptimizer if is_legacy else CurrentPipelineOptimizer)(optimizer, settings)
+    return (LegacyLossScaleOptimizer if is_legacy else CurrentLossScaleOptimizer)(optimizer, settings)
+
+
+def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None) -> Any:
+    """Makes an optimizer from what its `get_config` returned, whatever its class was."""
+    is_legacy = config.get("is_legacy_optimizer", True)
+    generation = LegacyPipelineOptimizer if is_legacy else CurrentPipelineOptimizer
+    if config["manager"] is not None:
+        generation = LegacyLossScaleOptimizer if is_legacy else CurrentLossScaleOptimizer
+    return generation.from_config(config, custom_objects)
+
+
+def _check_nesting(optimizer, settings, owner):
+    if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+        raise ValueError(
+            message(
+                owner,
+                "loss scaling must be outside the reduction, and happen once",
+                "the optimizer that updates the variables",
+                type(optimizer).__name__,
+                "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
+                "LossScaleOptimizer(npu_keras_optimizer(opt)).",
+            )
+        )
+    if isinstance(optimizer, AroundKeras) or (settings.is_distributed and is_distributed(optimizer)):
+        raise ValueError(
+            message(
+                owner,
+                "the gradients would be averaged over the ranks twice",
+                "one distributed optimizer",
+                f"{type(optimizer).__name__}, which is one",
+                "Pass the optimizer that it wraps.",
+            )
+        )

@@ -1,0 +1,85 @@
+"""What a Keras optimizer with a pipeline is made of, in a form that can be saved with a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.all_reduce import AllReduce
+from npu_bridge.gradients.loss_scaling import LossScaling
+from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
+from npu_bridge.gradients.overflow import OverflowCheck
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.skip_record import SkipRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasSettings:
+    """The arguments of one optimizer.
+
+    Attributes:
+      name: name of the optimizer, and prefix of its transfers' names.
+      manager: the loss-scale manager; None for no loss scaling.
+      is_distributed: average gradients over the ranks.
+      is_tailing_optimization: decide about a step before the last fragment travels; needs both of the above.
+    """
+
+    name: str
+    manager: Any = None
+    is_distributed: bool = True
+    is_tailing_optimization: bool = False
+
+    def pipeline(self) -> Pipeline:
+        """The stages these settings stand for."""
+        averaging = [AllReduce(self.name)] if self.is_distributed else []
+        if self.manager is None:
+            return Pipeline(averaging)
+        check = OverflowCheck(
+            self.name,
+            is_joint=self.is_distributed,
+            judges_local=self.is_distributed,
+            decides_early=self.is_distributed and self.is_tailing_optimization,
+        )
+        return Pipeline([LossScaling(self.manager), *averaging, check, NarrowVariableGuard(), SkipRecord()])
+
+    def to_config(self) -> dict:
+        """The settings as JSON knows them.
+
+        Raises:
+          TypeError: the manager cannot be saved.
+        """
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**config, "manager": None if self.manager is None else _config_of(self.manager, self.name)}
+
+    @classmethod
+    def from_config(cls, config: dict) -> KerasSettings:
+        """The counterpart of `to_config`; other keys are left alone."""
+        arguments = {field.name: config[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**arguments, "manager": config["manager"] and _made_from(config["manager"])})
+
+
+# Keras writes one form of nested objects into .keras files and another into older ones, and reads the wrong one in
+# .h5 files. This form is the same everywhere.
+def _config_of(manager, owner):
+    made_by = type(manager)
+    if not hasattr(manager, "get_config"):
+        raise TypeError(
+            f"{owner}: the loss-scale manager cannot be saved with the model. Expected a class with get_config and "
+            f"from_config; got {made_by.__name__}. Give it both, or save weights only."
+        )
+    return {
+        "module": made_by.__module__,
+        "class_name": made_by.__name__,
+        "registered_name": tf.keras.utils.get_registered_name(made_by),
+        "config": manager.get_config(),
+    }
+
+
+def _made_from(config):
+    made_by = tf.keras.utils.get_registered_object(config["registered_name"])
+    if made_by is None:
+        made_by = getattr(importlib.import_module(config["module"]), config["class_name"])
+    return made_by.from_config(config["config"])

@@ -1,0 +1,169 @@
+"""What Keras optimizers with a pipeline have in common, whatever their generation."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.keras_journey import KerasJourney
+from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.nesting import mark_as_distributed
+
+_OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_journey", "_state", "_averages_over_ranks")
+
+
+# AutoGraph would translate this package when a user's tf.function calls into it: for half a minute, to no effect.
+def delegated(name: str):
+    """A method that is the inner optimizer's method of that name."""
+
+    @tf.autograph.experimental.do_not_convert
+    def method(self, *arguments, **keywords):
+        return getattr(self._optimizer, name)(*arguments, **keywords)
+
+    method.__name__ = name
+    return method
+
+
+class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
+    """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
+
+    The base class is never initialised: the state is the inner optimizer's. For checkpoints too this object is the
+    inner optimizer, with the state of the pipeline's stages added, so that a checkpoint of the bare optimizer can be
+    continued with this one and the other way round.
+
+    Args:
+      optimizer: the inner optimizer, of this generation.
+      settings: what to do with its gradients.
+    """
+
+    def __init__(self, optimizer: Any, settings: KerasSettings):
+        super().__init__(optimizer)
+        pipeline = settings.pipeline()
+        self._optimizer = optimizer
+        self._settings = settings
+        self._journey = KerasJourney(pipeline, adapt(optimizer, settings.name), settings.name)
+        self._state = pipeline.state()
+        if settings.is_distributed:
+            mark_as_distributed(self)
+        for name, part in self._state.items():
+            optimizer._track_trackable(part, name, overwrite=True)
+        for variable in self.state_variables:
+            if building_graph():  # a Keras session initialises the variables it is told about, and no others
+                tf.keras.__internal__.backend.track_variable(variable)
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The optimizer that updates the variables."""
+        return self._optimizer
+
+    @property
+    def state_variables(self) -> list:
+        """Variables of the pipeline's stages: loss scale, its counters, skipped steps."""
+        parts = self._state.values()
+        return [var for part in parts for var in (part.variables if isinstance(part, tf.Module) else [part])]
+
+    @property
+    def name(self) -> str:
+        return self._settings.name
+
+    @property
+    def _name(self):  # where the legacy generation keeps it
+        return self._settings.name
+
+    @property
+    def iterations(self):
+        """The inner optimizer's count of updates; a skipped step is none."""
+        return self._optimizer.iterations
+
+    def get_config(self) -> dict:
+        """The inner optimizer and the settings, as JSON knows them."""
+        return {"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The counterpart of `get_config`."""
+        inner = dict(config["optimizer"])
+        optimizer = tf.keras.optimizers.deserialize(
+            inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
+        )
+        return cls(optimizer, KerasSettings.from_config(config))
+
+    def set_weights(self, weights):
+        """Sets the inner optimizer's variables and then, if there are as many values, those of the stages."""
+        count = len(weights) - len(self.state_variables)
+        is_whole = count == len(self._inner_variables())
+        self._optimizer.set_weights(weights[:count] if is_whole else weights)
+        if is_whole:
+            tf.keras.backend.batch_set_value(list(zip(self.state_variables, weights[count:])))
+
+    def _inner_variables(self):
+        variables = self._optimizer.variables
+        return list(variables() if callable(variables) else variables)
+
+    def __getattr__(self, name):
+        if name in _OWN_ATTRIBUTES or name.startswith("__"):  # missing while an object is copied
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name, value):
+        # Hyper-parameters are the inner optimizer's; a method replaced on this object stays here.
+        is_own = name in _OWN_ATTRIBUTES
+        if is_own or isinstance(inspect.getattr_static(type(self), name, None), types.FunctionType):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __dir__(self):
+        # Keras saves the optimizers it finds among the attributes; the inner one is saved as this one.
+        names = {*object.__dir__(self), *dir(self._optimizer)}
+        return sorted(names - {*_OWN_ATTRIBUTES, "inner_optimizer"})
+
+
+class ScalesLoss:
+    """Adds what an optimizer with loss scaling offers, as `tf.keras.mixed_precision.LossScaleOptimizer` does."""
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The scale of the next step, a float32 scalar."""
+        return tf.convert_to_tensor(self._settings.manager.get_loss_scale())
+
+    @property
+    def skipped_steps(self) -> tf.Tensor:
+        """How many steps were skipped so far, an int64 scalar."""
+        return tf.convert_to_tensor(self._state["skipped_steps"])
+
+    @property
+    def last_step_skipped(self) -> tf.Tensor:
+        """Whether the last step was skipped, a boolean scalar."""
+        return tf.convert_to_tensor(self._state["last_step_skipped"])
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale can move."""
+        return bool(getattr(self._settings.manager, "variables", ()))
+
+    @tf.autograph.experimental.do_not_convert
+    def get_scaled_loss(self, loss):
+        """The loss to differentiate with a tape of your own.
+
+        Args:
+          loss: tensor, or a callable that returns one.
+        Returns:
+          The same, multiplied by the loss scale.
+        """
+        return self._journey.scaled_loss(loss)
+
+    @tf.autograph.experimental.do_not_convert
+    def get_unscaled_gradients(self, grads):
+        """Gradients in true units, averaged over the ranks: clip these, and give them to `apply_gradients`.
+
+        Args:
+          grads: list of gradients of a scaled loss, or None.
+        Ranks: collective with several ranks.
+        """
+        return self._journey.unscaled(grads)

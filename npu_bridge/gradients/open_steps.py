@@ -1,0 +1,108 @@
+"""Recognising gradients that come back to be applied after they went through a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.stage import Step
+
+
+class OpenSteps:
+    """The steps of one optimizer between the way of their gradients and their update.
+
+    Keras hands gradients to its caller and takes them back, changed perhaps, as plain pairs. A step is found again by
+    its gradients, or else by its variables, in the function (or graph, or eager execution) that made it or in a
+    branch inside. Once taken it is gone: gradients that are not recognised are averaged over the ranks once more,
+    which changes no mean, whereas gradients wrongly recognised would never be.
+    """
+
+    def __init__(self):
+        self._begun = []
+        self._combined = []
+
+    def begin(self, step: Step) -> None:
+        """Keeps a step whose loss was scaled; its gradients are still to come."""
+        place = _place()
+        self._begun = [(other, kept) for other, kept in self._begun if other is not place and other in _places()]
+        self._begun.append((place, step))
+
+    def take_begun(self) -> Step | None:
+        """The step begun here, if there is one."""
+        for position, (place, step) in enumerate(self._begun):
+            if place is _place():
+                del self._begun[position]
+                return step
+        return None
+
+    def keep(self, step: Step, variables: Sequence[Any] | None) -> None:
+        """Keeps a step whose gradients went through the pipeline.
+
+        Args:
+          step: the step.
+          variables: what its gradients are of; None when that is not known yet.
+        """
+        known = None if variables is None else frozenset(map(id, variables))
+        self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
+        self._combined.append(_Kept(_place(), step, known))
+
+    def find(self, grads_and_vars: Sequence) -> Step | None:
+        """The step these gradients belong to, or None."""
+        kept = self._search(grads_and_vars)
+        return kept and kept.step
+
+    def take(self, grads_and_vars: Sequence) -> Step | None:
+        """The step these gradients belong to, which ends its being open, or None."""
+        kept = self._search(grads_and_vars)
+        if kept is not None:
+            self._combined.remove(kept)
+        return kept and kept.step
+
+    def _search(self, grads_and_vars):
+        here = [kept for kept in reversed(self._combined) if kept.place in _places()]
+        return next(
+            (kept for kept in here if kept.delivered_any_of(grads_and_vars)),
+            next((kept for kept in here if kept.may_cover(grads_and_vars)), None),
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class _Kept:
+    place: Any
+    step: Step
+    variable_ids: frozenset | None
+
+    def is_still_open(self, newer_ids):
+        """False when this place is left, or a newer step here takes this one's place."""
+        if self.place is not _place():
+            return self.place in _places()
+        is_known = self.variable_ids is not None and newer_ids is not None
+        if is_known:
+            return not self.variable_ids & newer_ids
+        return self.place is not None  # eager steps come one after the other; a function is traced once
+
+    def delivered_any_of(self, grads_and_vars):
+        delivered = {id(grad) for grad in self.step.delivered if grad is not None}
+        return any(id(grad) in delivered for grad, _ in grads_and_vars)
+
+    def may_cover(self, grads_and_vars):
+        if self.variable_ids is None:
+            return len(grads_and_vars) <= len(self.step.delivered)
+        return {id(variable) for _, variable in grads_and_vars} <= self.variable_ids
+
+
+def _place():
+    """The function or graph being built; None when executing eagerly."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _places():
+    """That place and those around it, innermost first."""
+    place, places = _place(), []
+    while place is not None:
+        places.append(place)
+        place = getattr(place, "outer_graph", None)
+    return places or [None]

@@ -1,0 +1,32 @@
+"""Counting the steps that were left out."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.gradients.stage import Stage
+
+
+class SkipRecord(Stage):
+    """Remembers how many steps were skipped, and whether the last one was; changes nothing on the way.
+
+    Attributes:
+      skipped_steps: int64 scalar variable.
+      last_step_skipped: boolean scalar variable.
+    """
+
+    def __init__(self):
+        with tf.init_scope():
+            self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
+            self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
+
+    def state(self):
+        return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
+
+    def after(self, step):
+        if step.should_apply is None:
+            return None
+        is_skipped = tf.logical_not(step.should_apply)
+        counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
+        noted = self.last_step_skipped.assign(is_skipped)
+        return None if tf.executing_eagerly() else tf.group(counted, noted)

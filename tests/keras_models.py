@@ -1,0 +1,55 @@
+"""A small Keras model that tests train, with batches they can poison."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+OPTIMIZERS = {
+    "current adam": lambda: tf.keras.optimizers.Adam(0.05),
+    "current sgd": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5),
+    "legacy adam": lambda: tf.keras.optimizers.legacy.Adam(0.05),
+}
+BATCH_SIZE = 8
+
+
+def make_model():
+    """An embedding under two dense layers, whose weights are the same in every process."""
+    tf.keras.utils.set_random_seed(1)
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.Input([3], dtype="int32"),
+            tf.keras.layers.Embedding(10, 4),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(5, activation="tanh"),
+            tf.keras.layers.Dense(2, dtype="float32"),
+        ]
+    )
+
+
+def make_data(batches, poisoned=(), batch_size=BATCH_SIZE):
+    """Tokens and labels; a poisoned batch has one label of Inf, so that its gradients are no numbers."""
+    random = np.random.RandomState(0)
+    tokens = random.randint(0, 10, [batches * batch_size, 3]).astype(np.int32)
+    labels = random.randn(batches * batch_size, 2).astype(np.float32)
+    for batch in poisoned:
+        labels[batch * batch_size] = np.inf
+    return tokens, labels
+
+
+def fit(optimizer, data, model=None, batch_size=BATCH_SIZE, callbacks=(), **compile_arguments):
+    """Trains one epoch, batch after batch in order; returns the model and the losses Keras shows after each batch."""
+    model = make_model() if model is None else model
+    losses = []
+    note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    model.compile(optimizer, loss="mse", **compile_arguments)
+    model.fit(*data, batch_size=batch_size, shuffle=False, verbose=0, callbacks=[note, *callbacks])
+    return model, losses
+
+
+def state_of(model):
+    """Every value of the model and of the optimizer that updates it, without a loss scale."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variables = optimizer.variables
+    values = [*model.variables, *(variables() if callable(variables) else variables)]
+    return {str(position): tf.keras.backend.get_value(value) for position, value in enumerate(values)}
