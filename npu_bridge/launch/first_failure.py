@@ -93,7 +93,7 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _SUMMARY_CHARACTERS else text[:_SUMMARY_CHARACTERS] + " ..."
+    return text.removesuffix(".") if len(text) <= _SUMMARY_CHARACTERS else text[:_SUMMARY_CHARACTERS] + " ..."
 
 
 def _is_secondary(ending: Ending) -> bool:

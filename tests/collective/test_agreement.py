@@ -155,10 +155,10 @@ def test_rank_0_looks_at_every_other_rank_and_only_at_plans_of_the_same_number(b
     for rank in (1, 2, 3):
         ranks[rank].check(PLAN, rank, 4)
     ranks[0].check(PLAN, 0, 4)
-    ranks[1].check(WRONG, 1, 4)  # number 1, which rank 0 has not posted yet
+    ranks[1].check(PLAN, 1, 4)
     ranks[2].check(PLAN, 2, 4)
-    ranks[3].check(WRONG, 3, 4)
-    with pytest.raises(RanksDisagreeError, match="rank 1 and rank 0"):
+    ranks[3].check(WRONG, 3, 4)  # number 1, which rank 0 has not posted yet
+    with pytest.raises(RanksDisagreeError, match="rank 3 and rank 0"):
         ranks[0].check(PLAN, 0, 4)
 
 

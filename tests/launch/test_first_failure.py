@@ -61,6 +61,11 @@ def test_description_names_rank_and_end():
     assert "ended without an exception; exit code 3" in describe(Ending(0, 1.0, 3), [], 2)
 
 
+def test_a_reason_that_is_a_sentence_ends_once():
+    sentence = RAISED._replace(summary="ValueError: wrong. Mend it.")
+    assert "wrong. Mend it; exit code 1." in describe(sentence, [sentence], 2)
+
+
 def test_description_of_an_echo_names_the_ranks_that_had_finished():
     assert "Rank 4 had ended normally by then" in describe(ECHO, [ECHO, DONE], 5)
 

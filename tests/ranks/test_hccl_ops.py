@@ -488,7 +488,7 @@ def test_npu_allreduce_takes_single_gradients_lists_and_sparse_ones(on_ranks):
 
 
 def random_strategies(count):
-    """Reduces one set of gradients under random strategies; says how many differ from one transfer in any bit."""
+    """Reduces gradients eagerly under random strategies; says how many differ from one transfer in any bit."""
     ranks = current()
     drawn = np.random.default_rng(5)
     own = np.random.default_rng(ranks.rank)
@@ -514,6 +514,6 @@ def random_strategies(count):
 
 @pytest.mark.ranks(2)
 def test_no_split_strategy_changes_a_bit(on_ranks):
-    for differing, fragment_counts in on_ranks(2, random_strategies, 200):
+    for differing, fragment_counts in on_ranks(2, random_strategies, 60):
         assert differing == 0
         assert fragment_counts >= 8
