@@ -26,6 +26,7 @@ from hccl.manage.api import (
 )
 from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
 from npu_bridge.estimator.npu import npu_scope, util
+from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
     DynamicInputConfig,
@@ -42,12 +43,15 @@ from npu_bridge.estimator.npu.npu_helpers import (
     get_npu_rank_id,
     get_npu_rank_size,
     init_resource,
+    npu_callbacks_append,
     npu_clear_session,
     npu_config_proto,
     npu_graph_options,
     npu_hooks_append,
+    npu_keras_optimizer,
     npu_optimizer_options,
     npu_run_config_init,
+    npu_tf_optimizer,
     set_keras_session_npu_config,
     shutdown_resource,
 )
@@ -61,7 +65,13 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
+from npu_bridge.estimator.npu.npu_optimizer import (
+    KerasDistributeOptimizer,
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_allreduce,
+    npu_distributed_optimizer_wrapper,
+)
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.hccl import hccl_ops
 
@@ -72,7 +82,9 @@ __all__ = [
     "DynamicInputConfig",
     "ExponentialUpdateLossScaleManager",
     "FixedLossScaleManager",
+    "KerasDistributeOptimizer",
     "MemoryConfig",
+    "NPUBroadcastGlobalVariablesCallback",
     "NPUBroadcastGlobalVariablesHook",
     "NPUDistributedOptimizer",
     "NPUEstimator",
@@ -104,13 +116,17 @@ __all__ = [
     "hccl_ops",
     "init_resource",
     "npu_allreduce",
+    "npu_callbacks_append",
     "npu_clear_session",
     "npu_config_proto",
+    "npu_distributed_optimizer_wrapper",
     "npu_graph_options",
     "npu_hooks_append",
+    "npu_keras_optimizer",
     "npu_optimizer_options",
     "npu_run_config_init",
     "npu_scope",
+    "npu_tf_optimizer",
     "os",
     "rewriter_config_pb2",
     "session",

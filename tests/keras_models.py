@@ -19,10 +19,10 @@ def make_model():
     return tf.keras.Sequential(
         [
             tf.keras.layers.Input([3], dtype="int32"),
-            tf.keras.layers.Embedding(10, 4),
+            tf.keras.layers.Embedding(10, 4, name="embedding"),
             tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(5, activation="tanh"),
-            tf.keras.layers.Dense(2, dtype="float32"),
+            tf.keras.layers.Dense(5, activation="tanh", name="hidden"),
+            tf.keras.layers.Dense(2, dtype="float32", name="output"),
         ]
     )
 

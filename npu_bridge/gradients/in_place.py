@@ -105,7 +105,8 @@ class _Once:
         @functools.wraps(original)
         def method(grads_and_vars):
             pairs = list(grads_and_vars)
-            if not any([earlier.forget(pairs) for earlier in self._journeys]):
+            went_before = [earlier.forget(pairs) for earlier in self._journeys]
+            if not any(went_before):
                 pairs = journey.combined_once(pairs)
                 journey.forget(pairs)
             return original(pairs)

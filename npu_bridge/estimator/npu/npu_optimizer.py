@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 
 import tensorflow as tf
@@ -17,11 +18,22 @@ from npu_bridge.gradients import (
     Pipeline,
     PipelineOptimizer,
 )
+from npu_bridge.gradients.in_place import distribute_in_place
+from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.keras_settings import KerasSettings
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
 
-__all__ = ["NPUDistributedOptimizer", "NPUOptimizer", "allreduce", "npu_allreduce", "reduce"]
+__all__ = [
+    "KerasDistributeOptimizer",
+    "NPUDistributedOptimizer",
+    "NPUOptimizer",
+    "allreduce",
+    "npu_allreduce",
+    "npu_distributed_optimizer_wrapper",
+    "reduce",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,6 +137,66 @@ def _averaging(name, wire_dtype, is_checked=False):
     if wire_dtype == tf.float16 and not is_checked:
         stages.append(OverflowCheck(name, is_joint=False))
     return stages
+
+
+class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
+    """Averages gradients over the ranks, around a Keras optimizer of either generation.
+
+    What it makes is an optimizer of the generation of `optimizer`, for `model.compile` and for loops with a
+    `tf.GradientTape`. Hyper-parameters, `iterations`, slots and what a checkpoint holds are those of `optimizer`.
+    Gradients are averaged in `compute_gradients`, or else, when they come from elsewhere, in `apply_gradients`; never
+    twice. Clipping inside `optimizer` acts on averages.
+
+    Args:
+      optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      name: name of this optimizer, and prefix of the transfers' names.
+      **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `lr` and `decay` are accepted and have no effect; they
+        belong to `optimizer`.
+    Raises:
+      TypeError: `optimizer` is not a Keras optimizer, or a keyword is none of the above.
+      ValueError: `optimizer` averages gradients or scales the loss itself.
+    """
+
+    def __new__(cls, optimizer, name="NpuKerasOptimizer", **kwargs):
+        _check_without_effect(kwargs)
+        return keras_optimizer(optimizer, KerasSettings(name), cls.__name__)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes the optimizer that `get_config` described."""
+        return keras_optimizer_from_config(config, custom_objects)
+
+
+for _made in PIPELINE_OPTIMIZERS:
+    KerasDistributeOptimizer.register(_made)
+
+
+def npu_distributed_optimizer_wrapper(optimizer):
+    """Makes an optimizer average its gradients over the ranks, in place.
+
+    Args:
+      optimizer: a `tf.compat.v1.train.Optimizer`, a Keras optimizer of either generation, or the name of one for
+        `tf.keras.optimizers.get`. One that averages gradients already is left as it is.
+    Returns:
+      The same object; for a name, the new optimizer.
+    Raises:
+      TypeError: it is no optimizer.
+      ValueError: there is no optimizer of that name.
+    Graph: transfers in scopes named `Npu_Distributed_optimizer_..._Allreduce`.
+    """
+    if isinstance(optimizer, str):
+        optimizer = tf.keras.optimizers.get(optimizer)
+    return distribute_in_place(optimizer, "npu_distributed_optimizer_wrapper")
+
+
+def _check_without_effect(keywords):
+    unknown = sorted(set(keywords) - {"clipnorm", "clipvalue", "global_clipnorm", "lr", "decay"})
+    if unknown:
+        raise TypeError(f"KerasDistributeOptimizer() got an unexpected keyword argument {unknown[0]!r}")
+    if keywords:
+        _LOG.warning(
+            "KerasDistributeOptimizer: %s has no effect here. Give it to the optimizer inside.", ", ".join(keywords)
+        )
 
 
 def allreduce(tensor, average=True):

@@ -1,0 +1,277 @@
+"""Keras on several real ranks: they train as one process with the whole batch would, and agree on every step."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu_distributed_optimizer_wrapper
+from tests.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
+from tests.training import assert_same_bits
+
+pytestmark = pytest.mark.ranks(2)
+STEPS = 4
+BARE = {
+    "current": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9),
+    "legacy": lambda: tf.keras.optimizers.legacy.SGD(0.05, momentum=0.9),
+}
+WRAPPERS = {
+    "bare": lambda opt: opt,
+    "distributed": KerasDistributeOptimizer,
+    "in place": npu_distributed_optimizer_wrapper,
+    "scaled": lambda opt: npu_keras_optimizer(opt, FixedLossScaleManager(2.0**12)),
+    "tailed": lambda opt: npu_keras_optimizer(opt, FixedLossScaleManager(2.0**12), is_tailing_optimization=True),
+    "dynamic": lambda opt: npu_keras_optimizer(opt, ExponentialUpdateLossScaleManager(2.0**10, 3, 1, 2, 0.5)),
+    "keras scaling": lambda opt: tf.keras.mixed_precision.LossScaleOptimizer(
+        KerasDistributeOptimizer(opt), initial_scale=2.0**10, dynamic_growth_steps=3
+    ),
+}
+# Which optimizers train in which way; each meets every way somewhere, and no launch trains the same twice.
+RUNS = {
+    ("fit", "current"): ("distributed", "tailed"),
+    ("fit", "legacy"): ("in place", "scaled"),
+    ("tape", "current"): ("distributed", "in place", "scaled", "keras scaling"),
+    ("tape", "legacy"): ("distributed", "keras scaling"),
+    ("eager tape", "current"): ("distributed", "in place", "tailed"),
+    ("eager tape", "legacy"): ("distributed", "in place", "scaled"),
+    ("graph", "legacy"): ("distributed", "in place", "scaled", "tailed"),
+}
+
+
+def share_of(data):
+    """This rank's part of every batch; the whole of it for a process alone."""
+    ranks = collective.current()
+    return [
+        np.concatenate([batch[ranks.rank :: ranks.size] for batch in np.split(part, STEPS)]) for part in data
+    ], BATCH_SIZE // ranks.size
+
+
+def run_fit(optimizer, data):
+    share, batch_size = share_of(data)
+    return fit(optimizer, share, batch_size=batch_size)[0]
+
+
+def run_tape_loop(optimizer, data, decorate=tf.function):
+    """A loop of one's own: gradients go straight to apply_gradients, around loss scaling where there is some."""
+    (tokens, labels), batch_size = share_of(data)
+    model = make_model()
+    model.optimizer = optimizer
+    is_scaled = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+
+    @decorate
+    def step(tokens, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(tokens) - labels))
+            differentiated = optimizer.get_scaled_loss(loss) if is_scaled else loss
+        gradients = tape.gradient(differentiated, model.trainable_variables)
+        if is_scaled:
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    for start in range(0, len(tokens), batch_size):
+        step(*(tf.constant(part[start : start + batch_size]) for part in (tokens, labels)))
+    return model
+
+
+def run_eager_loop(optimizer, data):
+    return run_tape_loop(optimizer, data, decorate=lambda function: function)
+
+
+def trained(run_name, generation, wrapper):
+    """On a rank or alone: the state after some steps."""
+    run = {"fit": run_fit, "graph": run_fit, "tape": run_tape_loop, "eager tape": run_eager_loop}[run_name]
+    with tf.Graph().as_default() if run_name == "graph" else contextlib.nullcontext():
+        return state_of(run(WRAPPERS[wrapper](BARE[generation]()), make_data(STEPS)))
+
+
+def trained_with(run_name, generation, wrappers):
+    return {wrapper: trained(run_name, generation, wrapper) for wrapper in wrappers}
+
+
+@pytest.mark.parametrize("run_name, generation", RUNS)
+def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, run_name, generation):
+    alone = trained(run_name, generation, "bare")
+    first, second = on_ranks(2, trained_with, run_name, generation, RUNS[run_name, generation])
+    for wrapper, state in first.items():
+        assert_same_bits(second[wrapper], state)
+        for key, value in alone.items():
+            np.testing.assert_allclose(state[key], value, rtol=2e-4, atol=1e-6, err_msg=f"{wrapper} {key}")
+
+
+def fit_with_an_overflow_on_rank_1(generation, wrapper):
+    """On a rank: what is left of six batches of which rank 1 cannot use the third."""
+    rank = collective.current().rank
+    optimizer = WRAPPERS[wrapper](BARE[generation]())
+    model, _ = fit(optimizer, make_data(6, poisoned=[2] if rank == 1 else []))
+    skipped = int(optimizer.skipped_steps) if wrapper == "dynamic" else None
+    return state_of(model), int(optimizer.iterations), float(optimizer.loss_scale), skipped
+
+
+@pytest.mark.parametrize(
+    "generation, wrapper", [("current", "dynamic"), ("legacy", "dynamic"), ("current", "keras scaling")]
+)
+def test_an_overflow_on_one_rank_skips_the_step_on_both(on_ranks, generation, wrapper):
+    first, second = on_ranks(2, fit_with_an_overflow_on_rank_1, generation, wrapper)
+    assert_same_bits(second[0], first[0])
+    assert all(np.all(np.isfinite(value)) for value in first[0].values())
+    assert second[1:] == first[1:]
+    # Keras' own loss scaling counts a skipped step; ours does not.
+    assert first[1:] == ((5, 1024.0, 1) if wrapper == "dynamic" else (6, 1024.0, None))
+
+
+def transfers_in_a_step(generation, wrapper):
+    """On a rank: how many transfers of gradients are in a traced step, by the door through which gradients come."""
+    optimizer, variable = WRAPPERS[wrapper](BARE[generation]()), tf.Variable([1.0, 2.0])
+
+    def loss():
+        return tf.reduce_sum(variable**2)
+
+    def minimize():
+        optimizer.minimize(loss, [variable])
+
+    def tape():
+        with tf.GradientTape() as tape:
+            value = loss()
+        optimizer.apply_gradients([(tape.gradient(value, variable), variable)])
+
+    def clip():
+        compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
+        ((grad, _),) = compute(loss, [variable])
+        optimizer.apply_gradients([(tf.clip_by_norm(grad, 1.0), variable)])
+
+    def inside_a_branch():
+        compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
+        pairs = compute(loss, [variable])
+        tf.cond(variable[0] > 0.0, lambda: (optimizer.apply_gradients(pairs), True)[1], lambda: False)
+
+    counts = []
+    for step in (minimize, tape, clip, inside_a_branch):
+        graph = tf.function(step).get_concrete_function().graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        counts.append(len([node for node in nodes if node.op == "HorovodGroupedAllreduce"]))
+    return counts
+
+
+@pytest.mark.parametrize("wrapper", ["distributed", "in place", "scaled"])
+@pytest.mark.parametrize("generation", BARE)
+def test_gradients_travel_once_through_whichever_door_they_come(on_ranks, generation, wrapper):
+    assert on_ranks(2, transfers_in_a_step, generation, wrapper) == [[1, 1, 1, 1]] * 2
+
+
+def refused_on_a_rank():
+    """On a rank: the errors of what several ranks cannot do."""
+    messages = []
+    for make in (KerasDistributeOptimizer, npu_distributed_optimizer_wrapper):
+        try:
+            fit(make(BARE["current"]()), make_data(1), jit_compile=True)
+        except ValueError as error:
+            messages.append(str(error))
+    in_place = npu_distributed_optimizer_wrapper(BARE["legacy"]())
+    method = in_place._compute_gradients
+    try:
+        KerasDistributeOptimizer(in_place)
+    except ValueError as error:
+        messages.append(str(error))
+    try:
+        NPUBroadcastGlobalVariablesCallback(2)
+    except ValueError as error:
+        messages.append(str(error))
+    return messages, npu_distributed_optimizer_wrapper(in_place)._compute_gradients is method
+
+
+def test_refusals(on_ranks):
+    for messages, is_unchanged in on_ranks(2, refused_on_a_rank):
+        assert is_unchanged
+        assert len(messages) == 4
+        for message, part in zip(messages, ["jit_compile=True", "jit_compile=True", "twice", "from 0 to 1; got 2"]):
+            assert part in message
+
+
+def in_place_around_a_tf1_optimizer():
+    """On a rank: one step of a patched TF 1 optimizer on gradients that differ between ranks."""
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("variable", initializer=[1.0, 2.0])
+        optimizer = npu_distributed_optimizer_wrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+        train_op = optimizer.minimize(tf.reduce_sum(variable) * (1.0 + 2 * collective.current().rank))
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train_op)
+        transfers = [op.name for op in graph.get_operations() if op.type == "HorovodGroupedAllreduce"]
+        return session.run(variable).tolist(), transfers
+
+
+def test_a_tf1_optimizer_in_place(on_ranks):
+    for value, transfers in on_ranks(2, in_place_around_a_tf1_optimizer):
+        assert value == [-1.0, 0.0]
+        assert [name.split("/")[0] for name in transfers] == ["Npu_Distributed_optimizer_Allreduce"]
+
+
+class Snapshot(tf.keras.callbacks.Callback):
+    """Keeps every value the first batch starts from, the second time `fit` is called too."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 0:
+            optimizer = self.model.optimizer
+            own = optimizer.variables
+            values = {**state_of(self.model), "learning rate": tf.keras.backend.get_value(optimizer.learning_rate)}
+            for position, variable in enumerate(own() if callable(own) else own):
+                values[f"optimizer {position}"] = tf.keras.backend.get_value(variable)
+            self.taken.append(values)
+
+
+def broadcast_at_first(kind):
+    """On a rank: trains alone from values of its own, then together; what the ranks start from both times."""
+    rank = collective.current().rank
+    generation = "current" if kind == "current" else "legacy"
+    with tf.Graph().as_default() if kind == "graph" else contextlib.nullcontext():
+        manager = ExponentialUpdateLossScaleManager(2.0 ** (4 + rank), 100)
+        optimizer = npu_keras_optimizer(BARE[generation](), manager, is_distributed=False)
+        model = make_model()
+        model.set_weights([value + rank for value in model.get_weights()])
+        if rank == 0:  # as if it had loaded a model: its optimizer has a history, the other has none
+            fit(optimizer, make_data(3, poisoned=[1]), model)
+            tf.keras.backend.set_value(optimizer.learning_rate, 0.5)
+        snapshot, callback = Snapshot(), NPUBroadcastGlobalVariablesCallback(0)
+        for _ in range(2):
+            fit(optimizer, make_data(1), model, callbacks=[callback, snapshot])
+            model.set_weights([value + rank for value in model.get_weights()])
+        return snapshot.taken
+
+
+@pytest.mark.parametrize("kind", ["current", "legacy", "graph"])
+def test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then(on_ranks, kind):
+    (first, first_again), (second, second_again) = on_ranks(2, broadcast_at_first, kind)
+    assert_same_bits(second, first)
+    assert first["learning rate"] == 0.5
+    assert 16.0 in [value for value in first.values() if value.shape == ()]  # the scale
+    with pytest.raises(AssertionError, match="differs"):
+        assert_same_bits(second_again, first_again)
+
+
+def callback_with_other_variables():
+    """On a rank: rank 1 trains a model of its own."""
+    model = make_model() if collective.current().rank == 0 else tf.keras.Sequential([tf.keras.layers.Dense(2)])
+    tokens, labels = make_data(1)
+    try:
+        callback = NPUBroadcastGlobalVariablesCallback(0)
+        fit(BARE["current"](), (tokens.astype(np.float32), labels), model, callbacks=[callback])
+    except ValueError as error:
+        return str(error)
+
+
+def test_the_callback_refuses_ranks_with_other_variables(on_ranks):
+    for message in on_ranks(2, callback_with_other_variables):
+        assert "rank 1 trains other variables" in message
