@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
@@ -214,6 +215,21 @@ def test_keep_dtype_scope(mode):
     lowered = products_of_rounded_values(nodes) if mode.startswith("cube") else names_in(nodes, tf.float16)
     assert lowered == {"first", "last"}
     assert names_in(nodes, tf.float32) - lowered == {"kept"}
+
+
+def test_keep_dtype_scope_in_a_prepared_run():
+    """What TF 1 Keras asks a session for."""
+    graph, total, init = three_products(keep_dtype_scope)
+    with session_of(graph, precision_of(precision_mode_v2="mixed_float16")) as session:
+        session.run(init)
+        options = config_pb2.CallableOptions(fetch=[total.name])
+        options.run_options.output_partition_graphs = True
+        run, metadata = session._make_callable_from_options(options), tf1.RunMetadata()
+        run(run_metadata=metadata)
+        with pytest.raises(KeyError, match="lost"):
+            session._make_callable_from_options(config_pb2.CallableOptions(fetch=["lost:0"]))
+    nodes = [node for part in metadata.partition_graphs for node in part.node]
+    assert (names_in(nodes, tf.float16), names_in(nodes, tf.float32)) == ({"first", "last"}, {"kept"})
 
 
 def test_keep_dtype_in_a_loop():
