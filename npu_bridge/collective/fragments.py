@@ -13,6 +13,10 @@ import math
 from collections.abc import Sequence
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
+# What is sent at once, and how much of it may be under way: whatever small and urgent comes next, as the decision about
+# the step, waits for no more than that; and what has arrived can be worked on meanwhile.
+FLIGHT_BYTES = 8_000_000
+IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +127,27 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
     if start < len(sizes_bytes):
         fragments.append(list(range(start, len(sizes_bytes))))
     return fragments
+
+
+def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int]) -> list[list[int]]:
+    """Cuts large fragments into runs of up to `FLIGHT_BYTES`, which are what is sent at once.
+
+    Args:
+      cut: positions in `sizes_bytes`, one list per fragment.
+      sizes_bytes: bytes of each gradient.
+    Returns:
+      Positions, in the same order; a single gradient is never cut, however large.
+    """
+    flights: list[list[int]] = []
+    for fragment in cut:
+        carried = FLIGHT_BYTES
+        for position in fragment:
+            if carried + sizes_bytes[position] > FLIGHT_BYTES:
+                flights.append([])
+                carried = 0
+            flights[-1].append(position)
+            carried += sizes_bytes[position]
+    return flights
 
 
 def lossless_prescale(world_size: int) -> float:

@@ -12,6 +12,8 @@ from npu_bridge.collective.carriers import moved, unfolded, unmerged, widened, w
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.options import environment
 
+_NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
+
 
 class HorovodUnavailableError(RuntimeError):
     """Several ranks were started, but Horovod is missing or was built for another TensorFlow."""
@@ -33,6 +35,10 @@ class HorovodCommunicator(Communicator):
     def __init__(self):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
+            if environment.read_variable(_NO_FUSION_OF_GROUPS) is None:
+                # Transfers joined as they happen to meet add up ranks in changing orders: three ranks would not train
+                # the same bits twice. And what is small and urgent would become part of what is large.
+                environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
             self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
         self._process_set = self._hvd.global_process_set
         self.rank = self._hvd.rank()

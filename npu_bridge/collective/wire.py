@@ -21,8 +21,6 @@ from npu_bridge.collective.communicator import Communicator
 
 FORMATS = ("none", "float16", "bfloat16")
 _WIDTH_BYTES = 2
-# What travels at once: while one such chunk is on the wire, the next is rounded and the one before is added up.
-_CHUNK_ELEMENTS = 2**22
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
@@ -60,13 +58,13 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str) ->
     """
     mean_of_vector = _mean_of_two if communicator.size == 2 else _mean_of_many
     results = [None] * len(tensors)
-    for number, positions in enumerate(_chunks(tensors)):
-        chunk = [tensors[position] for position in positions]
-        joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in chunk], axis=0)
-        means = mean_of_vector(communicator, joined, f"{name}_chunk_{number}")
-        split = tf.split(means, [_element_count(tensor) for tensor in chunk])
-        for position, tensor, values in zip(positions, chunk, split):
-            results[position] = tf.reshape(values, _shape(tensor))
+    for dtype in sorted({tensor.dtype.name for tensor in tensors}):
+        positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
+        joined = tf.concat([tf.reshape(tensors[position], [-1]) for position in positions], axis=0)
+        means = mean_of_vector(communicator, joined, f"{name}_{dtype}")
+        split = tf.split(means, [_element_count(tensors[position]) for position in positions])
+        for position, values in zip(positions, split):
+            results[position] = tf.reshape(values, _shape(tensors[position]))
     return results
 
 
@@ -95,20 +93,6 @@ def _padded(vector, multiple):
     """The vector with zeros at its end, so that its length is a multiple; and its own length."""
     size = _element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size
-
-
-def _chunks(tensors):
-    """Positions of tensors of one dtype that travel together, in order."""
-    chunks, sizes = [], []
-    for position, tensor in enumerate(tensors):
-        size = tensor.shape.num_elements() or 0
-        fits = bool(chunks) and tensor.dtype == tensors[chunks[-1][0]].dtype and sizes[-1] + size <= _CHUNK_ELEMENTS
-        if not fits:
-            chunks.append([])
-            sizes.append(0)
-        chunks[-1].append(position)
-        sizes[-1] += size
-    return chunks
 
 
 def _element_count(tensor):

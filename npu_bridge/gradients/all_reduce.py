@@ -9,7 +9,7 @@ from npu_bridge.collective import fragments, wire
 from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.overlap import may_overlap, ready_to_travel
-from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.gradients.readiness import fragments_of, static_bytes
 from npu_bridge.gradients.stage import Stage
 
 
@@ -17,14 +17,15 @@ class AllReduce(Stage):
     """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
 
     Dense gradients travel in aggregation fragments, in the order they become ready, cut as `hccl.split.api` was told or
-    96.54 % / 3.46 % by bytes. A sparse gradient travels by gathering its rows, after rows with the same index were
-    added up, and stays sparse.
+    96.54 % / 3.46 % by bytes. A large fragment goes in several transfers, and only a few transfers are under way at
+    once. A sparse gradient travels by gathering its rows, after rows with the same index were added up, and stays
+    sparse.
 
     Scaled gradients are multiplied by a power of two not above 1 / ranks on their way into the sum, which loses no
     bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. In a
-    16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way. When
-    the decision about the step is known early, only the last fragment waits for it. When the options of the run say
-    `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
+    16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way. When the decision about
+    the step is known early, only the last fragment waits for it. When the options of the run say `hcom_parallel=False`,
+    no transfer starts before every gradient of this rank exists.
 
     Args:
       name: prefix of the transfers' names; the same on every rank.
@@ -84,13 +85,17 @@ class AllReduce(Stage):
         return _Scaled(communicator) if is_scaled else _AsItIs(communicator)
 
     def _reduce_dense(self, gradients, cut, route, decision):
-        results = {}
-        for number, positions in enumerate(cut):
-            tensors = [gradients[position] for position in positions]
-            if decision is not None and number == len(cut) - 1:
-                with tf.control_dependencies([decision]):
-                    tensors = [tf.identity(tensor) for tensor in tensors]
-            results.update(zip(positions, route.reduce(tensors, f"{self._name}_fragment_{number}")))
+        results, sent = {}, []
+        in_last_fragment = set(cut[-1]) if cut else set()
+        sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
+        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes)):
+            waits_for = [] if len(sent) < fragments.IN_FLIGHT else [sent[-fragments.IN_FLIGHT]]
+            if decision is not None and positions[0] in in_last_fragment:
+                waits_for.append(decision)
+            tensors = _after(waits_for, [gradients[position] for position in positions])
+            reduced = route.reduce(tensors, f"{self._name}_fragment_{number}")
+            sent.append(reduced[0])
+            results.update(zip(positions, reduced))
         return results
 
     def _reduce_sparse(self, gradients, route):
@@ -99,6 +104,13 @@ class AllReduce(Stage):
             for position, grad in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }
+
+
+def _after(waits_for, tensors):
+    if not waits_for:
+        return tensors
+    with tf.control_dependencies(waits_for):
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 class _AsItIs:

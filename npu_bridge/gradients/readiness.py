@@ -34,7 +34,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
             group,
             ", ".join(f"{index} {names[position]}" for index, position in enumerate(ready)),
         )
-    cut = strategy.cut([_static_bytes(gradients[position]) for position in ready])
+    cut = strategy.cut([static_bytes(gradients[position]) for position in ready])
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
@@ -50,6 +50,6 @@ def _readiness_of(gradients):
     return lambda position: (made.get(gradients[position].op, len(made)), position)
 
 
-def _static_bytes(tensor):
+def static_bytes(tensor):
     """Bytes of a tensor as far as its static shape tells; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size

@@ -1,0 +1,251 @@
+"""What hides the tail of the gradient exchange: step times with tail optimisation on and off, beside stock wrappings.
+
+    python benchmarks/tailing.py [--rates 1gbit,300mbit] [--optimizers lamb,adam] [--models layers,bert] [--rounds 8]
+
+Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; where that is not
+allowed, on this machine's loopback). All contenders train in one job and take turns. Printed are median step times, the
+median over rounds of their ratio to the fastest loss-scaled stock wrapping, and the limit: the larger one of the time
+the gradients take on the wire and the time the processor works on a step. Nothing can be faster.
+
+Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of tailing off where the exchange is long,
+and nowhere above 1.02 of tailing off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+HOROVOD, SCALED_OUTSIDE, SCALED_INSIDE = "Horovod, no loss scale", "loss scale(Horovod)", "Horovod(loss scale)"
+OFF, ON = "NPUOptimizer, tailing off", "NPUOptimizer, tailing on"
+WIRE_ONLY, COMPUTE_ONLY = "exchange alone", "step without exchange"
+PEERS = (SCALED_OUTSIDE, SCALED_INSIDE)
+INITIAL_SCALE = 2.0**10
+
+
+def layers_model(tf1, width=577, depth=60, batch=48):
+    """Square layers: 20 million parameters in 60 variables."""
+    activation = tf1.random_uniform([batch, width], seed=1)
+    for layer in range(depth):
+        weight = tf1.get_variable(
+            f"layer_{layer}", [width, width], initializer=tf1.random_normal_initializer(stddev=width**-0.5, seed=layer)
+        )
+        activation = tf1.tanh(tf1.matmul(activation, weight))
+    return tf1.reduce_mean(tf1.square(activation))
+
+
+def bert_model(tf1, width=384, depth=6, batch=4, length=48, words=8192):
+    """Attention blocks on top of an embedding that is also the output: 14 million parameters in 99 variables."""
+    import tensorflow as tf
+
+    def dense(name, values, units, activation=None):
+        kernel = tf1.get_variable(f"{name}/kernel", [values.shape[-1], units], initializer=normal)
+        bias = tf1.get_variable(f"{name}/bias", [units], initializer=tf1.zeros_initializer())
+        result = tf.tensordot(values, kernel, 1) + bias
+        return result if activation is None else activation(result)
+
+    def normalised(name, values):
+        gain = tf1.get_variable(f"{name}/gain", [width], initializer=tf1.ones_initializer())
+        shift = tf1.get_variable(f"{name}/shift", [width], initializer=tf1.zeros_initializer())
+        centre, spread = tf.nn.moments(values, [-1], keepdims=True)
+        return (values - centre) * tf.math.rsqrt(spread + 1e-6) * gain + shift
+
+    normal = tf1.random_normal_initializer(stddev=0.02, seed=1)
+    tokens = tf1.random_uniform([batch, length], 0, words, tf.int32, seed=2)
+    embedding = tf1.get_variable("embedding", [words, width], initializer=normal)
+    values = tf.reshape(tf.matmul(tf.one_hot(tf.reshape(tokens, [-1]), words), embedding), [batch, length, width])
+    for layer in range(depth):
+        with tf1.variable_scope(f"block_{layer}"):
+            query, key, value = (dense(name, values, width) for name in ("query", "key", "value"))
+            weights = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) * width**-0.5)
+            values = normalised("attended", values + dense("mixed", tf.matmul(weights, value), width))
+            inner = dense("inner", values, 4 * width, tf.nn.gelu)
+            values = normalised("out", values + dense("outer", inner, width))
+    logits = tf.tensordot(values, tf.transpose(embedding), 1)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits))
+
+
+MODELS = {"layers": layers_model, "bert": bert_model}
+
+
+def make_optimizer(name):
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    if name == "adam":
+        return tf1.train.AdamOptimizer(1e-4)
+
+    class Lamb(tf1.train.Optimizer):
+        """Layer-wise adaptive moments as a TF 1 optimizer, the one family all contenders can wrap."""
+
+        def __init__(self):
+            super().__init__(use_locking=False, name="Lamb")
+
+        def _create_slots(self, var_list):
+            for variable in var_list:
+                self._zeros_slot(variable, "m", self._name)
+                self._zeros_slot(variable, "v", self._name)
+
+        def _resource_apply_dense(self, grad, variable):
+            first = self.get_slot(variable, "m")
+            second = self.get_slot(variable, "v")
+            first_now = 0.9 * first + 0.1 * grad
+            second_now = 0.999 * second + 0.001 * tf.square(grad)
+            update = first_now / (tf.sqrt(second_now) + 1e-6) + 0.01 * variable
+            ratio = tf.math.divide_no_nan(tf.norm(variable), tf.norm(update))
+            moved = variable - 1e-4 * tf.where(tf.equal(ratio, 0.0), 1.0, ratio) * update
+            return tf.group(first.assign(first_now), second.assign(second_now), variable.assign(moved))
+
+    return Lamb()
+
+
+def contenders(optimizer_name):
+    """What wraps the optimizer, by contender."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+    from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+
+    def stock_scale(optimizer):
+        scale = tf.compat.v1.mixed_precision.DynamicLossScale(INITIAL_SCALE, increment_period=2000)
+        return tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
+
+    def distributed(optimizer, name):
+        return hvd.DistributedOptimizer(optimizer, name=name)
+
+    def ours(optimizer, is_tailing, is_distributed=True, name=None):
+        manager = ExponentialUpdateLossScaleManager(INITIAL_SCALE, 2000, 1, 2, 0.5)
+        return NPUOptimizer(optimizer, manager, is_distributed, True, is_tailing, name=name)
+
+    inner = make_optimizer
+    return {
+        HOROVOD: lambda: distributed(inner(optimizer_name), "alone"),
+        SCALED_OUTSIDE: lambda: stock_scale(distributed(inner(optimizer_name), "inside")),
+        SCALED_INSIDE: lambda: distributed(stock_scale(inner(optimizer_name)), "outside"),
+        OFF: lambda: ours(inner(optimizer_name), False, name="off"),
+        ON: lambda: ours(inner(optimizer_name), True, name="on"),
+        COMPUTE_ONLY: lambda: ours(inner(optimizer_name), False, is_distributed=False, name="alone"),
+    }
+
+
+def build_steps(options):
+    """One training step per contender, each with a model of its own, and the exchange alone."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    steps = {}
+    for number, (name, wrap) in enumerate(contenders(options.optimizers).items()):
+        with tf1.variable_scope(f"contender_{number}", use_resource=True):
+            loss = MODELS[options.models](tf1)
+            optimizer = wrap()
+            steps[name] = optimizer.apply_gradients(optimizer.compute_gradients(loss))
+            variables = tf1.trainable_variables(f"contender_{number}/")
+    exchanged = hvd.grouped_allreduce([variable.read_value() for variable in variables], op=hvd.Average, name="wire")
+    steps[WIRE_ONLY] = tf.stack([tf.reshape(tensor, [-1])[0] for tensor in exchanged])
+    return steps, sum(variable.shape.num_elements() for variable in variables), len(variables)
+
+
+def measure(options):
+    """On a rank: seconds of a step and of its processor time, per round and contender; rank 0 prints them as JSON."""
+    import tensorflow as tf
+
+    from npu_bridge import collective
+
+    rank = collective.current().rank
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1)
+    with tf.Graph().as_default():
+        steps, parameters, count = build_steps(options)
+        rounds = []
+        with tf.compat.v1.Session(config=config) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for number in range(options.rounds + 1):
+                order = random.Random(number).sample(sorted(steps), len(steps))  # the same on every rank
+                rounds.append({name: _timed(session, steps[name]) for name in order})
+    if rank == 0:
+        print("result " + json.dumps({"parameters": parameters, "variables": count, "rounds": rounds[1:]}))
+
+
+def _timed(session, step):
+    session.run(step)  # ranks start together
+    start, work = time.perf_counter(), time.process_time()
+    for _ in range(2):
+        session.run(step)
+    return (time.perf_counter() - start) / 2, (time.process_time() - work) / 2
+
+
+def run(options, rate):
+    """Starts the ranks of one setting; gives what rank 0 reported and where they ran."""
+    from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
+
+    words = [__file__, "--worker", "--rounds", options.rounds]
+    words += ["--optimizers", options.optimizers, "--models", options.models]
+    reason = reason_for_no_hosts()
+    if reason:
+        command = [sys.executable, "-m", "npu_bridge.run", "-np", "2", *map(str, words)]
+        text, place = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout, "loopback"
+    else:
+        with two_hosts(rate=rate) as hosts:
+            text, place = hosts.run_ranks(*words).text, rate
+    results = [line.partition("result ")[2] for line in text.splitlines() if "result {" in line]
+    if not results:
+        sys.exit(f"tailing: the ranks did not finish:\n{text}")
+    return json.loads(results[0]), place
+
+
+def report(result, place, optimizer, model):
+    rounds = result["rounds"]
+    median = {name: statistics.median(row[name][0] for row in rounds) for name in rounds[0]}
+    best = min(PEERS, key=median.get)
+    print(
+        f"\n{model}, {optimizer}, {place}: {result['parameters'] / 1e6:.1f} million parameters in "
+        f"{result['variables']} variables, {len(rounds)} rounds"
+    )
+
+    def ratio(name, peer):
+        return statistics.median(row[name][0] / row[peer][0] for row in rounds)
+
+    for name in (HOROVOD, *PEERS, OFF, ON):
+        print(f"  {name:28} {median[name] * 1000:7.0f} ms   {ratio(name, best):.2f} of {best}")
+    work = statistics.median(row[ON][1] for row in rounds)
+    limit = max(median[WIRE_ONLY], work)
+    print(f"  {'limit':28} {limit * 1000:7.0f} ms   exchange {median[WIRE_ONLY]:.2f} s, processor {work:.2f} s")
+    print(
+        f"  on / off {ratio(ON, OFF):.2f}   on / Horovod {ratio(ON, HOROVOD):.2f}   on / limit {median[ON] / limit:.2f}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", default="1gbit,300mbit", help="of each host's link, as tc writes them")
+    parser.add_argument("--optimizers", default="lamb,adam")
+    parser.add_argument("--models", default="layers,bert")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        measure(options)
+        return
+    for model in options.models.split(","):
+        for optimizer in options.optimizers.split(","):
+            for rate in options.rates.split(","):
+                setting = argparse.Namespace(rounds=options.rounds, optimizers=optimizer, models=model)
+                report(*run(setting, rate), optimizer, model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Reading and rewriting a `tf.Graph` that others have built, before a session has seen it.
+
+A pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and the
+report says why.
+"""
+
+from npu_bridge.rewrite.report import TailingReport
+from npu_bridge.rewrite.tailing import free_the_tail
+
+__all__ = ["TailingReport", "free_the_tail"]

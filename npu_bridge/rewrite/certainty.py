@@ -1,0 +1,173 @@
+"""What is certain about reduced gradients, told from this rank's own ones before anything has travelled.
+
+A reduced gradient is no larger than the number of ranks times the largest local one. So when the local ones are far
+enough from overflow on every rank, a check that tests reduced ones for Inf and NaN must pass, and its outcome is known
+early. Bounds are of the Euclidean norm, which costs one pass over a gradient and bounds its elements, too. When a bound
+says no, nothing is known, and the check itself has to decide.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from npu_bridge.rewrite.transfers import is_flag_transfer
+
+_SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
+_SAME_NORM = (*_SAME_VALUES, "Abs", "Neg", "Cast")
+_ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2", "Min")
+_ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2", "Max")
+
+
+class UnknownCheckError(Exception):
+    """A check is made of ops whose outcome cannot be told early; the message names the op."""
+
+
+class Certainty:
+    """Builds, op by op, what is known about tensors that depend on transfers.
+
+    Args:
+      transfers: the transfers by the name of their op.
+      dependent: names of the ops that are computed from some transfer.
+      ranks: the number of ranks.
+    """
+
+    def __init__(self, transfers: dict, dependent: set, ranks: int):
+        self._transfers = transfers
+        self._dependent = dependent
+        self._ranks = ranks
+        self._known: dict = {}
+
+    def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A boolean scalar of this rank; when it is True on every rank, all elements of `tensor` are True.
+
+        Raises:
+          UnknownCheckError: the tensor is made of ops that are not understood.
+        """
+        return self._once("true", tensor, self._true)
+
+    def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The same for all elements being False."""
+        return self._once("false", tensor, self._false)
+
+    def is_transfer(self, op: tf.Operation) -> bool:
+        """True for the ops through which gradients travel."""
+        return op.name in self._transfers
+
+    def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
+        """The ops that depend on transfers and that `op` depends on, both included, in graph order."""
+        before = index.ancestors([op]) & self._dependent
+        return [member for member in index.ops if member.name in before]
+
+    def norm_bound(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A float32 scalar of this rank; the largest one of all ranks bounds the Euclidean norm of `tensor`.
+
+        Inf or NaN when there is no bound.
+        """
+        return self._once("bound", tensor, self._bound)
+
+    def _once(self, what, tensor, build):
+        key = what, tensor.name
+        if key not in self._known:
+            self._known[key] = build(tensor)
+        return self._known[key]
+
+    def _true(self, tensor):
+        op = tensor.op
+        if not self._depends(op):
+            return tf.reduce_all(tensor)
+        if op.type == "IsFinite":
+            return tf.math.is_finite(self.norm_bound(op.inputs[0]))
+        if op.type == "LogicalNot":
+            return self.is_false(op.inputs[0])
+        if op.type in _ALL_OF:
+            return self._every(self.is_true, op)
+        votes = _votes_against(op)
+        if votes is not None:
+            return self._no_votes(votes)
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _false(self, tensor):
+        op = tensor.op
+        if not self._depends(op):
+            return tf.logical_not(tf.reduce_any(tensor))
+        if op.type in ("IsNan", "IsInf"):
+            return tf.math.is_finite(self.norm_bound(op.inputs[0]))
+        if op.type == "LogicalNot":
+            return self.is_true(op.inputs[0])
+        if op.type in _ANY_OF:
+            return self._every(self.is_false, op)
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _every(self, certainty, op):
+        """Of all boolean inputs; others are axes and shapes."""
+        parts = [certainty(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
+        return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
+
+    def _no_votes(self, votes):
+        """Of a sum of "no" votes over the ranks that is compared with zero; a vote is a boolean cast to an integer."""
+        while votes.op.type in ("DeepCopy", *_SAME_VALUES):
+            votes = votes.op.inputs[0]
+        if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
+            raise UnknownCheckError(f"{votes.op.name} ({votes.op.type})")
+        return self.is_false(votes.op.inputs[0])
+
+    def _bound(self, tensor):
+        op = tensor.op
+        if op.name in self._transfers:
+            transfer = self._transfers[op.name]
+            sent = transfer.sent(tensor.value_index)
+            bound = _norm(sent) * (self._ranks * max(transfer.factor, 1.0))
+            return _through(sent.dtype, _through(transfer.wire_dtype, bound))
+        if not self._depends(op):
+            return _norm(tensor)
+        return _through(tensor.dtype, self._bound_of_result(op))
+
+    def _bound_of_result(self, op):
+        if op.type in _SAME_NORM:
+            return self.norm_bound(op.inputs[0])
+        if op.type in ("L2Loss", "Square"):
+            return tf.square(self.norm_bound(op.inputs[0]))
+        if op.type == "Mul":
+            return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
+        if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _keeps_shape(op):
+            return self.norm_bound(op.inputs[0]) / _smallest(op.inputs[1])
+        if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
+            return tf.add_n([self.norm_bound(term) for term in op.inputs])
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _depends(self, op):
+        return op.name in self._dependent
+
+
+def _votes_against(op):
+    """What the ranks add up, when `op` tells whether their sum is zero; else None."""
+    if op.type != "Equal":
+        return None
+    for one, other in ((0, 1), (1, 0)):
+        if is_flag_transfer(op.inputs[one].op) and tf.get_static_value(op.inputs[other]) == 0:
+            return op.inputs[one].op.inputs[0]
+    return None
+
+
+def _norm(tensor):
+    """At least the Euclidean norm: twice of it, for what a long sum loses; and what is left of squares that vanish."""
+    return tf.sqrt(tf.nn.l2_loss(tf.cast(tensor, tf.float32))) * (2.0 * math.sqrt(2.0)) + 1e-15
+
+
+def _keeps_shape(op):
+    """False when a smaller input may be repeated, which makes a norm grow."""
+    first, *others = (tensor.shape for tensor in op.inputs)
+    return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
+
+
+def _smallest(tensor):
+    return tf.reduce_min(tf.abs(tf.cast(tensor, tf.float32)))
+
+
+def _through(dtype, bound):
+    """Inf when a number of that size does not exist in `dtype`."""
+    if not dtype.is_floating or dtype.max >= tf.float32.max:
+        return bound
+    return tf.where(bound <= float(dtype.max), bound, float("inf"))

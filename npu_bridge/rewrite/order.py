@@ -1,0 +1,47 @@
+"""The order in which a graph's gradients are sent, so that small urgent traffic is not queued behind all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from npu_bridge.collective import fragments, groups
+from npu_bridge.rewrite.index import GraphIndex
+from npu_bridge.rewrite.report import Fragment
+from npu_bridge.rewrite.transfers import Transfer
+
+
+def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex) -> list[Fragment]:
+    """Cuts transfers into fragments and lets each fragment wait for one before it, so that few are under way at once.
+
+    The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
+    where a fragment is large.
+
+    Args:
+      transfers: the transfers of one graph.
+      index: the graph before the pass.
+    Returns:
+      The fragments, in order.
+    Graph: an identity in front of each transfer but those of the first fragments.
+    """
+    made = {op.name: number for number, op in enumerate(index.ops)}
+    ready = sorted(transfers, key=lambda transfer: made[transfer.sent().op.name])
+    sizes = [transfer.size_bytes for transfer in ready]
+    strategy = groups.of_this_process().strategies.of(groups.WORLD)
+    cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
+    flights = fragments.cut_for_flight(cut, sizes)
+    for earlier, later in zip(flights, flights[fragments.IN_FLIGHT :]):
+        with tf.control_dependencies([ready[position].op for position in earlier]):
+            for position in later:
+                _hold_back(ready[position])
+    return [
+        Fragment([ready[position].op.name for position in flight], sum(sizes[position] for position in flight))
+        for flight in flights
+    ]
+
+
+def _hold_back(transfer):
+    op = transfer.op
+    for position in range(transfer.first_input, len(op.inputs)):
+        op._update_input(position, tf.identity(op.inputs[position]))

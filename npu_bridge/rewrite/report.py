@@ -1,0 +1,56 @@
+"""What the pass that frees the tail has done to a graph, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+
+@dataclasses.dataclass
+class Fragment:
+    """Gradients that travel one after the other, before others.
+
+    Attributes:
+      transfers: names of the ops, in order.
+      size_bytes: what they send, as far as static shapes tell.
+    """
+
+    transfers: list[str]
+    size_bytes: int
+
+
+@dataclasses.dataclass
+class TailingReport:
+    """What was found and changed.
+
+    Attributes:
+      fragments: the gradients' transfers in the order they are issued.
+      freed: names of the decisions that are now taken from local gradients, each with the ops that wait for it.
+      kept: what still waits for the last fragment by the nature of the graph, and why.
+      unchanged_because: why nothing was changed; "" when something was.
+    """
+
+    fragments: list[Fragment] = dataclasses.field(default_factory=list)
+    freed: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    unchanged_because: str = ""
+
+    @property
+    def has_changed(self) -> bool:
+        """True when the graph is not what it was."""
+        return bool(self.freed)
+
+    def text(self) -> str:
+        """A few lines to read."""
+        sizes = ", ".join(f"{fragment.size_bytes / 1e6:.1f} MB" for fragment in self.fragments)
+        lines = [f"tail optimisation: {len(self.fragments)} fragments ({sizes})"] if self.fragments else []
+        if not self.has_changed:
+            return "\n".join([*lines, f"tail optimisation: nothing was changed: {self.unchanged_because}"])
+        for decision, waiting in self.freed.items():
+            lines.append(f"  {decision} is decided from local gradients; {len(waiting)} ops wait for it")
+        lines += [f"  {name} still waits for the last fragment: {reason}" for name, reason in self.kept.items()]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """All of it as a JSON object."""
+        return json.dumps(dataclasses.asdict(self), indent=2)

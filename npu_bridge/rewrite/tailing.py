@@ -1,0 +1,123 @@
+"""The pass that frees the tail: what does not need the last gradients no longer waits for them.
+
+In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
+update waits for the check. So nothing is updated until the last byte has come over the wire. The pass takes the
+decision from the local gradients instead, before they travel: when no rank is near an overflow, the check is bound to
+pass. One number is exchanged for that. Every update then waits for this decision and for its own gradient. When some
+rank is near an overflow, the check that was there decides, as it did, so the numbers stay the same in every case.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from npu_bridge.collective import Communicator
+from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
+from npu_bridge.rewrite.index import GraphIndex
+from npu_bridge.rewrite.order import issue_in_order
+from npu_bridge.rewrite.report import Fragment, TailingReport
+from npu_bridge.rewrite.transfers import find_transfers
+
+_LOG = logging.getLogger(__name__)
+_SCOPE = "tail_optimization"
+_PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
+
+
+def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
+    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
+
+    Args:
+      graph: a TF 1 graph that no session has run yet; changed in place.
+      communicator: all ranks.
+    Returns:
+      What was changed, or why nothing was.
+    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
+    Ranks: collective: every rank calls it on the same graph, and runs it.
+    """
+    index = GraphIndex(graph)
+    transfers = find_transfers(index.ops)
+    report = TailingReport()
+    report.unchanged_because = _reason_against(transfers, communicator)
+    if report.unchanged_because:
+        return report
+    dependent = index.followers([transfer.op for transfer in transfers])
+    decisions = _decisions(index, dependent)
+    certainty = Certainty({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
+        for number, decision in enumerate(decisions):
+            _free(decision, f"{_SCOPE}_{number}", index, certainty, communicator, report)
+        if report.has_changed:
+            report.fragments = issue_in_order(transfers, index)
+        else:
+            report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
+    if not report.has_changed:
+        report.unchanged_because = "; ".join(report.kept.values()) or "no update waits for a check of reduced gradients"
+    return report
+
+
+def _reason_against(transfers, communicator):
+    if communicator.size == 1:
+        return "one rank trains alone"
+    if not transfers:
+        return "no gradient travels in this graph"
+    if any(transfer.op._get_control_flow_context() is not None for transfer in transfers):
+        return "gradients travel inside a condition or a loop"
+    return ""
+
+
+def _decisions(index, dependent):
+    """Boolean scalars that depend on reduced gradients and decide whether something happens, in graph order."""
+    found = {}
+    for op in index.ops:
+        position = _PREDICATE_POSITION.get(op.type)
+        if position is not None and len(op.inputs) > position:
+            predicate = _behind_identities(op.inputs[position])
+            if predicate.dtype == tf.bool and predicate.op.name in dependent:
+                found.setdefault(predicate.name, predicate)
+    # A decision that is itself made by a branch is made elsewhere.
+    return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
+
+
+def _behind_identities(tensor):
+    while tensor.op.type == "Identity" and not tensor.op.control_inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _free(decision, name, index, certainty, communicator, report):
+    readers = index.readers(decision)
+    try:
+        sure_here = certainty.is_true(decision)
+    except UnknownCheckError as error:
+        report.kept[decision.op.name] = f"it is made by {error}, whose outcome cannot be told early"
+        return
+    sure = communicator.all_true(sure_here, name)
+    _skip_check_when(sure, decision, index, certainty)
+    # A merge is ready as soon as one of its inputs is; the other one never comes.
+    _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
+    early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
+    for op, position in readers:
+        op._update_input(position, early)
+    report.freed[decision.op.name] = [op.name for op, _ in readers]
+
+
+def _skip_check_when(sure, decision, index, certainty):
+    """Keeps reduced gradients from what serves the check alone when its outcome is known, so that it costs nothing."""
+    members = certainty.ops_between_transfers_and(decision.op, index)
+    serving = set()
+    for op in reversed(members):
+        users = {user.name for user in index.users(op)}
+        is_alone = users <= serving and not op._control_outputs
+        if op is decision.op or (is_alone and not certainty.is_transfer(op)):
+            serving.add(op.name)
+    reaching = {op.name for op in members} - serving
+    switched = {}
+    for op in members:
+        if op.name in serving:
+            for position, tensor in enumerate(op.inputs):
+                if tensor.op.name in reaching:
+                    if tensor.name not in switched:
+                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=sure)
+                    op._update_input(position, switched[tensor.name])
