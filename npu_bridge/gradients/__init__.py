@@ -11,6 +11,7 @@ from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.sharding import ShardedOptimizer
 from npu_bridge.gradients.stage import Stage, Step
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "OverflowCheck",
     "Pipeline",
     "PipelineOptimizer",
+    "ShardedOptimizer",
     "Stage",
     "Step",
 ]

@@ -7,7 +7,7 @@ kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask whi
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -28,6 +28,10 @@ class InnerOptimizer(abc.ABC):
         self.prepare(variables)
         slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
         return [slot for slot in slots if slot is not None]
+
+    @abc.abstractmethod
+    def make_slots_apart(self, own: list, others: dict[int, list], creator: Callable) -> None:
+        """Makes the slots of `own`, and through a variable creator those of the lists in `others`."""
 
     @abc.abstractmethod
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
@@ -78,6 +82,10 @@ class _Tf1Optimizer(InnerOptimizer):
             self.optimizer._create_slots(variables)
         return super().make_slots(variables)
 
+    def make_slots_apart(self, own, others, creator):
+        with tf.init_scope():
+            _make_apart(self.optimizer._create_slots, own, others, creator)
+
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
 
@@ -126,11 +134,18 @@ class _KerasLegacyOptimizer(_KerasFamily):
             self.optimizer._create_all_weights(variables)
         return super().make_slots(variables)
 
+    def make_slots_apart(self, own, others, creator):
+        with tf.name_scope(self.optimizer._name), tf.init_scope():
+            _make_apart(self.optimizer._create_all_weights, own, others, creator)
+
     def _update(self, grads_and_vars, name):
         return self.optimizer.apply_gradients(grads_and_vars, name=name)
 
     def get_slot(self, variable, name):
-        return self.optimizer.get_slot(variable, name) if name in self.get_slot_names() else None
+        try:
+            return self.optimizer.get_slot(variable, name)
+        except KeyError:  # no slot of that name, or a variable that is never updated
+            return None
 
     def get_slot_names(self):
         return sorted(self.optimizer.get_slot_names())
@@ -148,6 +163,20 @@ class _KerasOptimizer(_KerasFamily):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
             self.optimizer.build(variables)
+
+    def make_slots_apart(self, own, others, creator):
+        # Built once for all variables; own ones come first, because an update of them alone numbers them from 0 again.
+        of_others = [variable for variables in others.values() for variable in variables]
+        primaries = {variable._shared_name for variable in of_others}
+
+        def create(next_creator, **arguments):
+            _, _, primary = (arguments.get("name") or "").partition("/")  # such as "m/dense/kernel"
+            if primary in primaries:
+                return creator(next_creator, **arguments)
+            return next_creator(**arguments)
+
+        with tf.variable_creator_scope(create):
+            self.prepare([*own, *of_others])
 
     def _update(self, grads_and_vars, name):
         if not building_graph():
@@ -177,8 +206,18 @@ class _KerasOptimizer(_KerasFamily):
         """Slot name to variable name to slot: a slot of `dense/kernel` is named `Adam/m/dense/kernel`."""
         slots = {}
         for own in self.optimizer.variables:
-            for variable in self._updated_variables:
-                suffix = "/" + variable.name
-                if own.name.endswith(suffix):
-                    slots.setdefault(own.name[: -len(suffix)].split("/")[-1], {})[variable.name] = own
+            # "Adam/m/dense/kernel" ends with "kernel" too, if there is a variable of that name.
+            endings = [variable.name for variable in self._updated_variables if own.name.endswith("/" + variable.name)]
+            if endings:
+                primary = max(endings, key=len)
+                slots.setdefault(own.name[: -len(primary) - 1].split("/")[-1], {})[primary] = own
         return slots
+
+
+def _make_apart(make, own, others, creator):
+    if own:
+        make(own)
+    with tf.variable_creator_scope(creator):
+        for variables in others.values():
+            if variables:
+                make(variables)

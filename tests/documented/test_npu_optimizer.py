@@ -110,7 +110,11 @@ def test_default_names_tell_the_inner_optimizer():
             ValueError,
             ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
         ),
-        (lambda: NPUDistributedOptimizer(OPTIMIZERS["sgd"](), True), NotImplementedError, ["sharding"]),
+        (
+            lambda: NPUDistributedOptimizer(tf.keras.optimizers.Adam(global_clipnorm=2.0), True),
+            ValueError,
+            ["is_weight_update_sharding", "global_clipnorm", "2.0", "tf.clip_by_global_norm"],
+        ),
     ],
 )
 def test_bad_arguments_are_refused(make, error, parts):

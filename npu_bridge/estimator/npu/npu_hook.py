@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
 
 __all__ = [
@@ -22,6 +23,9 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
     a resumed job goes on from the root's checkpoint on every rank, whatever the others found in theirs. It happens
     after the variables were initialised or restored, also when a session is recovered. With one rank it does nothing.
 
+    Where an `NPUDistributedOptimizer` shards the weight update, slots go to the ranks that own them, and between steps
+    the ranks take part in what rank 0 saves.
+
     Args:
       root_rank: the rank whose values are sent; required when there are several ranks.
       index: accepted for compatibility; the rank is known.
@@ -34,6 +38,8 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
         self._root_rank = root_rank
         self._index = index
         self._broadcast = None
+        self._remote_slots = None
+        self._is_round_open = False
         size = collective.current().size
         if size > 1 and root_rank not in range(size):
             raise ValueError(
@@ -43,10 +49,28 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         self._broadcast = broadcast_global_variables(self._root_rank) if collective.current().size > 1 else None
+        self._remote_slots = remote_slots.of_graph(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
         if self._broadcast is not None:
             session.run(self._broadcast)
+        if self._remote_slots is not None:
+            self._remote_slots.begin_hooked(session)
+
+    def before_run(self, run_context):
+        self._end_last_round(run_context.session)
+
+    def after_run(self, run_context, run_values):
+        if self._remote_slots is not None:
+            self._is_round_open = self._remote_slots.end_round(run_context.session, is_last=False)
+
+    def end(self, session):
+        self._end_last_round(session)
+
+    def _end_last_round(self, session):
+        if self._is_round_open:
+            self._is_round_open = False
+            self._remote_slots.end_round(session, is_last=True)
 
 
 class TellMeStepOrLossHook(tf.estimator.SessionRunHook):
@@ -125,12 +149,12 @@ def broadcast_global_variables(root_rank):
     """Assigns every global variable of the default graph the value it has on `root_rank`.
 
     Args:
-      root_rank: the rank whose values are sent.
+      root_rank: the rank whose values are sent; 0 where weight updates are sharded.
     Returns:
       The op to run once the variables have values; None when executed eagerly.
     Ranks: collective.
     """
-    return collective.current().broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+    return remote_slots.broadcast_with_slots(tf.compat.v1.global_variables(), collective.current(), root_rank)
 
 
 def _tensor_named(graph, name, key):

@@ -41,5 +41,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
         stages = [LossScaling(loss_scale_manager)]
         is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()
         if is_checked:
-            stages += [OverflowCheck(name, is_joint=is_distributed), NarrowVariableGuard()]
+            # Ranks that share the work of an update must all do it.
+            is_joint = is_distributed or getattr(opt, "is_weight_update_sharding", False)
+            stages += [OverflowCheck(name, is_joint=is_joint), NarrowVariableGuard()]
         super().__init__(opt, Pipeline(stages), name)

@@ -17,6 +17,7 @@ from npu_bridge.gradients import (
     OverflowCheck,
     Pipeline,
     PipelineOptimizer,
+    ShardedOptimizer,
 )
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
@@ -111,31 +112,40 @@ class NPUDistributedOptimizer(PipelineOptimizer):
 
     Args:
       optimizer: as `opt` of `NPUOptimizer`.
-      is_weight_update_sharding: let every rank update a part of the variables only. Not available yet.
+      is_weight_update_sharding: let every rank update a part of the variables only, and keep only those slots. After
+        the update each rank sends the others what it updated. The numbers are the same, bit for bit: every rank gets
+        all averaged gradients, so that clipping by their global norm is right too. Works in TF 1 graphs. See below.
       name: name of this optimizer; "Distributed" and the type name of `optimizer` by default.
       wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
     Raises:
       TypeError: `optimizer` is not an optimizer.
-      ValueError: `optimizer` itself averages gradients or scales the loss, or `wire` is no wire format.
-      NotImplementedError: `is_weight_update_sharding` is True.
+      ValueError: `optimizer` itself averages gradients or scales the loss, or `wire` is no wire format; with
+        `is_weight_update_sharding`, `optimizer` clips by the global norm, or, in `compute_gradients` and
+        `apply_gradients`, there are more ranks than gradients.
+      RuntimeError: with `is_weight_update_sharding` and several ranks, gradients are applied outside of a TF 1 graph.
+    Checkpoints with `is_weight_update_sharding` hold the slots of all ranks under their usual names, so that any number
+      of ranks, sharding or not, can go on from them. Rank 0 writes them, and fetches the slots of the others while it
+      does. Other ranks take part in that after each step where every rank has the hook
+      `NPUBroadcastGlobalVariablesHook`: Estimators and `MonitoredTrainingSession` save as ever. Without that hook,
+      save with `NPUSaver` on every rank; another saver raises an error, and never writes outdated slots. From the
+      start until the first update, and from a save until the next one, rank 0 holds all slots, in host memory.
     """
 
     def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none"):
         name = name or "Distributed" + type(optimizer).__name__
-        if is_weight_update_sharding:
-            raise NotImplementedError(
-                "NPUDistributedOptimizer: is_weight_update_sharding is not available. Every rank updates all "
-                "variables; leave it False."
-            )
         wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
-        super().__init__(optimizer, Pipeline(_averaging(name, wire_dtype)), name)
+        stages = _averaging(name, wire_dtype, is_joint=bool(is_weight_update_sharding))
+        super().__init__(optimizer, Pipeline(stages), name)
+        self.is_weight_update_sharding = bool(is_weight_update_sharding)
+        if is_weight_update_sharding:
+            self._inner = ShardedOptimizer(self._inner, name)
 
 
-def _averaging(name, wire_dtype, is_checked=False):
+def _averaging(name, wire_dtype, is_checked=False, is_joint=False):
     """The stages that average gradients; an overflow that the wire format itself may cause never gets to a variable."""
     stages = [AllReduce(name, wire_dtype)]
     if wire_dtype == tf.float16 and not is_checked:
-        stages.append(OverflowCheck(name, is_joint=False))
+        stages.append(OverflowCheck(name, is_joint=is_joint))
     return stages
 
 

@@ -1,0 +1,61 @@
+"""A saver for graphs in which ranks share the work of updating weights."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+from tensorflow.python.training.saver import BulkSaverBuilder
+
+from npu_bridge.gradients import remote_slots
+
+__all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
+
+
+class NPUBulkSaverBuilder(BulkSaverBuilder):
+    """Builds the ops of a saver as TensorFlow does: all variables in one save op."""
+
+
+class NPUSaver(tf.compat.v1.train.Saver):
+    """A `tf.compat.v1.train.Saver` that also saves the slots of other ranks.
+
+    It is for graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks. There every
+    rank calls `save`, and rank 0 writes. Make it when the optimizer has built its update. In any other graph it is an
+    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`.
+    """
+
+    def save(
+        self,
+        sess,
+        save_path,
+        global_step=None,
+        latest_filename=None,
+        meta_graph_suffix="meta",
+        write_meta_graph=True,
+        write_state=True,
+        strip_default_attrs=False,
+        save_debug_info=False,
+    ):
+        """Saves variables as `tf.compat.v1.train.Saver.save`.
+
+        Returns:
+          The path prefix of the checkpoint. In a graph that shards weight updates, None on ranks above 0: they write
+          nothing.
+        Ranks: collective where weight updates are sharded, else local.
+        """
+        slots = remote_slots.of_graph(sess.graph)
+        if slots is not None and slots.ranks.rank > 0:
+            slots.listen(sess)
+            return None
+        with contextlib.nullcontext() if slots is None else slots.listened_to(sess):
+            return super().save(
+                sess,
+                save_path,
+                global_step,
+                latest_filename,
+                meta_graph_suffix,
+                write_meta_graph,
+                write_state,
+                strip_default_attrs,
+                save_debug_info,
+            )

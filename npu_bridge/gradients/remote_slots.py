@@ -1,0 +1,368 @@
+"""Slots that live on other ranks: how they start from rank 0's checkpoint and get into the next one.
+
+Only rank 0 writes checkpoints, and a slot lives on the rank that owns its variable. So rank 0's graph has a *carrier*
+for every slot of another rank: a variable with the slot's name, in host memory. A carrier holds the slot's value from
+the initialisation or a restore until the first update, and from a checkpoint until the next update; otherwise it is
+empty. To a saver it is a variable like any other, so checkpoints are those of a training without sharding, and jobs
+with any number of ranks, sharding or not, continue each other's.
+
+Reading a carrier for a checkpoint first asks the owners for their slots. They must be listening: in a session with
+hooks a rank listens after every step until rank 0 says that it is done, else in `listen`. Where they do not, the read
+fails; an outdated slot is never written.
+
+Asking is a broadcast of 1 from rank 0, followed by one all-to-all for every sharded optimizer of the graph; a broadcast
+of 0 says that rank 0 is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from npu_bridge.collective.carriers import run_in_any_case
+from npu_bridge.collective.communicator import Communicator
+from npu_bridge.gradients.graph_mode import classic_control_flow
+from npu_bridge.gradients.inner import InnerOptimizer
+from npu_bridge.options.errors import message
+
+_KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
+_SCOPE = "weight_update_sharding/"  # at the root: Horovod matches transfers by the full names of their ops
+_NOT_LISTENING = message(
+    "is_weight_update_sharding",
+    "slots of other ranks cannot be saved now, because those ranks are not listening",
+    "a save on every rank with NPUSaver, or one by a hook of rank 0 that comes before NPUBroadcastGlobalVariablesHook",
+    "a save of rank 0 alone",
+    "Save with npu_bridge.estimator.npu.npu_saver.NPUSaver on every rank.",
+)
+
+
+def of_graph(graph: tf.Graph) -> RemoteSlots | None:
+    """The remote slots of a graph; None when nothing in it is sharded."""
+    kept = graph.get_collection_ref(_KEY)
+    return kept[0] if kept else None
+
+
+def of_default_graph(ranks: Communicator) -> RemoteSlots:
+    """The remote slots of the graph being built, made when there are none yet."""
+    kept = tf.compat.v1.get_default_graph().get_collection_ref(_KEY)
+    if not kept:
+        kept.append(RemoteSlots(ranks))
+    return kept[0]
+
+
+def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: int) -> tf.Operation | None:
+    """Assigns variables the values they have on one rank; slots of sharded optimizers go to their owners only.
+
+    Args:
+      variables: variables of the default graph, slots included.
+      ranks: the job.
+      root_rank: the rank whose values are sent.
+    Returns:
+      The op to run; None when executed eagerly.
+    Raises:
+      ValueError: there are sharded slots, and another rank than 0 is to send them.
+    Ranks: collective.
+    """
+    whole = None if tf.executing_eagerly() else of_graph(tf.compat.v1.get_default_graph())
+    if whole is None:
+        return ranks.broadcast_variables(variables, root_rank)
+    if root_rank != 0:
+        raise ValueError(
+            message(
+                "broadcast_global_variables",
+                "only rank 0 can hold all slots when weight updates are sharded",
+                "root_rank 0",
+                str(root_rank),
+                "Use 0.",
+            )
+        )
+    sharded = {slot.ref() for slot in whole.variables()}
+    alike = [variable for variable in variables if variable.ref() not in sharded]
+    return tf.group(ranks.broadcast_variables(alike, 0), whole.distribute())
+
+
+class RemoteSlots:
+    """The slots of all sharded optimizers of one graph.
+
+    Args:
+      ranks: the job.
+    Graph: built in a scope of its own, so that names outside are the same on every rank.
+    Ranks: the same parts must be made in the same order on every rank.
+    """
+
+    def __init__(self, ranks: Communicator):
+        self.ranks = ranks
+        self._parts = []
+        with _apart():
+            is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
+            self._is_stale = _Flag("is_stale")  # what carriers held before the first update
+            self._has_moved = _Flag("has_moved")  # since rank 0 was last done
+            self._hook, self._listen_to, self._unlisten = is_hooked.set(), is_listened_to.set(), is_listened_to.clear()
+            self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
+            self.is_stale = self._is_stale.is_set()
+            self._is_done = tf.compat.v1.placeholder_with_default(False, [])
+            may_ask = self._is_done | is_listened_to.is_set() | (is_hooked.is_set() & self._moved)
+            self.asked = self._ask(may_ask) if ranks.rank == 0 else ranks.broadcast(tf.constant(0), 0, "asked")
+            self.refreshed = tf.group(self.asked, name="refreshed")
+
+    def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> Part:
+        """Makes the slots of some variables, each on its owner, and carriers for them on rank 0.
+
+        Args:
+          inner: the optimizer they are slots of.
+          variables_by_owner: the variables of every rank, the same lists on every rank.
+        """
+        part = Part(self, inner, variables_by_owner, len(self._parts))
+        self._parts.append(part)
+        return part
+
+    def variables(self) -> list:
+        """The slots in this rank's graph, carriers included: those that differ from rank to rank."""
+        return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
+
+    def distribute(self) -> tf.Operation:
+        """Gives owners what rank 0's carriers hold, where they hold anything; collective."""
+        return tf.group(*[part.distributed for part in self._parts])
+
+    def note_update(self) -> tf.Operation:
+        """An op that notes that an update happened."""
+        return tf.group(self._is_stale.set(), self._has_moved.set())
+
+    def begin_hooked(self, session) -> None:
+        """From now on other ranks listen after every step of this session, in `end_round`."""
+        session.run(self._hook)
+
+    def end_round(self, session, is_last: bool) -> bool:
+        """Other ranks listen until rank 0 is done, which it is when it calls this; collective.
+
+        There are two rounds: right after a step, before anything else that ranks may do together, and before the next
+        step or the end, which ends what rank 0 may save between steps. Nothing happens where no step was run.
+
+        Returns:
+          True when a step had been run.
+        """
+        if not session.run(self._moved):
+            return False
+        if self.ranks.rank == 0:
+            self._be_done(session)
+        else:
+            self.listen(session)
+        if is_last:
+            session.run(self._forget_move)
+        return True
+
+    @contextlib.contextmanager
+    def listened_to(self, session):
+        """Inside, on rank 0, carriers can be read, because the other ranks call `listen`; collective."""
+        session.run(self._listen_to)
+        try:
+            yield
+        finally:
+            session.run(self._unlisten)
+            self._be_done(session)
+
+    def listen(self, session) -> None:
+        """Sends rank 0 this rank's slots as often as it asks, until it is done; collective."""
+        while session.run(self.asked):
+            session.run([part.sent for part in self._parts])
+
+    def _be_done(self, session):
+        session.run(self.asked, {self._is_done: True})
+
+    def _ask(self, may_ask):
+        """Tells the others that rank 0 asks (1) or is done (0); nothing while carriers hold what is current."""
+
+        def tell():
+            with tf.compat.v1.name_scope(_SCOPE):
+                check = tf.raw_ops.Assert(condition=may_ask, data=[_NOT_LISTENING])
+                with tf.control_dependencies([check]):
+                    asked = self.ranks.broadcast(tf.where(self._is_done, 0, 1), 0, "asked")
+                with tf.control_dependencies([run_in_any_case(asked)]):
+                    return tf.identity(asked)
+
+        with classic_control_flow():
+            return tf.cond(self._is_done | self.is_stale, tell, lambda: tf.constant(0))
+
+
+class Part:
+    """Some slots of one optimizer.
+
+    Attributes:
+      graph: where they are.
+      slots_by_owner: for every rank, its slots in this graph: variables on the owner, carriers on rank 0, else none.
+      sent: op that sends this rank's slots to rank 0, on ranks above 0.
+      distributed: op that gives this rank's slots the values that rank 0 has for them, if it has any.
+    """
+
+    def __init__(self, whole: RemoteSlots, inner: InnerOptimizer, variables_by_owner: list[list], number: int):
+        self._whole = whole
+        self.graph = tf.compat.v1.get_default_graph()
+        rank = whole.ranks.rank
+        here = range(whole.ranks.size) if rank == 0 else [rank]
+        others = {owner: variables_by_owner[owner] for owner in here if owner != rank}
+        inner.make_slots_apart(variables_by_owner[rank], others, _make_carrier)
+        self.slots_by_owner = [
+            _slots_of(inner, variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
+        ]
+        self._carriers = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
+        with _apart():
+            if rank == 0:
+                self.distributed = self._give(f"given_{number}")
+                self._refresh(f"gathered_{number}")
+            else:
+                self.sent = self._send(f"gathered_{number}")
+                self.distributed = self._take(f"given_{number}")
+
+    def note_update(self) -> tf.Operation:
+        """An op that notes that an update happened: carriers are out of date, and are emptied."""
+        fillable = [carrier for carrier in self._carriers if _true_shape(carrier).num_elements()]
+        if not fillable:
+            return self._whole.note_update()
+
+        def empty():
+            return tf.group(
+                *[
+                    tf.raw_ops.AssignVariableOp(resource=carrier.handle, value=tf.zeros([0], carrier.dtype))
+                    for carrier in self._carriers
+                ]
+            )
+
+        with _apart_in_place(), classic_control_flow():
+            is_full = tf.reduce_prod(tf.raw_ops.VariableShape(input=fillable[0].handle)) > 0
+            emptied = tf.cond(is_full, empty, tf.no_op)
+        return tf.group(emptied, self._whole.note_update())
+
+    def _refresh(self, name):
+        """Lets a read of a carrier for a checkpoint fetch what is current first."""
+
+        def gather():
+            with tf.compat.v1.name_scope(_SCOPE):
+                none = [0] * self._whole.ranks.size
+                words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
+                return tf.group(*_assign_words(self.slots_by_owner[1:], words))
+
+        with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
+            gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
+        # All parts are fetched at a time, also those added after a saver was made.
+        self._whole.refreshed._add_control_input(gathered.op if isinstance(gathered, tf.Tensor) else gathered)
+        for carrier in self._carriers:
+            _read_after(carrier, self._whole.refreshed)
+
+    def _send(self, name):
+        words = _words([slot.read_value() for slot in self.slots_by_owner[self._whole.ranks.rank]])
+        counts = [tf.size(words), *[0] * (self._whole.ranks.size - 1)]
+        return run_in_any_case(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
+
+    def _give(self, name):
+        words = [_words([slot.read_value() for slot in slots]) for slots in self.slots_by_owner[1:]]
+        counts = tf.stack([0, *map(tf.size, words)])
+        return run_in_any_case(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
+
+    def _take(self, name):
+        ranks = self._whole.ranks
+        words, _ = ranks.all_to_all(tf.zeros([0], tf.int64), [0] * ranks.size, name)
+        slots = [self.slots_by_owner[ranks.rank]]
+        with classic_control_flow():
+            return tf.group(tf.cond(tf.size(words) > 0, lambda: tf.group(*_assign_words(slots, words)), tf.no_op))
+
+
+class _Flag:
+    """A boolean kept in the session, False in a new one: a resource that exists or does not.
+
+    It is in no collection, so that nobody has to initialise it and no checkpoint holds it.
+    """
+
+    def __init__(self, name):
+        self._handle = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=_SCOPE + name, name=name)
+
+    def set(self):
+        with tf.device("/cpu:0"):
+            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=True)
+
+    def clear(self):
+        return tf.raw_ops.DestroyResourceOp(resource=self._handle, ignore_lookup_error=True)
+
+    def is_set(self):
+        return tf.raw_ops.VarIsInitializedOp(resource=self._handle)
+
+
+@contextlib.contextmanager
+def _apart():
+    """Inside, ops are out of the caller's conditions and dependencies, on the host and under `_SCOPE`."""
+    with tf.init_scope(), tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
+        yield
+
+
+@contextlib.contextmanager
+def _apart_in_place():
+    """Like `_apart`, but the caller's conditions and dependencies hold."""
+    with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
+        yield
+
+
+def _make_carrier(next_creator, **arguments):
+    """A variable creator: the same variable, but it can be empty and is in host memory."""
+    arguments.update(shape=tf.TensorShape(None), validate_shape=False)
+    if "use_resource" in arguments:
+        arguments["use_resource"] = True
+    with tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True), tf.device("/cpu:0"):
+        return next_creator(**arguments)
+
+
+def _slots_of(inner, variables):
+    """In an order that depends on nothing but the optimizer and the list."""
+    slots = [inner.get_slot(variable, name) for name in inner.get_slot_names() for variable in variables]
+    return [slot for slot in slots if slot is not None]
+
+
+def _read_after(carrier, op):
+    """Makes what savers read of a carrier wait for `op`; the read's input must stay the variable's handle."""
+    with tf.control_dependencies([op]):
+        value = tf.raw_ops.ReadVariableOp(resource=carrier.handle, dtype=carrier.dtype)
+    carrier._graph_element = value
+    carrier.read_value_no_copy = lambda: value  # for slots of partitioned variables
+
+
+def _true_shape(slot):
+    return slot.initial_value.shape
+
+
+def _words(tensors):
+    """The tensors' bytes one after the other, as a vector of int64, the last one filled up with zeros."""
+    joined = tf.concat([_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
+    filled = tf.pad(joined, [[0, -tf.size(joined) % 8]])
+    return tf.bitcast(tf.reshape(filled, [-1, 8]), tf.int64)
+
+
+def _bytes(tensor):
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    return tf.reshape(tf.bitcast(tf.reshape(tensor, [-1]), tf.uint8), [-1])
+
+
+def _assign_words(slots_by_owner, words):
+    """Ops that assign the slots of some owners what each owner's `_words` hold."""
+    sizes = [[_true_shape(slot).num_elements() * slot.dtype.size for slot in slots] for slots in slots_by_owner]
+    fills = [-sum(own) % 8 for own in sizes]
+    parts = iter(
+        tf.split(
+            tf.reshape(tf.bitcast(words, tf.uint8), [-1]),
+            [size for own, fill in zip(sizes, fills) for size in (*own, fill)],
+        )
+    )
+    assigned = []
+    for slots in slots_by_owner:
+        assigned += [tf.compat.v1.assign(slot, _from_bytes(next(parts), slot)).op for slot in slots]
+        next(parts)  # what the last word was filled up with
+    return assigned
+
+
+def _from_bytes(part, slot):
+    dtype = slot.dtype.base_dtype
+    if dtype == tf.bool:
+        value = tf.cast(part, tf.bool)
+    else:
+        value = tf.bitcast(part if dtype.size == 1 else tf.reshape(part, [-1, dtype.size]), dtype)
+    return tf.reshape(value, _true_shape(slot))

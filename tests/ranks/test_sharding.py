@@ -1,0 +1,422 @@
+"""Ranks that share the update: the numbers of a training where nobody shares, and checkpoints that hold everything."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from npu_bridge.gradients import collections
+from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+SLOTS_EACH = {"sgd": 0, "momentum": 1, "adam": 2, "lamb": 2, "keras_adam": 2, "keras_legacy_adam": 2}
+
+
+class Model:
+    """Five variables with a gradient, one of it sparse, and one without; in the default graph."""
+
+    def __init__(self, use_resource=True, seed=1):
+        variable = functools.partial(
+            tf1.get_variable, initializer=tf1.random_normal_initializer(seed=seed), use_resource=use_resource
+        )
+        with tf1.variable_scope("model"):
+            self.variables = [
+                variable("embedding", [20, 4]),
+                variable("kernel", [4, 3]),
+                variable("bias", [3]),
+                variable("kernel_2", [3, 5]),
+                variable("unused", [2]),
+                variable("scale", []),
+            ]
+        embedding, kernel, bias, kernel_2, _, scale = self.variables
+        self.tokens = tf1.placeholder(tf.int32, [None])
+        self.poison = tf1.placeholder_with_default(0.0, [])
+        hidden = tf.tanh(tf.matmul(tf.nn.embedding_lookup(embedding, self.tokens), kernel) + bias)
+        self.loss = tf.reduce_mean(tf.square(tf.matmul(hidden, kernel_2) * scale - 1.0))
+        self.loss += self.poison * tf.reduce_sum(kernel)
+
+
+def clipped(grads_and_vars):
+    gradients, variables = zip(*grads_and_vars)
+    return list(zip(tf.clip_by_global_norm(gradients, 0.3)[0], variables))
+
+
+def own_share(steps, first=0, seed=0):
+    ranks = collective.current()
+    return [np.array_split(batch, ranks.size)[ranks.rank] for batch in token_batches(steps, 12, seed)[first:]]
+
+
+def values_of_slots(optimizer, variables, session):
+    return {
+        f"{name} of {variable.op.name}": session.run(optimizer.get_slot(variable, name))
+        for name in optimizer.get_slot_names()
+        for variable in variables
+        if optimizer.get_slot(variable, name) is not None
+    }
+
+
+@in_graph
+def train(name, is_sharded, use_resource):
+    """On a rank: values of variables and of the slots that are here, and how many bytes of slots there are."""
+    model = Model(use_resource)
+    global_step = tf1.train.get_or_create_global_step()
+    optimizer = NPUDistributedOptimizer(OPTIMIZERS[name](), is_sharded)
+    train_op = optimizer.apply_gradients(clipped(optimizer.compute_gradients(model.loss)), global_step)
+    # `value()` reads what is here, also of slots that are elsewhere
+    names = {variable.name for variable in model.variables}
+    all_slots = [v for v in tf1.global_variables() if "model/" in v.name and v.name not in names]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for tokens in own_share(12):
+            session.run(train_op, {model.tokens: tokens})
+        variables = {v.name: session.run(v) for v in [*model.variables, global_step]}
+        held = sum(session.run(v.value()).nbytes for v in all_slots)
+        return variables, values_of_slots(optimizer, model.variables, session), held
+
+
+def train_all_kinds():
+    """On a rank: every kind of optimizer, with and without sharding."""
+    cases = [(name, True) for name in SLOTS_EACH] + [("momentum", False), ("adam", False)]
+    return {case: (train(case[0], False, case[1]), train(case[0], True, case[1])) for case in cases}
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+def test_sharing_the_update_changes_no_bit(on_ranks, rank_count):
+    results = on_ranks(rank_count, train_all_kinds)
+    for case, ((expected, expected_slots, all_bytes), _) in results[0].items():
+        assert expected["global_step:0"] == 12
+        own_slots = [result[case][1][1] for result in results]
+        for rank, result in enumerate(results):
+            assert_same_bits(result[case][1][0], expected)
+            # what the slots here take, carriers of the slots elsewhere included
+            assert result[case][1][2] == sum(value.nbytes for value in own_slots[rank].values())
+            assert bool(own_slots[rank]) == bool(SLOTS_EACH[case[0]])
+        # every slot is on exactly one rank, and has the value it has without sharding
+        assert sum(map(len, own_slots)) == len(expected_slots) == 5 * SLOTS_EACH[case[0]]
+        for slots in own_slots:
+            assert_same_bits(expected_slots, slots)
+        assert sum(result[case][1][2] for result in results) == all_bytes
+
+
+@in_graph
+def train_with_overflows(is_sharded, is_distributed, steps=30):
+    """On a rank: other overflows on every rank, under a loss scale."""
+    rank = collective.current().rank
+    random = np.random.RandomState(40 + rank)
+    poisons = random.choice([0.0, np.nan, np.inf, 3e35], size=steps, p=[0.85, 0.05, 0.05, 0.05])
+    model = Model()
+    global_step = tf1.train.get_or_create_global_step()
+    distributed = NPUDistributedOptimizer(OPTIMIZERS["adam"](), is_sharded)
+    manager = ExponentialUpdateLossScaleManager(1024, 5, 1, 2, 0.5)
+    optimizer = NPULossScaleOptimizer(distributed, manager, is_distributed=is_distributed)
+    train_op = optimizer.apply_gradients(clipped(optimizer.compute_gradients(model.loss)), global_step)
+    skipped = tf1.get_collection(collections.STEP_SKIPPED)[0]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        trace = [
+            bool(session.run([skipped, train_op], {model.tokens: tokens, model.poison: poison})[0])
+            for tokens, poison in zip(own_share(steps), poisons)
+        ]
+        scales = {v.name: session.run(v) for v in tf1.get_collection(collections.LOSS_SCALE_STATE)}
+        variables = {v.name: session.run(v) for v in [*model.variables, global_step]}
+        return {**variables, **scales}, values_of_slots(distributed, model.variables, session), trace
+
+
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_an_overflow_anywhere_skips_the_step_on_every_rank(on_ranks, is_distributed):
+    expected, expected_slots, trace = on_ranks(2, train_with_overflows, False, is_distributed)[0]
+    assert 3 < sum(trace) < 27
+    for variables, slots, own_trace in on_ranks(2, train_with_overflows, True, is_distributed):
+        assert own_trace == trace
+        assert_same_bits(variables, expected)
+        assert_same_bits(expected_slots, slots)
+        assert_all_finite({**variables, **slots})
+        assert variables["global_step:0"] == 30 - sum(trace)
+
+
+def part_of_a_training(name, is_sharded, checkpoint, folder, first, end):
+    """On a rank: goes on from rank 0's checkpoint, trains a few steps and saves with NPUSaver; rank 0's path."""
+    ranks = collective.current()
+    with tf.Graph().as_default():
+        model = Model(seed=1 + 10 * ranks.rank)  # so that the start must come from rank 0
+        optimizer = NPUDistributedOptimizer(OPTIMIZERS[name](), is_sharded)
+        train_op = optimizer.minimize(model.loss, tf1.train.get_or_create_global_step())
+        saver, broadcast = NPUSaver(), broadcast_global_variables(0)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            if checkpoint is not None and ranks.rank == 0:
+                saver.restore(session, checkpoint)
+            session.run(broadcast)
+            for tokens in own_share(end, first):
+                session.run(train_op, {model.tokens: tokens})
+            path = saver.save(session, os.path.join(folder, f"rank_{ranks.rank}_{is_sharded}"), global_step=end)
+            again = saver.save(session, os.path.join(folder, f"rank_{ranks.rank}_{is_sharded}_again"))
+            return (path, again) if ranks.rank == 0 or not is_sharded else (path, again, os.listdir(folder))
+
+
+def parts_of_trainings(names, is_sharded, checkpoints, folder, first, end):
+    """On a rank: one part of a training for each optimizer."""
+    paths = {}
+    for name in names:
+        own = os.path.join(folder, name)
+        os.makedirs(own, exist_ok=True)
+        paths[name] = part_of_a_training(name, is_sharded, checkpoints.get(name), own, first, end)
+    return paths
+
+
+def contents(checkpoint):
+    reader = tf.train.load_checkpoint(checkpoint)
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_same_checkpoints(actual, expected):
+    values, expected_values = contents(actual), contents(expected)
+    assert sorted(values) == sorted(expected_values)
+    assert_same_bits(values, expected_values)
+
+
+def test_checkpoints_are_those_of_a_training_without_sharing(on_ranks, tmp_path):
+    """2 ranks share or do not share; then 1, 2 or 3 go on from there, sharing or not: the files never differ."""
+    names = ("momentum", "adam", "lamb", "keras_adam")
+    folder = str(tmp_path)
+    whole = on_ranks(2, parts_of_trainings, names, False, {}, folder + "/2", 0, 5)[0]
+    shared, elsewhere = on_ranks(2, parts_of_trainings, names, True, {}, folder + "/2", 0, 5)
+    for name in names:
+        assert_same_checkpoints(shared[name][0], whole[name][0])
+        assert_same_checkpoints(shared[name][1], whole[name][0])
+        path, again, files = elsewhere[name]
+        assert path is again is None
+        assert not any(file.startswith("rank_1_True") for file in files)
+    start = {name: path for name, (path, _) in shared.items()}
+    for rank_count in (2, 3):
+        folders = [f"{folder}/{rank_count}_{is_sharded}" for is_sharded in (False, True)]
+        whole = on_ranks(rank_count, parts_of_trainings, names, False, start, folders[0], 5, 9)[0]
+        shared = on_ranks(rank_count, parts_of_trainings, names, True, start, folders[1], 5, 9)[0]
+        for name in names:
+            assert_same_checkpoints(shared[name][0], whole[name][0])
+    alone = parts_of_trainings(names, False, start, folder + "/1_False", 5, 9)
+    alone_sharded = parts_of_trainings(names, True, start, folder + "/1_True", 5, 9)
+    for name in names:
+        assert_same_checkpoints(alone_sharded[name][0], alone[name][0])
+
+
+@in_graph
+def saved_by_a_stock_saver(folder):
+    """On a rank: rank 0 saves alone before the first update, after it, and after all ranks have saved together."""
+    rank = collective.current().rank
+    model = Model()
+    optimizer = NPUDistributedOptimizer(OPTIMIZERS["adam"](), True)
+    train_op = optimizer.minimize(model.loss)
+    savers = {"all": tf1.train.Saver(), "global": tf1.train.Saver(tf1.global_variables())}
+    outcomes = {}
+
+    def save(moment):
+        for kind, saver in savers.items() if rank == 0 else ():
+            try:
+                outcomes[moment, kind] = saver.save(session, f"{folder}/{moment}_{kind}", write_meta_graph=False)
+            except tf.errors.InvalidArgumentError as error:
+                outcomes[moment, kind] = error.message
+
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        save("before")
+        session.run(train_op, {model.tokens: [1, 2]})
+        save("after")
+        NPUSaver().save(session, f"{folder}/together")
+        save("later")
+    return outcomes
+
+
+def test_a_stock_saver_never_writes_outdated_slots(on_ranks, tmp_path):
+    outcomes, _ = on_ranks(2, saved_by_a_stock_saver, str(tmp_path))
+    assert len(outcomes) == 6
+    for (moment, kind), outcome in outcomes.items():
+        if moment == "before":
+            slots = {name: value for name, value in contents(outcome).items() if "/Adam" in name}
+            assert len(slots) == 10 and not any(np.any(value) for value in slots.values())
+        else:
+            assert "slots of other ranks cannot be saved now" in outcome and "NPUSaver" in outcome
+            assert not os.path.exists(f"{tmp_path}/{moment}_{kind}.index")
+    assert np.any(contents(f"{tmp_path}/together")["model/kernel/Adam"])
+
+
+def train_in_a_monitored_session(is_sharded, folder, steps):
+    """On a rank: as scripts do: a checkpoint folder on rank 0 only, and saves by hand on rank 0 now and then."""
+    rank = collective.current().rank
+    with tf.Graph().as_default():
+        model = Model(seed=1 + 10 * rank)
+        optimizer = NPUDistributedOptimizer(OPTIMIZERS["adam"](), is_sharded)
+        global_step = tf1.train.get_or_create_global_step()
+        train_op = optimizer.minimize(model.loss, global_step)
+        saver = tf1.train.Saver()
+        raw = []
+
+        class KeepsTheSession(tf.estimator.SessionRunHook):
+            def after_create_session(self, session, coord):
+                raw.append(session)
+
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=folder if rank == 0 else None,
+            is_chief=True,
+            hooks=[NPUBroadcastGlobalVariablesHook(0), KeepsTheSession()],
+            save_checkpoint_steps=3,
+            log_step_count_steps=None,
+        ) as session:
+            first = int(raw[0].run(global_step))
+            for step, tokens in enumerate(own_share(steps, first), first):
+                session.run(train_op, {model.tokens: tokens})
+                if rank == 0 and step % 2:
+                    session.run(model.loss, {model.tokens: tokens})  # a run of rank 0 alone
+                if rank == 0 and step % 4 == 2:
+                    saver.save(raw[0], f"{folder}/by_hand", global_step=step)
+    return first
+
+
+def checkpoints_in(folder):
+    return {
+        name[: -len(".index")]: os.path.join(folder, name[: -len(".index")])
+        for name in os.listdir(folder)
+        if name.endswith(".index")
+    }
+
+
+def test_hooks_of_rank_0_save_as_ever(on_ranks, tmp_path):
+    found = {}
+    for is_sharded in (False, True):
+        folder = str(tmp_path / str(is_sharded))
+        assert on_ranks(2, train_in_a_monitored_session, is_sharded, folder, 5) == [0, 0]
+        assert on_ranks(2, train_in_a_monitored_session, is_sharded, folder, 11) == [5, 5]
+        found[is_sharded] = checkpoints_in(folder)
+    assert sorted(found[True]) == sorted(found[False])
+    assert {"by_hand-2", "by_hand-10", "model.ckpt-5", "model.ckpt-11"} <= set(found[True])
+    for name, path in found[True].items():
+        assert_same_checkpoints(path, found[False][name])
+
+
+def model_fn(features, labels, mode, params):
+    model = Model(seed=params["seed"])
+    loss = tf.reduce_mean(tf.square(tf.gather(model.variables[0], features))) + tf.add_n(
+        [tf.reduce_sum(tf.square(variable - 1.0)) for variable in model.variables[1:4]]
+    )
+    optimizer = NPUDistributedOptimizer(OPTIMIZERS["lamb"](), params["is_sharded"])
+    scaled = NPULossScaleOptimizer(optimizer, ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5), True)
+    return NPUEstimatorSpec(mode, loss=loss, train_op=scaled.minimize(loss, tf1.train.get_or_create_global_step()))
+
+
+def train_estimator(kind, is_sharded, folder, max_steps):
+    """On a rank: an estimator that saves every third step."""
+    ranks = collective.current()
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=3, log_step_count_steps=100)
+    params = {"seed": 1 + ranks.rank, "is_sharded": is_sharded}
+
+    def input_fn():
+        data = tf.data.Dataset.from_tensor_slices(np.arange(40) % 20).repeat().batch(4)
+        return data.shard(ranks.size, ranks.rank).map(lambda tokens: (tokens, tokens))
+
+    if kind == "NPUEstimator":
+        NPUEstimator(model_fn, config=config, params=params).train(input_fn, max_steps=max_steps)
+    else:
+        hooks = [NPUBroadcastGlobalVariablesHook(0)]
+        tf.estimator.Estimator(model_fn, config=config, params=params).train(input_fn, hooks, max_steps=max_steps)
+
+
+@pytest.mark.parametrize("kind", ["NPUEstimator", "Estimator"])
+def test_estimators_save_and_resume_as_ever(on_ranks, tmp_path, kind):
+    found = {}
+    for is_sharded in (False, True):
+        folder = str(tmp_path / str(is_sharded))
+        for max_steps in (4, 8):
+            on_ranks(2, train_estimator, kind, is_sharded, folder, max_steps)
+        found[is_sharded] = checkpoints_in(folder)
+    assert sorted(found[True]) == sorted(found[False])
+    assert {"model.ckpt-4", "model.ckpt-8"} <= set(found[True])
+    for name, path in found[True].items():
+        assert_same_checkpoints(path, found[False][name])
+
+
+@in_graph
+def two_losses(is_sharded, folder):
+    """On a rank: an optimizer for each of two losses, both of which also train the variables in the middle."""
+    model = Model()
+    losses = {"first": (model.loss, model.variables[:3]), "second": (model.loss * 2.0, model.variables[1:])}
+    steps = []
+    for name, (loss, variables) in losses.items():
+        optimizer = NPUDistributedOptimizer(OPTIMIZERS["adam"](), is_sharded, name=name)
+        steps.append(optimizer.minimize(loss, var_list=variables))
+    saver = NPUSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for tokens in own_share(6):
+            for step in steps:
+                session.run(step, {model.tokens: tokens})
+        return saver.save(session, f"{folder}/{collective.current().rank}_{is_sharded}")
+
+
+def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path):
+    expected, *_ = on_ranks(2, two_losses, False, str(tmp_path))
+    actual, *_ = on_ranks(2, two_losses, True, str(tmp_path))
+    assert_same_checkpoints(actual, expected)
+
+
+def refusals():
+    """On a rank: the messages of what is refused, before anything is transferred."""
+    outcomes = {}
+
+    def refused(case, function):
+        with tf.Graph().as_default():
+            try:
+                function()
+                outcomes[case] = "accepted"
+            except (ValueError, RuntimeError) as error:
+                outcomes[case] = f"{type(error).__name__}: {error}"
+
+    def sharded(optimizer=None):
+        return NPUDistributedOptimizer(optimizer or OPTIMIZERS["adam"](), True)
+
+    def too_few_gradients():
+        model = Model()
+        sharded().compute_gradients(model.loss, [model.variables[1], model.variables[4]])
+
+    def part_of_the_gradients():
+        model = Model()
+        optimizer = sharded()
+        optimizer.apply_gradients(optimizer.compute_gradients(model.loss)[:1])
+
+    def other_root():
+        sharded().minimize(Model().loss)
+        broadcast_global_variables(1)
+
+    refused("few", too_few_gradients)
+    refused("part", part_of_the_gradients)
+    refused("clip", lambda: sharded(tf.keras.optimizers.Adam(global_clipnorm=1.0)))
+    refused("root", other_root)
+    variable = tf.Variable([1.0]), tf.Variable([1.0])
+    try:
+        sharded().minimize(lambda: variable[0] + variable[1], var_list=list(variable))
+        outcomes["eager"] = "accepted"
+    except RuntimeError as error:
+        outcomes["eager"] = str(error)
+    return outcomes
+
+
+def test_what_cannot_be_shared_is_refused(on_ranks):
+    for outcomes in on_ranks(2, refusals):
+        assert "ValueError" in outcomes["few"] and "at least 2 gradients for 2 ranks; got 1" in outcomes["few"]
+        assert "ValueError" in outcomes["part"] and "none for rank 1" in outcomes["part"]
+        assert "global_clipnorm=None; got 1.0" in outcomes["clip"]
+        assert "root_rank 0; got 1" in outcomes["root"]
+        assert "in a tf.function" in outcomes["eager"]
