@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import types
 from typing import Any
@@ -87,7 +88,7 @@ class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The counterpart of `get_config`."""
-        inner = dict(config["optimizer"])
+        inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
         optimizer = tf.keras.optimizers.deserialize(
             inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
         )

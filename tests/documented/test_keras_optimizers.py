@@ -1,0 +1,230 @@
+"""The documented names for Keras optimizers: signatures, transparency, errors."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer, npu_tf_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_optimizer import (
+    KerasDistributeOptimizer,
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_distributed_optimizer_wrapper,
+)
+from tests.keras_models import fit, make_data
+
+tf1 = tf.compat.v1
+KerasLossScaling = tf.keras.mixed_precision.LossScaleOptimizer
+GENERATIONS = {"current": tf.keras.optimizers, "legacy": tf.keras.optimizers.legacy}
+EACH_GENERATION = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=list(GENERATIONS))
+SIGNATURES = {
+    KerasDistributeOptimizer: [("optimizer", inspect.Parameter.empty), ("name", "NpuKerasOptimizer"), ("kwargs", None)],
+    npu_distributed_optimizer_wrapper: [("optimizer", inspect.Parameter.empty)],
+    npu_tf_optimizer: [("opt", inspect.Parameter.empty)],
+    npu_keras_optimizer: [
+        ("opt", inspect.Parameter.empty),
+        ("loss_scale_manager", None),
+        ("is_distributed", True),
+        ("is_loss_scale", None),
+        ("is_tailing_optimization", False),
+    ],
+}
+
+
+def manager():
+    return ExponentialUpdateLossScaleManager(2.0**10, 100, 1, 2, 0.5)
+
+
+@pytest.mark.parametrize("documented", SIGNATURES, ids=lambda documented: documented.__name__)
+def test_signature(documented):
+    parameters = inspect.signature(documented).parameters.values()
+    found = [(parameter.name, None if parameter.name == "kwargs" else parameter.default) for parameter in parameters]
+    assert found == SIGNATURES[documented]
+
+
+@EACH_GENERATION
+def test_it_is_an_optimizer_of_the_same_generation(generation):
+    plain, short = KerasDistributeOptimizer(generation.Adam()), npu_keras_optimizer(generation.Adam())
+    scaled = npu_keras_optimizer(generation.Adam(), manager())
+    for optimizer in (plain, short, scaled):
+        assert isinstance(optimizer, KerasDistributeOptimizer)
+        assert isinstance(optimizer, generation.Optimizer)
+        assert isinstance(optimizer, KerasLossScaling) == (optimizer is scaled)
+    assert type(plain) is type(short)
+    assert KerasDistributeOptimizer(generation.Adam(), name="mine").name == "mine"
+    assert not isinstance(generation.Adam(), KerasDistributeOptimizer)
+
+
+@EACH_GENERATION
+@pytest.mark.parametrize("wrap", [npu_keras_optimizer, lambda opt: npu_keras_optimizer(opt, manager())])
+def test_hyper_parameters_are_those_of_the_inner_optimizer(generation, wrap):
+    inner = generation.Adam(0.5, beta_1=0.8, clipnorm=2.0)
+    optimizer = wrap(inner)
+    assert (float(optimizer.learning_rate), float(optimizer.lr)) == (0.5, 0.5)
+    assert optimizer.clipnorm == 2.0
+    assert optimizer.iterations is inner.iterations
+    optimizer.learning_rate = 0.25
+    assert float(inner.learning_rate) == 0.25
+    optimizer.lr.assign(0.125)
+    assert float(inner.learning_rate) == 0.125
+    optimizer.beta_1 = 0.7
+    assert float(optimizer.beta_1) == float(inner.beta_1) == np.float32(0.7) or inner.beta_1 == 0.7
+    assert optimizer.inner_optimizer is inner
+    assert not hasattr(optimizer, "no_such_thing")
+
+
+@EACH_GENERATION
+def test_stock_callbacks_act_on_it(generation, tmp_path):
+    optimizer = npu_keras_optimizer(generation.SGD(0.5), manager())
+    scheduler = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    plateau = tf.keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=0, min_delta=1e6)
+    board = tf.keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    model, _ = fit(optimizer, make_data(1), callbacks=[scheduler, plateau, board])
+    assert float(optimizer.learning_rate) == 0.25  # the first epoch is the best one so far
+    model.fit(*make_data(1), verbose=0, callbacks=[plateau, board], epochs=2)
+    np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.025)
+
+
+@EACH_GENERATION
+@pytest.mark.parametrize("make_manager", [lambda: None, manager, lambda: FixedLossScaleManager(8.0, False)])
+def test_the_configuration_is_json_and_comes_back(generation, make_manager):
+    optimizer = npu_keras_optimizer(
+        generation.Adam(
+            generation.schedules.ExponentialDecay(0.5, 10, 0.9) if generation is GENERATIONS["current"] else 0.5
+        ),
+        make_manager(),
+        is_distributed=False,
+    )
+    config = json.loads(json.dumps(optimizer.get_config()))
+    for face in (type(optimizer), KerasDistributeOptimizer):
+        again = face.from_config(config)
+        assert type(again) is type(optimizer)
+        assert json.loads(json.dumps(again.get_config())) == config
+    serialized = json.loads(json.dumps(tf.keras.optimizers.serialize(optimizer)))
+    assert type(tf.keras.optimizers.deserialize(serialized)) is type(optimizer)
+
+
+class OwnManager(LossScaleManager):
+    """A user's rule that says nothing about how it is saved; it notes whether AutoGraph translates its callers."""
+
+    def get_loss_scale(self):
+        self.status = ag_ctx.control_status_ctx().status
+        return tf.constant(4.0)
+
+    def update_loss_scale(self, finite_grads):
+        return None if tf.executing_eagerly() else tf.no_op()
+
+
+@EACH_GENERATION
+def test_a_manager_of_ones_own(generation):
+    own, variable = OwnManager(), tf.Variable(1.0)
+    optimizer = npu_keras_optimizer(generation.SGD(0.5), own)
+    optimizer.minimize(lambda: variable**2, [variable])
+    assert variable.numpy() == 0.0
+    assert not optimizer.dynamic
+    with pytest.raises(TypeError, match="OwnManager"):
+        optimizer.get_config()
+
+
+@EACH_GENERATION
+def test_autograph_leaves_the_package_alone(generation):
+    """A user's tf.function would translate it recursively, which takes half a minute and prints warnings."""
+    own, variable = OwnManager(), tf.Variable(1.0)
+    optimizer = npu_keras_optimizer(generation.SGD(0.5), own)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(variable**2)
+        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([tape.gradient(loss, variable)]), [variable]))
+
+    step()
+    assert own.status == ag_ctx.Status.DISABLED
+    assert variable.numpy() == 0.0
+
+
+@EACH_GENERATION
+def test_a_forgotten_call_is_told(generation, caplog):
+    optimizer, variable = npu_keras_optimizer(generation.SGD(0.5), FixedLossScaleManager(8.0)), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(variable**2)
+    with pytest.raises(ValueError, match="Expected get_unscaled_gradients after get_scaled_loss"):
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+    optimizer.apply_gradients([(tf.constant(1.0), variable)])  # unscaled from elsewhere: used as they are
+    assert variable.numpy() == 0.5
+
+
+@EACH_GENERATION
+def test_bad_arguments_are_refused(generation):
+    adam, scaled = generation.Adam, lambda: npu_keras_optimizer(generation.Adam(), manager())
+    cases = [
+        (lambda: KerasDistributeOptimizer("adam"), TypeError, ["KerasDistributeOptimizer", "'adam'"]),
+        (lambda: npu_keras_optimizer(tf1.train.AdamOptimizer()), TypeError, ["NPUDistributedOptimizer"]),
+        (lambda: KerasDistributeOptimizer(adam(), momentum=1), TypeError, ["momentum"]),
+        (lambda: KerasDistributeOptimizer(KerasDistributeOptimizer(adam())), ValueError, ["twice"]),
+        (lambda: KerasDistributeOptimizer(KerasLossScaling(adam())), ValueError, ["outside"]),
+        (lambda: KerasDistributeOptimizer(scaled()), ValueError, ["outside"]),
+        (lambda: KerasDistributeOptimizer(npu_distributed_optimizer_wrapper(adam())), ValueError, ["twice"]),
+        (lambda: NPUDistributedOptimizer(KerasDistributeOptimizer(adam())), ValueError, ["twice"]),
+        (lambda: NPUOptimizer(npu_distributed_optimizer_wrapper(adam()), None, True), ValueError, ["twice"]),
+        (lambda: npu_keras_optimizer(adam(), is_loss_scale=True), ValueError, ["npu_keras_optimizer", "None"]),
+        (lambda: npu_keras_optimizer(adam(), 1024), TypeError, ["1024"]),
+        (lambda: npu_distributed_optimizer_wrapper(3), TypeError, ["npu_distributed_optimizer_wrapper", "int"]),
+        (lambda: npu_distributed_optimizer_wrapper("no such"), ValueError, ["no such"]),
+    ]
+    for make, error, parts in cases:
+        with pytest.raises(error) as caught:
+            make()
+        assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@EACH_GENERATION
+def test_keywords_of_the_keras_base_class_have_no_effect(generation, caplog):
+    optimizer = KerasDistributeOptimizer(generation.SGD(0.5), clipnorm=1.0)
+    assert optimizer.clipnorm is None
+    assert "clipnorm has no effect here" in caplog.text
+
+
+def test_wrapper_gives_the_same_object(caplog):
+    for optimizer in (tf1.train.AdamOptimizer(), tf.keras.optimizers.Adam(), tf.keras.optimizers.legacy.Adam()):
+        assert npu_distributed_optimizer_wrapper(optimizer) is optimizer
+        assert not caplog.text
+        assert npu_distributed_optimizer_wrapper(optimizer) is optimizer
+        assert "averages its gradients already" in caplog.text
+        caplog.clear()
+    distributed = NPUDistributedOptimizer(tf1.train.AdamOptimizer())
+    assert npu_distributed_optimizer_wrapper(distributed) is distributed
+    assert "already" in caplog.text
+    assert type(npu_distributed_optimizer_wrapper("adam")) is tf.keras.optimizers.Adam
+    assert isinstance(npu_tf_optimizer(tf1.train.AdamOptimizer()), NPUDistributedOptimizer)
+
+
+@EACH_GENERATION
+def test_two_models_in_one_function(generation):
+    """Each optimizer keeps its own open steps, and one optimizer keeps those of different variables apart."""
+    first, second = tf.Variable(1.0), tf.Variable(2.0)
+    optimizer = npu_keras_optimizer(generation.SGD(0.25), FixedLossScaleManager(8.0))
+    if hasattr(optimizer, "build"):
+        optimizer.build([first, second])
+    compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
+
+    @tf.function
+    def step():
+        one = compute(lambda: first**2, [first])
+        other = compute(lambda: second**2, [second])
+        optimizer.apply_gradients([(grad * 1.0, variable) for grad, variable in one])
+        optimizer.apply_gradients(other)
+
+    step()
+    assert (first.numpy(), second.numpy()) == (0.5, 1.0)
