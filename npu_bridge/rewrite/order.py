@@ -42,6 +42,5 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex) -> list[Fra
 
 
 def _hold_back(transfer):
-    op = transfer.op
-    for position in range(transfer.first_input, len(op.inputs)):
-        op._update_input(position, tf.identity(op.inputs[position]))
+    for position in transfer.inputs:
+        transfer.entry._update_input(position, tf.identity(transfer.entry.inputs[position]))

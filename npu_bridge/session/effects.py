@@ -14,6 +14,7 @@ from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.graph_rewrites import set_rewrites
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
+from npu_bridge.session.tailing_hook import TailingHook
 
 
 def has_entry(session_config: Any) -> bool:
@@ -52,19 +53,20 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
     return prepared
 
 
-def hooks_for(options: TrainingOptions, graph_name: str | None = None) -> list:
-    """Hooks that give a session the effects its runs need: dumps, overflow detection, profiling.
+def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: str | None = None) -> list:
+    """Hooks that give a session the effects its runs need: tail optimisation, dumps, overflow detection, profiling.
 
     Args:
       options: the options of the run.
       graph_name: what dumps call the graph; by default the first thing a run fetches.
+      folder: where reports go; None for nowhere.
     Returns:
       List of `SessionRunHook`, empty when no option asks for one. Pass it to `close_hooks` in the end, as a
       MonitoredSession that fails does not end its hooks.
     """
     if not options.use_off_line:
         return []
-    hooks: list = []
+    hooks: list = [TailingHook(folder)] if options.is_tailing_optimization else []
     if options.enable_dump:
         hooks.append(DumpHook(options, graph_name))
     if options.enable_dump_debug:

@@ -1,0 +1,69 @@
+"""Tail optimisation of graphs that other optimizers have built, before their session runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.options.errors import say_once
+from npu_bridge.rewrite import TailingReport, free_the_tail
+
+_LOG = logging.getLogger(__name__)
+_KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only
+REPORT_FILE = "tailing.json"
+
+
+class TailingHook(tf.estimator.SessionRunHook):
+    """Runs `free_the_tail` over a graph, once, when its session begins or runs for the first time.
+
+    Graphs without gradient exchange, those of evaluations among them, stay as they are. What was done is logged by
+    rank 0.
+
+    Args:
+      folder: where rank 0 writes the report as `tailing.json`; None for nowhere.
+    Ranks: collective: the graphs of all ranks get the same transfers.
+    """
+
+    def __init__(self, folder: str | None = None):
+        self._folder = folder
+
+    def begin(self):
+        self._free(tf.compat.v1.get_default_graph())
+
+    def before_run(self, run_context):
+        self._free(run_context.session.graph)
+
+    def _free(self, graph):
+        if graph.get_collection(_KEY):
+            return
+        ranks = collective.current()
+        if ranks.size == 1:
+            say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")
+            return
+        was_finalized = graph.finalized
+        if was_finalized:
+            graph._unsafe_unfinalize()  # a MonitoredSession finalizes it before its session exists
+        try:
+            report = free_the_tail(graph, ranks)
+            graph.add_to_collection(_KEY, report)
+        finally:
+            if was_finalized:
+                graph.finalize()
+        if report.fragments and ranks.rank == 0:
+            self._publish(report)
+
+    def _publish(self, report: TailingReport):
+        _LOG.info("%s", report.text())
+        if self._folder is not None:
+            os.makedirs(self._folder, exist_ok=True)
+            with open(os.path.join(self._folder, REPORT_FILE), "w") as file:
+                file.write(report.json() + "\n")
+
+
+def report_of(graph: tf.Graph) -> TailingReport | None:
+    """What was done to a graph; None when nothing was tried."""
+    reports = graph.get_collection(_KEY)
+    return reports[0] if reports else None

@@ -1,0 +1,222 @@
+"""The pass that frees the tail, on graphs of Horovod and stock loss scaling: same bits, fewer waits."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.gradients.graph_mode import classic_control_flow
+from npu_bridge.rewrite import free_the_tail
+from tests.rewrite.waiting import computed_from, is_update, nodes_of_proto, waiting_for
+from tests.training import OPTIMIZERS, assert_same_bits, in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+def horovod(optimizer, name, **arguments):
+    import horovod.tensorflow as hvd
+
+    return hvd.DistributedOptimizer(optimizer, name=name, **arguments)
+
+
+def stock_scale(optimizer):
+    scale = tf1.mixed_precision.DynamicLossScale(2.0**10, increment_period=4)
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer, scale)
+
+
+def our_scale():
+    return ExponentialUpdateLossScaleManager(2.0**10, 4, 1, 2, 0.5)
+
+
+def half(optimizer):
+    import horovod.tensorflow as hvd
+
+    return stock_scale(horovod(optimizer, "half", compression=hvd.Compression.fp16))
+
+
+WRAPPERS = {
+    "scale outside": lambda optimizer: stock_scale(horovod(optimizer, "outside")),
+    "scale inside": lambda optimizer: horovod(stock_scale(optimizer), "inside"),
+    "scale outside, float16": half,
+    "ours": lambda optimizer: NPULossScaleOptimizer(NPUDistributedOptimizer(optimizer), our_scale(), True),
+}
+
+
+class Chain:
+    """A chain of small layers; the last layer's gradient is ready first, the first one's last."""
+
+    def __init__(self, layers=4, width=8):
+        self.inputs = tf1.placeholder(tf.float32, [None, width])
+        self.poison = tf1.placeholder(tf.float32, [])
+        values = self.inputs
+        for number in range(layers):
+            kernel = tf1.get_variable(
+                f"layer_{number}",
+                [width, width],
+                initializer=tf1.random_normal_initializer(stddev=0.4, seed=number),
+                use_resource=True,
+            )
+            values = tf.tanh(tf.matmul(values, kernel))
+        self.loss = tf.reduce_mean(tf.square(values)) + self.poison * tf.reduce_sum(kernel)
+
+
+def build(wrapper, name, is_freed):
+    """The model, its training step, and the report of the pass if it ran."""
+    model = Chain()
+    optimizer = WRAPPERS[wrapper](OPTIMIZERS[name]())
+    gradients = optimizer.compute_gradients(model.loss)
+    train_op = optimizer.apply_gradients(gradients, global_step=tf1.train.get_or_create_global_step())
+    report = free_the_tail(tf1.get_default_graph(), collective.current()) if is_freed else None
+    return model, train_op, report
+
+
+def control_flow(is_classic):
+    return classic_control_flow() if is_classic else contextlib.nullcontext()
+
+
+@in_graph
+def train(wrapper, name, is_classic, is_freed, steps):
+    """On a rank: trains with overflows of single ranks, and with sums that overflow where no gradient does."""
+    rank = collective.current().rank
+    here, everywhere = np.random.RandomState(rank), np.random.RandomState(5)
+    with control_flow(is_classic), tf1.Session() as session:
+        model, train_op, report = build(wrapper, name, is_freed)
+        session.run(tf1.global_variables_initializer())
+        scale = next(variable for variable in tf1.global_variables() if variable.name.endswith("loss_scale:0"))
+        for _ in range(steps):
+            own = here.choice([0.0, np.nan, np.inf], p=[0.9, 0.05, 0.05])
+            # Scaled, it is finite on every rank, and their sum is not.
+            large = np.inf if wrapper == "scale inside" else 2e38 / session.run(scale)
+            poison = everywhere.choice([own, large], p=[0.85, 0.15])
+            session.run(train_op, {model.inputs: here.randn(4, 8), model.poison: poison})
+        values = {variable.name: session.run(variable) for variable in tf1.global_variables()}
+    return values, report.text() if report else ""
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+@pytest.mark.parametrize("is_classic", [True, False])
+@pytest.mark.parametrize(
+    ("wrapper", "name"), [*((wrapper, "adam") for wrapper in WRAPPERS), ("scale outside", "momentum")]
+)
+def test_the_pass_changes_no_bit(on_ranks, wrapper, name, is_classic, rank_count):
+    as_built = on_ranks(rank_count, train, wrapper, name, is_classic, False, 50)
+    freed = on_ranks(rank_count, train, wrapper, name, is_classic, True, 50)
+    for (values, _), (freed_values, text) in zip(as_built, freed):
+        assert_same_bits(freed_values, values)
+        assert "is decided from local gradients" in text
+        assert 20 < values["global_step:0"] < 48
+    assert_same_bits(as_built[1][0], as_built[0][0])
+
+
+@in_graph
+def steps_by(gradients, is_freed):
+    """On a rank: descends by given gradients of the ranks; the variable after each step."""
+    variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer(), use_resource=True)
+    own = tf1.placeholder(tf.float32, [2])
+    optimizer = WRAPPERS["scale outside"](tf1.train.GradientDescentOptimizer(2.0**-100))
+    train_op = optimizer.minimize(tf.reduce_sum(variable * own))
+    if is_freed:
+        assert free_the_tail(tf1.get_default_graph(), collective.current()).has_changed
+    trace = []
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for step in gradients:
+            session.run(train_op, {own: np.float32([step[collective.current().rank]] * 2)})
+            trace.append(float(session.run(variable)[0]))
+    return trace
+
+
+def test_near_overflow_the_check_that_was_there_decides(on_ranks):
+    # scaled by 1024 and less: far below, a finite sum near the end of float32, a sum beyond it, one rank beyond it
+    gradients = [(1.0, 1.0), (1e35, 1e35), (3e35, 3e35), (1e38, 0.0), (1e34, 1e34), (2e35, -2e35)]
+    as_built, freed = (on_ranks(2, steps_by, gradients, is_freed) for is_freed in (False, True))
+    assert freed == as_built
+    trace = as_built[0]
+    assert trace[1] != trace[0], "a finite sum was refused"
+    assert trace[2] == trace[1] and trace[3] == trace[2], "an overflow was applied"
+    assert trace[4] != trace[3]
+
+
+@in_graph
+def updates_that_wait(wrapper, is_freed):
+    """On a rank: of the executed graph, updates that wait for the gradient that is ready last, and those made of it."""
+    with tf1.Session() as session:
+        model, train_op, report = build(wrapper, "adam", is_freed)
+        session.run(tf1.global_variables_initializer())
+        options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+        feeds = {model.inputs: np.ones([4, 8]), model.poison: 0.0}
+        session.run(train_op, feeds, options=options, run_metadata=metadata)
+    nodes = {}
+    for partition in metadata.partition_graphs:
+        nodes.update(nodes_of_proto(partition))
+    transfers = [node for node in nodes.values() if "Horovod" in node.kind and "decision" not in node.name]
+    transfers = [node.name for node in transfers if "tail_optimization" not in node.name]
+    last = transfers_of_first_layer(nodes, transfers)
+    updates = {node.name for node in nodes.values() if is_update(node) and "layer" in " ".join(node.data)}
+    return sorted(updates & waiting_for(nodes, last)), sorted(updates & computed_from(nodes, last)), sorted(updates)
+
+
+def transfers_of_first_layer(nodes, transfers):
+    """The transfers that an update of layer_0 is made of, and no update of another layer."""
+    found = []
+    for name in transfers:
+        updated = [nodes[update] for update in computed_from(nodes, [name]) if is_update(nodes[update])]
+        layers = {part for node in updated for part in " ".join([node.name, *node.data]).replace("/", " ").split()}
+        if "layer_0" in str(layers) and "layer_2" not in str(layers):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("wrapper", ["scale outside", "scale inside"])
+def test_updates_wait_for_their_own_gradient_alone(on_ranks, wrapper):
+    for waiting, made_of_it, updates in on_ranks(2, updates_that_wait, wrapper, False):
+        assert made_of_it and len(waiting) == len(updates) > len(made_of_it)  # as built, all of them wait
+    for waiting, made_of_it, _ in on_ranks(2, updates_that_wait, wrapper, True):
+        assert waiting == made_of_it
+
+
+@in_graph
+def graph_that_cannot_be_freed(kind):
+    """On a rank: what the pass says of a graph it does not understand, and whether it left it as it was."""
+    model = Chain()
+    if kind == "clipped":
+        optimizer = WRAPPERS["scale outside"](OPTIMIZERS["adam"]())
+        gradients, variables = zip(*optimizer.compute_gradients(model.loss))
+        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+        optimizer.apply_gradients(zip(gradients, variables))
+    elif kind == "own wire format":
+        optimizer = NPUDistributedOptimizer(OPTIMIZERS["adam"](), wire="float16")
+        NPULossScaleOptimizer(optimizer, our_scale(), True).minimize(model.loss)
+    elif kind == "no loss scale":
+        horovod(OPTIMIZERS["adam"](), "plain").minimize(model.loss)
+    else:
+        OPTIMIZERS["adam"]().minimize(model.loss)
+    graph = tf1.get_default_graph()
+    before = graph.as_graph_def()
+    report = free_the_tail(graph, collective.current())
+    assert report.text()
+    edges = {node.name: list(node.input) for node in before.node}
+    now = {node.name: list(node.input) for node in graph.as_graph_def().node}
+    return report.has_changed, report.unchanged_because, all(now[name] == inputs for name, inputs in edges.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("clipped", "whose outcome cannot be told early"),
+        ("own wire format", "no gradient travels in this graph"),
+        ("no loss scale", "no update waits for a check"),
+        ("not distributed", "no gradient travels in this graph"),
+    ],
+)
+def test_what_cannot_be_freed_stays_as_it_is_and_says_why(on_ranks, kind, reason):
+    for has_changed, why, is_same in on_ranks(2, graph_that_cannot_be_freed, kind):
+        assert not has_changed and reason in why and is_same

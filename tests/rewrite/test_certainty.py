@@ -1,0 +1,99 @@
+"""What is claimed to be certain about checks of reduced gradients is true, whatever the other ranks have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
+from npu_bridge.rewrite.index import GraphIndex
+from npu_bridge.rewrite.transfers import Transfer
+
+tf1 = tf.compat.v1
+RANKS = 3
+MAGNITUDES = [0.0, 1e-38, 1.0, 1e4, 7e4, 1e18, 1e20, 1e38, 3e38, float("inf"), float("nan")]
+
+
+def all_finite(values):
+    return tf.reduce_all(tf.math.is_finite(values))
+
+
+CHECKS = {
+    "finite": lambda grad: all_finite(grad),
+    "unscaled": lambda grad: all_finite(grad * tf.constant(1 / 1024)),
+    "enlarged": lambda grad: all_finite(grad * tf.constant(1e10)),
+    "divided": lambda grad: all_finite(grad / tf.constant(1e-6)),
+    "norm": lambda grad: tf.math.is_finite(tf.add_n([tf.nn.l2_loss(grad), tf.nn.l2_loss(-grad)])),
+    "half": lambda grad: all_finite(tf.cast(tf.cast(grad, tf.float16), tf.float32)),
+    "no nan, no inf": lambda grad: tf.logical_not(
+        tf.reduce_any(tf.logical_or(tf.math.is_nan(grad), tf.math.is_inf(grad)))
+    ),
+    "stacked": lambda grad: tf.reduce_all(tf.stack([all_finite(grad), all_finite(tf.square(grad))])),
+    "sum": lambda grad: all_finite(tf.reshape(grad + grad, [-1])),
+}
+
+
+class Exchange:
+    """A graph in which an identity stands where a transfer would be: its input is local, its output is fed."""
+
+    def __init__(self, check):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.local = tf1.placeholder(tf.float32, [4])
+            arrived = tf.raw_ops.Snapshot(input=self.local)
+            self.arrived, self.outcome = arrived, check(arrived)
+            transfer = Transfer(arrived.op, arrived.op, 0, 1.0, tf.float32)
+            dependent = GraphIndex(self.graph).followers([arrived.op])
+            self.certain = Certainty({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
+            self.session = tf1.Session()
+
+    def is_certain(self, local):
+        return bool(self.session.run(self.certain, {self.local: local}))
+
+    def passes(self, reduced):
+        return bool(self.session.run(self.outcome, {self.local: reduced, self.arrived: reduced}))
+
+
+@pytest.fixture(scope="module")
+def exchanges():
+    return {name: Exchange(check) for name, check in CHECKS.items()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(CHECKS)), data=st.data())
+def test_a_check_that_is_certain_on_every_rank_passes(exchanges, name, data):
+    element = st.tuples(st.sampled_from(MAGNITUDES), st.sampled_from([-1.0, 1.0])).map(np.prod)
+    gradients = np.float32([data.draw(st.lists(element, min_size=4, max_size=4)) for _ in range(RANKS)])
+    with np.errstate(all="ignore"):
+        total = gradients.sum(axis=0, dtype=np.float32)
+        reduced = [total, total / np.float32(RANKS)]
+    if all(exchanges[name].is_certain(gradient) for gradient in gradients):
+        assert all(exchanges[name].passes(values) for values in reduced)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_ordinary_gradients_are_certain(exchanges, name):
+    assert exchanges[name].is_certain(np.float32([1.0, -2.0, 0.5, 100.0]))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_what_is_not_finite_or_near_the_end_is_not_certain(exchanges, name, bad):
+    assert not exchanges[name].is_certain(np.float32([1.0, bad, 0.5, 1.0]))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda grad: tf.reduce_sum(grad) > 0.0,
+        lambda grad: all_finite(tf.math.exp(grad)),
+        lambda grad: all_finite(1.0 / grad),
+        lambda grad: all_finite(grad + tf.ones([3, 4])),
+    ],
+)
+def test_other_checks_are_refused_by_name(check):
+    with pytest.raises(UnknownCheckError, match=r"\(\w+\)"):
+        Exchange(check)

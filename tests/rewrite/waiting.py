@@ -1,0 +1,78 @@
+"""Which ops of a graph wait for which, read from the graph alone; written without looking at any pass."""
+
+from __future__ import annotations
+
+WRITES = ("Assign", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "AssignAdd", "AssignSub")
+
+
+class Node:
+    """An op of a graph or a node of a graph proto.
+
+    Attributes:
+      data, control: names of the nodes it reads from, and of those it waits for otherwise.
+    """
+
+    def __init__(self, name, kind, data, control):
+        self.name, self.kind, self.data, self.control = name, kind, data, control
+
+
+def nodes_of_graph(graph):
+    """The nodes of a `tf.Graph` by name."""
+    return {
+        op.name: Node(op.name, op.type, [tensor.op.name for tensor in op.inputs], [c.name for c in op.control_inputs])
+        for op in graph.get_operations()
+    }
+
+
+def nodes_of_proto(graph_def):
+    """The nodes of a GraphDef by name, those that a runtime has built from branches among them."""
+    nodes = {}
+    for node in graph_def.node:
+        data = [name.split(":")[0] for name in node.input if not name.startswith("^")]
+        nodes[node.name] = Node(node.name, node.op, data, [name[1:] for name in node.input if name.startswith("^")])
+    return nodes
+
+
+def is_update(node):
+    return node.kind in WRITES or node.kind.startswith(("ResourceApply", "Apply", "ResourceSparseApply", "SparseApply"))
+
+
+def waiting_for(nodes, awaited):
+    """Names of the nodes that cannot run before one of `awaited` has run.
+
+    A merge runs as soon as one of its inputs is there, so it waits only for what all of them wait for.
+    """
+    return _reached(nodes, awaited, lambda node: node.data + node.control, merge=all)
+
+
+def computed_from(nodes, sources):
+    """Names of the nodes whose values contain those of `sources`: data alone, and not what merely decides."""
+    return _reached(
+        nodes, sources, lambda node: node.data[:1] if node.kind.endswith("Switch") else node.data, merge=any
+    )
+
+
+def _reached(nodes, sources, inputs_of, merge):
+    answers = dict.fromkeys(sources, True)
+    for name in _inputs_first(nodes):
+        if name not in answers:
+            node = nodes[name]
+            combine = merge if node.kind in ("Merge", "RefMerge") else any
+            answers[name] = combine([answers.get(before, False) for before in inputs_of(node)] or [False])
+    return {name for name, answer in answers.items() if answer}
+
+
+def _inputs_first(nodes):
+    """The names so that everything comes after what it reads or waits for."""
+    done, order = set(), []
+    for start in nodes:
+        stack = [(start, False)]
+        while stack:
+            name, is_left = stack.pop()
+            if is_left:
+                order.append(name)
+            elif name not in done and name in nodes:
+                done.add(name)
+                stack.append((name, True))
+                stack.extend((before, False) for before in nodes[name].data + nodes[name].control)
+    return order
