@@ -160,7 +160,7 @@ class NPUEstimator(tf.estimator.Estimator):
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
         """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
-        own_hooks = session.hooks_for(self._options, graph_name)
+        own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
             yield [*(first_hooks or [PrecisionHook(self._precision)]), *(hooks or ()), *own_hooks]
         finally:
