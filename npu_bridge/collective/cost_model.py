@@ -4,18 +4,20 @@ Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the ot
 
     transfer = overhead + 2 (n - 1) (latency + B / (n bandwidth)) + B / host rate
 
-A fragment starts when its last gradient is ready and the fragment before has arrived. What ends after the computation
-is exposed; the rest is hidden. Pure arithmetic: nothing here knows TensorFlow or Horovod.
+A transfer starts when its last gradient is ready and the transfer before has arrived. What ends after the computation
+is exposed; the rest is hidden. A fragment is one transfer, or several when it is large (`cut_for_flight`). Pure
+arithmetic: nothing here knows TensorFlow or Horovod.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES
+from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, FLIGHT_BYTES
 
 __all__ = ["MOST_FRAGMENTS", "Link", "Prediction", "Training", "best_cut", "predict", "step_secs", "transfer_secs"]
 
@@ -74,7 +76,7 @@ class Prediction(NamedTuple):
 
     Attributes:
       ranks: how many.
-      communication_secs: all gradients in one transfer, behind nothing.
+      communication_secs: all gradients in one fragment, behind nothing.
       default_step_secs: the step with the split that is in force when none is set.
       step_secs: the step with the best split.
       exposed_secs: how much of it the computation does not cover.
@@ -112,11 +114,38 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
     Args:
       shares: of the gradients' bytes, one per fragment, in the order they become ready; they sum to 1.
     """
-    arrived = 0.0
-    for share, ready in zip(shares, itertools.accumulate(shares)):
-        length = transfer_secs(share * training.gradient_bytes, ranks, training, link)
-        arrived = max(arrived, _ready_secs(ready, training)) + length
+    arrived = start = 0.0
+    for share in shares:
+        length, earliest = _journey(start, start + share, ranks, training, link)
+        arrived = max(arrived + length, earliest)
+        start += share
     return max(arrived, training.compute_secs)
+
+
+def _journey(start: float, end: float, ranks: int, training: Training, link: Link) -> tuple[float, float]:
+    """A fragment on its way, from one share of the bytes to another.
+
+    Returns:
+      How long its transfers take one after the other, and when they have arrived with nothing before them. They become
+      ready at equal intervals, so either the first, the last or the last full one decides.
+    """
+    flight = _flight_share(training)
+    full = math.ceil((end - start) / flight - 1e-9) - 1
+    rest = end - start - full * flight
+    full_secs = transfer_secs(flight * training.gradient_bytes, ranks, training, link)
+    rest_secs = transfer_secs(rest * training.gradient_bytes, ranks, training, link)
+    length = full * full_secs + rest_secs
+    earliest = _ready_secs(end, training) + rest_secs
+    if full:
+        earliest = max(earliest, _ready_secs(start + flight, training) + length)
+        earliest = max(earliest, _ready_secs(end - rest, training) + full_secs + rest_secs)
+    return length, earliest
+
+
+def _flight_share(training: Training) -> float:
+    """The share of the bytes that is sent at once: as many whole gradients as fit, at least one."""
+    gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
+    return max(1, math.floor(FLIGHT_BYTES / gradient_bytes)) / training.tensors
 
 
 def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
@@ -133,14 +162,15 @@ def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = M
     pieces = min(training.tensors, _MOST_PIECES)
     if ranks == 1:
         return [pieces]
-    lengths = [
-        transfer_secs(training.gradient_bytes * count / pieces, ranks, training, link) for count in range(pieces + 1)
-    ]
-    ready = [_ready_secs(count / pieces, training) for count in range(pieces + 1)]
-    arrivals = [[ready[end] + lengths[end] for end in range(pieces + 1)]]
+    places = [count / pieces for count in range(pieces + 1)]
+    journeys = {
+        (start, end): _journey(places[start], places[end], ranks, training, link)
+        for start, end in itertools.combinations(range(pieces + 1), 2)
+    }
+    arrivals = [[0.0, *(journeys[0, end][1] for end in range(1, pieces + 1))]]
     starts: list[list[int]] = [[0] * (pieces + 1)]
     for _ in range(1, min(most_fragments, pieces)):
-        row = [_earliest(end, arrivals[-1], ready, lengths) for end in range(pieces + 1)]
+        row = [_earliest(end, arrivals[-1], journeys) for end in range(pieces + 1)]
         arrivals.append([arrived for arrived, _ in row])
         starts.append([start for _, start in row])
     times = [max(row[pieces], training.compute_secs) for row in arrivals]
@@ -155,7 +185,7 @@ def predict(ranks: int, training: Training, link: Link) -> Prediction:
     default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
     return Prediction(
         ranks,
-        transfer_secs(training.gradient_bytes, ranks, training, link),
+        _journey(0.0, 1.0, ranks, training, link)[0],
         step_secs([share / 100.0 for share in default], ranks, training, link),
         secs,
         secs - training.compute_secs,
@@ -168,9 +198,12 @@ def _ready_secs(share: float, training: Training) -> float:
     return training.compute_secs * (_FORWARD_SHARE + (1.0 - _FORWARD_SHARE) * share)
 
 
-def _earliest(end, arrivals, ready, lengths):
+def _earliest(end, arrivals, journeys):
     """When `end` pieces can have arrived, given when fewer can in one fragment less; and where the last one starts."""
-    choices = ((max(arrivals[start], ready[end]) + lengths[end - start], start) for start in range(1, end))
+    choices = []
+    for start in range(1, end):
+        length, earliest = journeys[start, end]
+        choices.append((max(arrivals[start] + length, earliest), start))
     return min(choices, default=(float("inf"), 0))
 
 

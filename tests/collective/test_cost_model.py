@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_bridge.collective.cost_model import Link, Training, best_cut, predict, step_secs, transfer_secs
-from npu_bridge.collective.fragments import cut_by_size
+from npu_bridge.collective.fragments import cut_by_size, cut_for_flight
 
 # A link that costs what the alpha-beta formula says and nothing else.
 BARE = {"efficiency": 1.0, "host_bytes_per_sec": float("inf")}
@@ -36,6 +36,13 @@ def test_one_rank_sends_nothing():
     training, link = Training(1e9, 0.25), Link(1e6, 1.0)
     assert transfer_secs(1e9, 1, training, link) == 0.0
     assert predict(1, training, link)[1:] == (0.0, 0.25, 0.25, 0.0, (100.0,))
+
+
+def test_a_large_fragment_does_not_wait_for_its_last_gradient():
+    """80 MB in ten transfers of a tenth of a second, ready every two tenths from 1.2 s on: only the last is exposed."""
+    training, link = Training(80e6, 3.0, tensors=10), Link(80e6, 0.0, **BARE)
+    assert step_secs([1.0], 2, training, link) == pytest.approx(3.1)
+    assert step_secs([1.0], 2, Training(80e6, 3.0, tensors=1), link) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +88,24 @@ def test_best_cut_without_overhead_is_a_geometric_series():
     assert exposed == pytest.approx(1 / 7, rel=0.02)
 
 
+@settings(max_examples=100, deadline=None)
+@given(trainings, links, rank_counts, st.lists(st.integers(1, 12), min_size=1, max_size=8))
+def test_a_step_is_that_of_the_transfers_that_are_really_made(training, link, ranks, counts):
+    """The same as going through the transfers one by one, where `cut_for_flight` makes them of whole gradients."""
+    tensors = sum(counts)
+    size_bytes = max(1, int(training.gradient_bytes / tensors))
+    training = Training(size_bytes * tensors, training.compute_secs, tensors, training.wire_share)
+    ends = list(itertools.accumulate(counts))
+    cut = [list(range(end - count, end)) for end, count in zip(ends, counts)]
+    arrived = 0.0
+    for transfer in cut_for_flight(cut, [size_bytes * training.wire_share] * tensors):
+        ready = training.compute_secs / 3 * (1 + 2 * (transfer[-1] + 1) / tensors)
+        length = transfer_secs(size_bytes * len(transfer), ranks, training, link)
+        arrived = max(arrived, ready) + length
+    shares = [count / tensors for count in counts]
+    assert step_secs(shares, ranks, training, link) == pytest.approx(max(arrived, training.compute_secs), rel=1e-6)
+
+
 def every_cut(pieces, most_fragments):
     """All ways to cut `pieces` into at most so many fragments."""
     for count in range(1, min(most_fragments, pieces) + 1):
@@ -111,7 +136,7 @@ def test_no_cut_is_better_than_the_best_one(training, link, ranks, pieces, most_
 
 @settings(max_examples=60, deadline=None)
 @given(trainings, links, rank_counts, st.floats(1.0, 10.0))
-def test_more_to_send_or_a_worse_link_is_never_faster(training, link, ranks, factor):
+def test_a_worse_link_or_more_ranks_are_never_faster(training, link, ranks, factor):
     def secs(training, link, ranks=ranks):
         prediction = predict(ranks, training, link)
         assert prediction.exposed_secs >= 0.0
@@ -121,9 +146,6 @@ def test_more_to_send_or_a_worse_link_is_never_faster(training, link, ranks, fac
         return prediction.step_secs
 
     step = secs(training, link) / 1.0051
-    more_bytes = Training(
-        training.gradient_bytes * factor, training.compute_secs, training.tensors, training.wire_share
-    )
     slower = Link(
         link.bytes_per_sec / factor,
         link.latency_secs,
@@ -136,11 +158,19 @@ def test_more_to_send_or_a_worse_link_is_never_faster(training, link, ranks, fac
         host_bytes_per_sec=link.host_bytes_per_sec,
         transfer_overhead_secs=link.transfer_overhead_secs,
     )
-    assert step <= secs(more_bytes, link)
     assert step <= secs(training, slower)
     assert step <= secs(training, farther)
     assert step <= secs(training, link, ranks=ranks + 1)
     assert training.compute_secs <= step * 1.0051
+
+
+@settings(max_examples=60, deadline=None)
+@given(trainings, links, rank_counts, st.floats(1.0, 10.0))
+def test_more_bytes_take_longer_on_their_own(training, link, ranks, factor):
+    """Not so behind a computation: what is sent in two parts may hide better than a little less in one."""
+    more = Training(training.gradient_bytes * factor, training.compute_secs, training.tensors, training.wire_share)
+    less_secs, more_secs = (predict(ranks, choice, link).communication_secs for choice in (training, more))
+    assert less_secs <= more_secs * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,6 +184,6 @@ def test_percentages_make_up_the_whole_and_cut_what_was_planned(training, link, 
 
 
 def test_splits_have_no_more_fragments_than_documented_and_stay_quick_for_many_tensors():
-    training = Training(1e9, 1.0, tensors=100_000)
-    percentages = predict(2, training, Link(1e10, 0.0, transfer_overhead_secs=0.0)).percentages
+    training = Training(8e6, 1.0, tensors=100_000)
+    percentages = predict(2, training, Link(16e6, 0.0, **BARE)).percentages
     assert 1 < len(percentages) <= 8

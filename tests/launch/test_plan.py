@@ -73,13 +73,14 @@ def test_times_are_shown_in_fitting_units(secs, text):
 
 
 def test_page_has_a_row_for_each_number_of_ranks_and_a_line_to_paste(tmp_path):
-    code, output = npu_run("plan", *BASE, "--compute-secs", "600ms", "--ranks", "1,2,8", cwd=tmp_path)
+    model = ["--params", "2M", "--bandwidth", "100Mbit", "--compute-secs", "600ms"]
+    code, output = npu_run("plan", *model, "--ranks", "1,2,8", cwd=tmp_path)
     assert code == 0 and "\x1b" not in output
     heading, *rows = output.split("\n\n")[0].splitlines()
     assert heading.split()[0] == "ranks"
     assert [row.split()[0] for row in rows] == ["1", "2", "8"]
     assert rows[0].split()[1:] == ["0", "600", "ms", "600", "ms", "0", "100", "%", "-"]
-    assert "440 MB of gradients on the wire, 600 ms of computation, links of 10 Gbit/s with 50 us each way." in output
+    assert "8 MB of gradients on the wire, 600 ms of computation, links of 0.1 Gbit/s with 50 us each way." in output
     *_, call = output.splitlines()
     assert call.startswith("For 8 ranks, before compute_gradients: set_split_strategy_by_size([")
     shares = json.loads(call[call.index("[") : -1])
@@ -87,12 +88,13 @@ def test_page_has_a_row_for_each_number_of_ranks_and_a_line_to_paste(tmp_path):
 
 
 def test_json_holds_the_numbers_and_wire_formats_halve_the_bytes():
-    whole, half = (json.loads(run("--json", "--ranks", "2", "--wire", wire).output) for wire in ("none", "bfloat16"))
-    assert (whole["gradient_bytes"], whole["wire_bytes"], half["wire_bytes"]) == (440e6, 440e6, 220e6)
+    model = ["--params", "1M", "--json", "--ranks", "2"]
+    whole, half = (json.loads(run(*model, "--wire", wire).output) for wire in ("none", "bfloat16"))
+    assert (whole["gradient_bytes"], whole["wire_bytes"], half["wire_bytes"]) == (4e6, 4e6, 2e6)
     (before,), (after,) = whole["predictions"], half["predictions"]
     # 2 messages of half the bytes over 94 % of 1.25 GB/s are all that changes.
     saved = before["communication_secs"] - after["communication_secs"]
-    assert saved == pytest.approx(220e6 / (0.94 * 1.25e9))
+    assert saved == pytest.approx(2e6 / (0.94 * 1.25e9))
     assert before["exposed_secs"] == before["step_secs"] == before["communication_secs"]
 
 
