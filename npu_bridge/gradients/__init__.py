@@ -11,7 +11,7 @@ from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.sharding import ShardedOptimizer
+from npu_bridge.gradients.sharding import ShardedOptimizer, SharedUpdate
 from npu_bridge.gradients.stage import Stage, Step
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Pipeline",
     "PipelineOptimizer",
     "ShardedOptimizer",
+    "SharedUpdate",
     "Stage",
     "Step",
 ]

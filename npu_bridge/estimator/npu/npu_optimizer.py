@@ -18,6 +18,7 @@ from npu_bridge.gradients import (
     Pipeline,
     PipelineOptimizer,
     ShardedOptimizer,
+    SharedUpdate,
 )
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
@@ -134,10 +135,11 @@ class NPUDistributedOptimizer(PipelineOptimizer):
     def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none"):
         name = name or "Distributed" + type(optimizer).__name__
         wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
-        stages = _averaging(name, wire_dtype, is_joint=bool(is_weight_update_sharding))
-        super().__init__(optimizer, Pipeline(stages), name)
         self.is_weight_update_sharding = bool(is_weight_update_sharding)
-        if is_weight_update_sharding:
+        stages = _averaging(name, wire_dtype, is_joint=self.is_weight_update_sharding)
+        stages += [SharedUpdate()] if self.is_weight_update_sharding else []
+        super().__init__(optimizer, Pipeline(stages), name)
+        if self.is_weight_update_sharding:
             self._inner = ShardedOptimizer(self._inner, name)
 
 
