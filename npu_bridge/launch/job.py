@@ -30,6 +30,8 @@ __all__ = ["STOP_SECS", "Outcome", "run_ranks"]
 
 # How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
+# How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
+_STOPPED_SECS = 20.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -122,6 +124,7 @@ class _Job:
     def __init__(self, stall_secs: float | None):
         self._stall_secs = stall_secs
         self._warned_of = 0.0
+        self._stops: dict[int, float] = {}
         self._ranks: list[_Rank] = []
         self._hosts: list[RemoteHost] = []
         self._selector = selectors.DefaultSelector()
@@ -198,7 +201,7 @@ class _Job:
         return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
 
     def _is_stalled(self, endings: list[Ending]) -> bool:
-        """Whether ranks wait for each other for too long; without a limit it is only said, once."""
+        """Whether ranks wait for each other for too long, or in vain; without a limit the former is only said, once."""
         stills = self._stills()
         since = waiting_since(stills)
         if since is None or len(self._ranks) == 1:
@@ -208,7 +211,14 @@ class _Job:
             self._warned_of = since
             text = describe_stall(stills, endings, self._stopped(), secs)
             print(f"npu-run: {text} The job goes on; --stall-secs N would end it.", file=sys.stderr, flush=True)
-        return self._stall_secs is not None and secs >= self._stall_secs
+        return (self._stall_secs is not None and secs >= self._stall_secs) or self._waits_for_stopped(stills)
+
+    def _waits_for_stopped(self, stills: dict[int, Still | None]) -> bool:
+        """Whether a rank that waits has nobody to wait for: another one's process has long been stopped."""
+        now, stopped = time.monotonic(), self._stopped()
+        self._stops = {rank: self._stops.get(rank, now) for rank in stopped}
+        waiting = {rank for rank, still in stills.items() if still is not None and still.waits}
+        return bool(waiting.difference(stopped)) and any(now - when >= _STOPPED_SECS for when in self._stops.values())
 
     def _end_stalled(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""

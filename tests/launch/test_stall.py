@@ -133,5 +133,30 @@ def test_a_long_wait_ends_the_job_only_where_a_limit_says_so(capsys, limit, ends
         assert line.endswith("--stall-secs N would end it.")
 
 
+@pytest.mark.parametrize(
+    ("stopped", "stopped_for_secs", "ends"),
+    [
+        ({1}, 20.5, True),
+        ({1}, 19.0, False),
+        (set(), 20.5, False),
+        # Somebody has paused the whole job, and will let it go on.
+        ({0, 1}, 20.5, False),
+    ],
+)
+def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(capsys, stopped, stopped_for_secs, ends):
+    now = time.monotonic()
+    job = _Job(None)
+    job._ranks = [
+        types.SimpleNamespace(rank=rank, still=still, is_running=True, is_stopped=rank in stopped)
+        for rank, still in enumerate([WAITS._replace(since=now - 25.0), None])
+    ]
+    assert not job._is_stalled([])
+    job._stops = dict.fromkeys(job._stops, now - stopped_for_secs)
+    assert job._is_stalled([]) == ends
+    for rank in job._ranks:
+        rank.is_stopped = False
+    assert not job._is_stalled([])  # it goes on, and starts from nothing when it stops again
+
+
 def test_a_thread_that_is_gone_has_no_news():
     assert Standstill(0).look(1.0) is None
