@@ -9,6 +9,7 @@ there. Each posts before it looks, so of rank 0 and any other one the later sees
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -17,6 +18,7 @@ import itertools
 import json
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from npu_bridge.collective.noticeboard import Noticeboard
@@ -91,10 +93,23 @@ class Difference(NamedTuple):
 
 
 class Agreements:
-    """The plans this rank has posted. The n-th plan of one rank is compared with the n-th of another."""
+    """The plans this rank has posted. The n-th plan of one optimizer's name is compared with the n-th elsewhere.
+
+    Counted for each name, so that what only one rank builds puts out of step as little as possible.
+    """
 
     def __init__(self):
-        self._count = 0
+        self._counts: collections.Counter = collections.Counter()
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is posted: what is built there trains nothing, and perhaps on one rank only."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def check(self, plan: Plan, rank: int, size: int) -> None:
         """Posts a plan and compares it with what other ranks have posted; does nothing where there is no board.
@@ -105,12 +120,13 @@ class Agreements:
           RanksDisagreeError: another rank plans something else. One of two such ranks finds out, or both.
         Ranks: local; every rank calls this in the same order.
         """
-        number, self._count = self._count, self._count + 1
         # In an elastic job a rank that joins later counts from 0.
-        if not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+        if self._is_paused or not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
+        meeting = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
+        self._counts[plan.owner] += 1
         try:
-            found = _post_and_look(plan, number, rank, size)
+            found = _post_and_look(plan, meeting, rank, size)
         except (OSError, http.client.HTTPException) as error:
             # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
@@ -135,10 +151,6 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
       reference: the plan of rank 0.
       plan: that of another rank.
     """
-    if reference.owner != plan.owner:
-        return Difference(
-            "would use different optimizers", reference.owner, plan.owner, "Build the same optimizer on every rank."
-        )
     return (
         _difference_of_gradients(reference, plan)
         or _difference_of_settings(reference.settings, plan.settings)
@@ -146,9 +158,9 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
     )
 
 
-def _post_and_look(plan, number, rank, size):
+def _post_and_look(plan, meeting, rank, size):
     """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
-    texts, digests = Noticeboard(f"plan_{number}"), Noticeboard(f"plan_{number}_digest")
+    texts, digests = Noticeboard(meeting), Noticeboard(f"{meeting}_digest")
     text = plan.to_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
     texts.sign(rank, text)

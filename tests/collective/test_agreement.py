@@ -30,7 +30,6 @@ def named(*names):
 @pytest.mark.parametrize(
     ("plan", "expected", "got"),
     [
-        (changed(owner="Momentum"), "Adam", "Momentum"),
         (changed(gradients=[KERNEL, ROWS]), "the variable dense/bias:0 of shape (4,)", "no such variable"),
         (
             changed(gradients=[*PLAN.gradients, KERNEL._replace(name="new:0")]),
@@ -160,6 +159,18 @@ def test_rank_0_looks_at_every_other_rank_and_only_at_plans_of_the_same_number(b
     ranks[3].check(WRONG, 3, 4)  # number 1, which rank 0 has not posted yet
     with pytest.raises(RanksDisagreeError, match="rank 3 and rank 0"):
         ranks[0].check(PLAN, 0, 4)
+
+
+def test_what_only_one_rank_builds_does_not_count_when_it_is_of_another_name_or_trains_nothing(board):
+    ranks = {0: Agreements(), 1: Agreements()}
+    ranks[0].check(changed(owner="only here/ü"), 0, 2)
+    with ranks[0].paused():
+        ranks[0].check(WRONG, 0, 2)
+    ranks[0].check(PLAN, 0, 2)
+    ranks[1].check(PLAN, 1, 2)
+    ranks[1].check(WRONG, 1, 2)
+    with pytest.raises(RanksDisagreeError):
+        ranks[0].check(PLAN, 0, 2)
 
 
 def test_without_a_board_nothing_is_compared(monkeypatch):

@@ -11,6 +11,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import groups
 from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
@@ -34,7 +36,6 @@ class Build:
     is_dynamic: bool = False
     is_tailing: bool = False
     wire: str = "none"
-    optimizer: str = "NPUOptimizer"
     last_indices: tuple = ()
 
 
@@ -56,11 +57,6 @@ DIFFERENCES = {
     "scale": (Build(scale=512.0), "loss_scale=1024.0", "loss_scale=512.0"),
     "tailing": (Build(is_tailing=True), "is_tailing_optimization=False", "is_tailing_optimization=True"),
     "wire": (Build(wire="float16"), "wire=none", "wire=float16"),
-    "optimizer": (
-        Build(optimizer="NPUDistributedOptimizer"),
-        "NPUOptimizerGradientDescentOptimizer",
-        "DistributedGradientDescentOptimizer",
-    ),
     "split strategy": (Build(last_indices=(0, 1)), "bias:0 in fragment 0 of 1", "fragment 1 of 2"),
 }
 
@@ -92,8 +88,6 @@ def _term(variable, how):
 
 def _optimizer(how):
     inner = tf1.train.GradientDescentOptimizer(0.1)
-    if how.optimizer == "NPUDistributedOptimizer":
-        return NPUDistributedOptimizer(inner)
     manager = ExponentialUpdateLossScaleManager(how.scale, 5) if how.is_dynamic else FixedLossScaleManager(how.scale)
     return NPUOptimizer(inner, manager, True, True, how.is_tailing, wire=how.wire)
 
@@ -118,6 +112,33 @@ def test_every_difference_is_found_at_construction_and_names_the_ranks_and_both_
             assert f"Expected {expected}" in sentence and f"got {got}" in sentence, f"{case}: {sentence}"
             assert sentence.endswith(("on every rank.", "before the optimizer is used.", "same settings.")), case
             assert len(sentence) < 300, "longer than the launcher's last line can hold"
+
+
+def model_with_an_optimizer_in_every_mode(features, mode):
+    """Only in training does the optimizer see both variables."""
+    variables = [tf1.get_variable("kernel", [3, 1]), tf1.get_variable("bias", [1])]
+    loss = tf.reduce_sum(tf.matmul(features, variables[0]) + variables[1])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True)
+    trained = variables if mode == tf.estimator.ModeKeys.TRAIN else variables[:1]
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step(), trained)
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def train_and_evaluate_on_rank_0(folder):
+    """On a rank: two trainings of one step, with an evaluation on rank 0 in between."""
+    rank = collective.current().rank
+    config = NPURunConfig(model_dir=f"{folder}/rank_{rank}", save_checkpoints_steps=1)
+    estimator = NPUEstimator(model_with_an_optimizer_in_every_mode, config=config)
+    batches = lambda: tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat()  # noqa: E731 - an input_fn
+    estimator.train(batches, steps=1)
+    if rank == 0:
+        estimator.evaluate(batches, steps=1)
+    estimator.train(batches, steps=1)
+    return True
+
+
+def test_rank_0_may_build_an_optimizer_to_evaluate(on_ranks, tmp_path):
+    assert on_ranks(2, train_and_evaluate_on_rank_0, str(tmp_path)) == [True, True]
 
 
 @in_graph

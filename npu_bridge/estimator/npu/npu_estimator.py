@@ -13,6 +13,7 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective, session
+from npu_bridge.collective import agreement
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.gradients.older_checkpoints import saver_for_older
@@ -205,13 +206,17 @@ def _under_options(model_fn, options):
     def npu_model_fn(features, labels, mode, params, config):
         of_graph.publish(options)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
-        spec = model_fn(features, **{name: value for name, value in given.items() if takes_any or name in parameters})
+        given = {name: value for name, value in given.items() if takes_any or name in parameters}
+        is_training = mode == tf.estimator.ModeKeys.TRAIN
+        # Rank 0 may evaluate alone, and many a model_fn builds its optimizer even then.
+        with contextlib.nullcontext() if is_training else agreement.of_this_process().paused():
+            spec = model_fn(features, **given)
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
                 f"{spec!r}. Return one in mode {mode!r}."
             )
-        return _restoring_older_checkpoints(spec, config) if mode == tf.estimator.ModeKeys.TRAIN else spec
+        return _restoring_older_checkpoints(spec, config) if is_training else spec
 
     return npu_model_fn
 
