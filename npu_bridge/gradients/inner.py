@@ -139,7 +139,19 @@ class _KerasLegacyOptimizer(_KerasFamily):
             _make_apart(self.optimizer._create_all_weights, own, others, creator)
 
     def _update(self, grads_and_vars, name):
-        return self.optimizer.apply_gradients(grads_and_vars, name=name)
+        return self.optimizer.apply_gradients(grads_and_vars, name=name, **self._without_aggregation())
+
+    def _without_aggregation(self):
+        """Keeps the optimizer from adding up gradients over the replicas of a strategy when there is none.
+
+        In a TF 1 graph that sum is one op over all gradients, and every update would wait for the last of them.
+        """
+        stock = tf.keras.optimizers.legacy.Optimizer
+        is_stock = getattr(self.optimizer._aggregate_gradients, "__func__", None) is stock._aggregate_gradients
+        takes_switch = type(self.optimizer).apply_gradients is stock.apply_gradients
+        if building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy():
+            return {"experimental_aggregate_gradients": False}
+        return {}
 
     def get_slot(self, variable, name):
         try:

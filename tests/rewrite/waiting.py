@@ -46,10 +46,18 @@ def waiting_for(nodes, awaited):
 
 
 def computed_from(nodes, sources):
-    """Names of the nodes whose values contain those of `sources`: data alone, and not what merely decides."""
-    return _reached(
-        nodes, sources, lambda node: node.data[:1] if node.kind.endswith("Switch") else node.data, merge=any
-    )
+    """Names of the nodes whose values contain those of `sources`.
+
+    Data alone, and not what merely decides; and what is read of a variable after it was written.
+    """
+
+    def values_of(node):
+        if node.kind.endswith("Switch"):
+            return node.data[:1]
+        written = [name for name in node.control if node.kind == "ReadVariableOp" and is_update(nodes[name])]
+        return node.data + written
+
+    return _reached(nodes, sources, values_of, merge=any)
 
 
 def _reached(nodes, sources, inputs_of, merge):
