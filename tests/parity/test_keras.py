@@ -54,6 +54,22 @@ def test_every_bit_is_that_of_the_bare_optimizer(name):
 
 
 @EACH_GENERATION
+def test_on_one_process_the_function_is_that_of_the_bare_optimizer(name):
+    """The same operators, one for one: no overhead is possible."""
+
+    def operators_of(optimizer):
+        variable = tf.Variable([1.0, 2.0])
+        step = tf.function(lambda: (optimizer.minimize(lambda: tf.reduce_sum(variable**2), [variable]), 0)[1])
+        graph = step.get_concrete_function().graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        return [node.op for node in nodes]
+
+    bare = operators_of(OPTIMIZERS[name]())
+    assert operators_of(KerasDistributeOptimizer(OPTIMIZERS[name]())) == bare
+    assert len(bare) > 10
+
+
+@EACH_GENERATION
 def test_in_a_tf1_graph_too(name):
     if name == "current adam":
         with tf.Graph().as_default(), pytest.raises(ValueError, match=r"tf\.keras\.optimizers\.legacy\.Adam"):
