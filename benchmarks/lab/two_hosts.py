@@ -80,7 +80,7 @@ def two_hosts(rate: str | None = None, count: int = 2) -> Iterator[Hosts]:
     if reason:
         raise RuntimeError(f"two_hosts: {reason}. Expected root and network namespaces.")
     _remove_leftovers()
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-"))
     hosts = Hosts(folder, [f"host{letter}" for letter in _LETTERS[:count]])
     try:
         hosts.build(rate)
@@ -248,6 +248,9 @@ def _remove_leftovers() -> None:
         found = re.match(rf"{_PREFIX}-(\d+)-\S+", line)
         if found and not os.path.exists(f"/proc/{found[1]}"):
             _remove_namespace(found[0])
+    for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*-*"):
+        if not os.path.exists(f"/proc/{folder.name.split('-')[1]}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_namespace(namespace: str) -> None:
