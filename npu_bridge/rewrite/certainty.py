@@ -38,6 +38,7 @@ class Certainty:
         self._dependent = dependent
         self._ranks = ranks
         self._known: dict = {}
+        self._arriving: dict = {}
 
     def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
         """A boolean scalar of this rank; when it is True on every rank, all elements of `tensor` are True.
@@ -117,12 +118,23 @@ class Certainty:
         op = tensor.op
         if op.name in self._transfers:
             transfer = self._transfers[op.name]
-            sent = transfer.sent(tensor.value_index)
-            bound = _norm(sent) * (self._ranks * max(transfer.factor, 1.0))
-            return _through(sent.dtype, _through(transfer.wire_dtype, bound))
+            bound = self._bounds_of_transfers()[tensor.name]
+            return _through(tensor.dtype, _through(transfer.wire_dtype, bound))
         if not self._depends(op):
             return _norm(tensor)
         return _through(tensor.dtype, self._bound_of_result(op))
+
+    def _bounds_of_transfers(self):
+        """Bounds of all that arrives, by name: one op for each, and a few for all of them."""
+        if not self._arriving:
+            squares, factors = {}, []
+            for transfer in self._transfers.values():
+                for position, tensor in enumerate(transfer.op.outputs[: len(transfer.inputs)]):
+                    squares[tensor.name] = tf.nn.l2_loss(_in_float32(transfer.sent(position)))
+                    factors.append(self._ranks * max(transfer.factor, 1.0))
+            bounds = _norms(tf.stack(list(squares.values()))) * tf.constant(factors)
+            self._arriving = dict(zip(squares, tf.unstack(bounds)))
+        return self._arriving
 
     def _bound_of_result(self, op):
         if op.type in _SAME_NORM:
@@ -152,8 +164,16 @@ def _votes_against(op):
 
 
 def _norm(tensor):
+    return _norms(tf.nn.l2_loss(_in_float32(tensor)))
+
+
+def _norms(half_squares):
     """At least the Euclidean norm: twice of it, for what a long sum loses; and what is left of squares that vanish."""
-    return tf.sqrt(tf.nn.l2_loss(tf.cast(tensor, tf.float32))) * (2.0 * math.sqrt(2.0)) + 1e-15
+    return tf.sqrt(half_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
+
+
+def _in_float32(tensor):
+    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
 
 
 def _keeps_shape(op):
