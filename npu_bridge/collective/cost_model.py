@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, FLIGHT_BYTES
+from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, flight_bytes
 
 __all__ = ["MOST_FRAGMENTS", "Link", "Prediction", "Training", "best_cut", "predict", "step_secs", "transfer_secs"]
 
@@ -129,7 +129,7 @@ def _journey(start: float, end: float, ranks: int, training: Training, link: Lin
       How long its transfers take one after the other, and when they have arrived with nothing before them. They become
       ready at equal intervals, so either the first, the last or the last full one decides.
     """
-    flight = _flight_share(training)
+    flight = _flight_share(ranks, training)
     full = math.ceil((end - start) / flight - 1e-9) - 1
     rest = end - start - full * flight
     full_secs = transfer_secs(flight * training.gradient_bytes, ranks, training, link)
@@ -142,10 +142,10 @@ def _journey(start: float, end: float, ranks: int, training: Training, link: Lin
     return length, earliest
 
 
-def _flight_share(training: Training) -> float:
+def _flight_share(ranks: int, training: Training) -> float:
     """The share of the bytes that is sent at once: as many whole gradients as fit, at least one."""
     gradient_bytes = training.gradient_bytes * training.wire_share / training.tensors
-    return max(1, math.floor(FLIGHT_BYTES / gradient_bytes)) / training.tensors
+    return max(1, math.floor(flight_bytes(ranks) / gradient_bytes)) / training.tensors
 
 
 def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:

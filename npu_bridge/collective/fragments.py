@@ -15,7 +15,7 @@ from collections.abc import Sequence
 DEFAULT_PERCENTAGES = (96.54, 3.46)
 # What is sent at once, and how much of it may be under way: whatever small and urgent comes next, as the decision about
 # the step, waits for no more than that; and what has arrived can be worked on meanwhile.
-FLIGHT_BYTES = 8_000_000
+_FLIGHT_BYTES_PER_RANK = 4_000_000
 IN_FLIGHT = 2
 
 
@@ -129,20 +129,27 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
     return fragments
 
 
-def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int]) -> list[list[int]]:
-    """Cuts large fragments into runs of up to `FLIGHT_BYTES`, which are what is sent at once.
+def flight_bytes(world_size: int) -> int:
+    """What is sent at once: more on more ranks, as a ring of n ranks cuts it into n parts and waits for each of them."""
+    return _FLIGHT_BYTES_PER_RANK * world_size
+
+
+def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int) -> list[list[int]]:
+    """Cuts large fragments into runs of up to `flight_bytes`, which are what is sent at once.
 
     Args:
       cut: positions in `sizes_bytes`, one list per fragment.
       sizes_bytes: bytes of each gradient.
+      world_size: number of ranks.
     Returns:
       Positions, in the same order; a single gradient is never cut, however large.
     """
     flights: list[list[int]] = []
+    largest = flight_bytes(world_size)
     for fragment in cut:
-        carried = FLIGHT_BYTES
+        carried = largest
         for position in fragment:
-            if carried + sizes_bytes[position] > FLIGHT_BYTES:
+            if carried + sizes_bytes[position] > largest:
                 flights.append([])
                 carried = 0
             flights[-1].append(position)

@@ -88,7 +88,7 @@ class AllReduce(Stage):
         results, sent = {}, []
         in_last_fragment = set(cut[-1]) if cut else set()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
-        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes)):
+        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, route.size)):
             waits_for = [] if len(sent) < fragments.IN_FLIGHT else [sent[-fragments.IN_FLIGHT]]
             if decision is not None and positions[0] in in_last_fragment:
                 waits_for.append(decision)
@@ -117,6 +117,7 @@ class _AsItIs:
     """Gradients travel in their own dtype and arrive as means.
 
     Attributes:
+      size: number of ranks.
       leftover: what the results are still multiplied by, besides what they were multiplied by before.
     """
 
@@ -124,6 +125,7 @@ class _AsItIs:
 
     def __init__(self, communicator):
         self._communicator = communicator
+        self.size = communicator.size
 
     def reduce(self, tensors, name):
         return self._communicator.all_reduce(tensors, name)

@@ -12,7 +12,7 @@ from npu_bridge.rewrite.report import Fragment
 from npu_bridge.rewrite.transfers import Transfer
 
 
-def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex) -> list[Fragment]:
+def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size: int) -> list[Fragment]:
     """Cuts transfers into fragments and lets each fragment wait for one before it, so that few are under way at once.
 
     The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
@@ -21,6 +21,7 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex) -> list[Fra
     Args:
       transfers: the transfers of one graph.
       index: the graph before the pass.
+      world_size: number of ranks.
     Returns:
       The fragments, in order.
     Graph: an identity in front of each transfer but those of the first fragments.
@@ -30,7 +31,7 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex) -> list[Fra
     sizes = [transfer.size_bytes for transfer in ready]
     strategy = groups.of_this_process().strategies.of(groups.WORLD)
     cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
-    flights = fragments.cut_for_flight(cut, sizes)
+    flights = fragments.cut_for_flight(cut, sizes, world_size)
     for earlier, later in zip(flights, flights[fragments.IN_FLIGHT :]):
         with tf.control_dependencies([ready[position].op for position in earlier]):
             for position in later:

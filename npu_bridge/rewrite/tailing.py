@@ -49,7 +49,7 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
         for number, decision in enumerate(decisions):
             _free(decision, f"{_SCOPE}_{number}", index, certainty, communicator, report)
         if report.has_changed:
-            report.fragments = issue_in_order(transfers, index)
+            report.fragments = issue_in_order(transfers, index, communicator.size)
         else:
             report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
     if not report.has_changed:

@@ -98,7 +98,7 @@ def test_a_step_is_that_of_the_transfers_that_are_really_made(training, link, ra
     ends = list(itertools.accumulate(counts))
     cut = [list(range(end - count, end)) for end, count in zip(ends, counts)]
     arrived = 0.0
-    for transfer in cut_for_flight(cut, [size_bytes * training.wire_share] * tensors):
+    for transfer in cut_for_flight(cut, [size_bytes * training.wire_share] * tensors, ranks):
         ready = training.compute_secs / 3 * (1 + 2 * (transfer[-1] + 1) / tensors)
         length = transfer_secs(size_bytes * len(transfer), ranks, training, link)
         arrived = max(arrived, ready) + length

@@ -14,6 +14,8 @@ from npu_bridge.collective.fragments import (
     SplitStrategy,
     cut_by_index,
     cut_by_size,
+    cut_for_flight,
+    flight_bytes,
     lossless_prescale,
 )
 
@@ -114,3 +116,21 @@ def test_the_prescale_is_the_largest_power_of_two_that_keeps_sums_finite(size):
     scale = lossless_prescale(size)
     assert size * scale <= 1 < size * scale * 2
     assert bin(round(1 / scale)).count("1") == 1
+
+
+def test_large_fragments_fly_in_parts_that_grow_with_the_ranks():
+    cut, sizes = [[0, 1, 2, 3], [4]], [3_000_000, 4_000_000, 20_000_000, 1, 2]
+    assert cut_for_flight(cut, sizes, 2) == [[0, 1], [2], [3], [4]]
+    assert cut_for_flight(cut, sizes, 8) == [[0, 1, 2, 3], [4]]
+    assert cut_for_flight([], [], 2) == []
+
+
+@given(st.lists(st.integers(0, 20_000_000), max_size=30), st.integers(1, 9), st.integers(2, 6))
+def test_parts_in_flight_keep_the_order_and_their_size(sizes, pieces, world_size):
+    bounds = sorted({0, len(sizes), *(number * 7 % (len(sizes) + 1) for number in range(pieces))})
+    cut = [list(range(start, end)) for start, end in zip(bounds, bounds[1:])]
+    flights = cut_for_flight(cut, sizes, world_size)
+    assert [position for flight in flights for position in flight] == list(range(len(sizes)))
+    for flight in flights:
+        assert len(flight) == 1 or sum(sizes[position] for position in flight) <= flight_bytes(world_size)
+        assert any(set(flight) <= set(fragment) for fragment in cut)
