@@ -130,7 +130,7 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
 
 
 def flight_bytes(world_size: int) -> int:
-    """What is sent at once: more on more ranks, as a ring of n ranks cuts it into n parts and waits for each of them."""
+    """What is sent at once: more on more ranks, because a ring of n ranks cuts it into n parts and waits for each."""
     return _FLIGHT_BYTES_PER_RANK * world_size
 
 
@@ -147,7 +147,7 @@ def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], wor
     flights: list[list[int]] = []
     largest = flight_bytes(world_size)
     for fragment in cut:
-        carried = largest
+        carried = math.inf  # a fragment starts a flight of its own
         for position in fragment:
             if carried + sizes_bytes[position] > largest:
                 flights.append([])
