@@ -35,7 +35,7 @@ PEERS = (SCALED_OUTSIDE, SCALED_INSIDE)
 INITIAL_SCALE = 2.0**10
 
 
-def layers_model(tf1, width=577, depth=60, batch=48):
+def layers_model(tf1, width=577, depth=60, batch=192):
     """Square layers: 20 million parameters in 60 variables."""
     activation = tf1.random_uniform([batch, width], seed=1)
     for layer in range(depth):
