@@ -36,8 +36,9 @@ MIXED_PRECISION_MODES = (
 )
 _NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
 _MODES = (
-    "Matrix and other operators really run in float16 or bfloat16; variables and their updates never do. On a GPU "
-    "bfloat16 stays float32, with a warning."
+    "Matrix and other operators really run in float16 or bfloat16; variables and their updates never do. On a "
+    "processor cube_fp16in_fp32out rounds what goes into a matrix operator and adds up in float32. On a GPU bfloat16 "
+    "stays float32, with a warning."
 )
 _IMPLEMENTATIONS = (
     "high_precision",
