@@ -58,6 +58,7 @@ from npu_bridge.estimator.npu.npu_helpers import (
 from npu_bridge.estimator.npu.npu_hook import (
     NPUBroadcastGlobalVariablesHook,
     NpuEmptyHook,
+    SetIterationsVarHook,
     TellMeStepOrLossHook,
 )
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
@@ -95,6 +96,7 @@ __all__ = [
     "NpuEmptyHook",
     "ProfilingConfig",
     "RewriterConfig",
+    "SetIterationsVarHook",
     "TellMeStepOrLossHook",
     "backend",
     "close_session",

@@ -44,6 +44,11 @@ def options_of_graph() -> TrainingOptions | None:
     return record.options if record is not None else None
 
 
+def options_of(graph: Any) -> TrainingOptions | None:
+    """The options published for a graph; None when nobody published any."""
+    return _record(graph).options
+
+
 def built_with(name: str, value: Any) -> None:
     """Says what a part of the graph being built was built with.
 

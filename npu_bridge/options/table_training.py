@@ -32,7 +32,10 @@ OPTIONS = (
         "iterations_per_loop",
         Integer(1),
         "Training steps executed by one session.run.",
-        recorded("Each session.run trains one step."),
+        works(
+            "Fetched values and hooks are of the last step; whole loops only, so training may end up to a loop later. "
+            "NPUEstimator names the step; elsewhere util.set_iteration_per_loop or SetIterationsVarHook does."
+        ),
         default=1,
         attribute="iterations_per_loop",
     ),

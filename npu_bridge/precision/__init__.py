@@ -8,7 +8,14 @@ rewriter, which `rewriter.py` steers.
 from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
 from npu_bridge.precision.hook import PrecisionHook, PrecisionSummaryHook
 from npu_bridge.precision.keras_callback import AccelerateTrainCallback
-from npu_bridge.precision.live_session import Build, attach, builds_of, policy_of_last_step
+from npu_bridge.precision.live_session import (
+    Build,
+    attach,
+    builds_of,
+    one_decision,
+    policy_of_last_step,
+    precision_of_session,
+)
 from npu_bridge.precision.modes import ORIGINAL, Policy
 from npu_bridge.precision.op_lists import (
     OpLists,
@@ -36,7 +43,9 @@ __all__ = [
     "builds_of",
     "from_opt_level",
     "mark",
+    "one_decision",
     "policy_of_last_step",
+    "precision_of_session",
     "register_float_function",
     "register_half_function",
     "register_promote_function",

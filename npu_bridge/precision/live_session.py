@@ -9,11 +9,12 @@ of its random operators.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -70,6 +71,23 @@ def builds_of(session: tf.compat.v1.Session) -> list[Build]:
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
     """The policy the latest run that trains followed; None before the first, and for sessions not attached."""
     return session._npu_bridge_precision.last_training if isinstance(session, _PreciseSession) else None
+
+
+@contextlib.contextmanager
+def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
+    """Inside, all runs of an attached session that train the same follow the policy of the first; made for loops.
+
+    Ranks: the decision is joint as ever, but taken once.
+    """
+    if not isinstance(session, _PreciseSession):
+        yield
+        return
+    executors = session._npu_bridge_precision
+    executors.decided = {}
+    try:
+        yield
+    finally:
+        executors.decided = None
 
 
 class _PreciseSession:
@@ -175,6 +193,7 @@ class _Executors:
     def __init__(self, graph: tf.Graph, precision: Precision):
         self.builds: list[Build] = []
         self.last_training: Policy | None = None
+        self.decided: dict[frozenset, Policy] | None = None  # by what is trained, while a decision is kept
         self.graph = graph
         self.lock = threading.RLock()
         self.precision = precision
@@ -202,7 +221,10 @@ class _Executors:
 
     def policy_of(self, kind: RunKind) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
-        policy = self.precision.policy_of_run(kind)
+        decided = self.decided if self.decided is not None and kind.is_training else {}
+        policy = decided.get(kind.trained)
+        if policy is None:
+            policy = decided[kind.trained] = self.precision.policy_of_run(kind)
         if kind.is_training:
             self.last_training = policy
         return policy

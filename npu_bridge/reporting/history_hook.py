@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.session import steps_per_run
 
 
 class HistoryHook(StepHook):
@@ -13,7 +14,8 @@ class HistoryHook(StepHook):
 
     Args:
       history: where to write, or the path of the file.
-      every_n_steps: record one step in n. The first step and skipped steps are always recorded.
+      every_n_steps: record one step in n. The first step and skipped steps are always recorded. With
+        `iterations_per_loop` N, a run's last step is all that is seen of it.
       loss: tensor or name, see `StepHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
@@ -31,7 +33,7 @@ class HistoryHook(StepHook):
             raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
         self.history = history if isinstance(history, History) else History(history)
         self._every_n_steps = every_n_steps
-        self._runs = 0
+        self._steps_since = every_n_steps  # the first step is recorded
         self._communicator = None
 
     def begin(self):
@@ -40,7 +42,7 @@ class HistoryHook(StepHook):
         from npu_bridge import collective  # only now: asking for the rank may start Horovod
 
         self._communicator = collective.current()
-        self._runs = 0
+        self._steps_since = self._every_n_steps
 
     def before_run(self, run_context):
         """Asks for the tensors on the rank that writes."""
@@ -56,9 +58,11 @@ class HistoryHook(StepHook):
         """Adds one row."""
         if not self._writes():
             return
-        if observation.skipped or self._runs % self._every_n_steps == 0:
+        if observation.skipped or self._steps_since >= self._every_n_steps:
             self.history.append(self.read_step(session), observation.loss, observation.loss_scale, observation.skipped)
-        self._runs += 1
+        if self._steps_since >= self._every_n_steps:
+            self._steps_since = 0
+        self._steps_since += steps_per_run(session)
 
     def end(self, session):
         """Closes the file."""

@@ -12,6 +12,7 @@ from npu_bridge.reporting.output import SilentOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.session import steps_per_run
 
 # Plain lines without other wishes (ours): about twenty per run, and at least one in half a minute.
 _LINES_PER_RUN = 20
@@ -31,8 +32,9 @@ class ProgressHook(StepHook):
 
     Args:
       total_steps: global step at which the run ends. None: no share and no time left are shown.
-      every_n_steps: session runs between two lines. None: on a terminal as often as readable; elsewhere a
-        twentieth of `total_steps`, or 100, but at least one line in 30 seconds.
+      every_n_steps: steps between two lines, counted in whole session runs of `iterations_per_loop` steps each. None:
+        on a terminal as often as readable; elsewhere a twentieth of `total_steps`, or 100, but at least one line in
+        30 seconds.
       loss: tensor or name, see `StepHook`.
       stream: where to write. None: `sys.stdout`, looked up when training begins.
       clock: seconds, never going backwards.
@@ -83,6 +85,7 @@ class ProgressHook(StepHook):
     def on_step(self, session, observation: Observation) -> None:
         """Counts the step and shows a line when one is due."""
         self._count(observation)
+        self._steps_per_run = steps_per_run(session)
         now = self._now = self._clock()
         if self._runs == self._runs_before + _START_UP_RUNS:
             self._mark(session, now)
@@ -91,7 +94,8 @@ class ProgressHook(StepHook):
 
     def end(self, session):
         """Shows where the run ended."""
-        if self._runs and self._runs != self._shown_runs:
+        # Data that ends inside a loop leaves steps behind that no run has told of.
+        if self._runs and (self._runs != self._shown_runs or self.read_step(session) != self.step):
             self._show(session, self._now)  # the time of the last step, not of what other hooks do at the end
         self._output.close()
 
@@ -113,6 +117,7 @@ class ProgressHook(StepHook):
         self._skipped_before = 0
         self._runs = 0
         self._runs_before = 0
+        self._steps_per_run = 1
         self._shown_runs = 0
         self._shown_at = 0.0
         self._now = 0.0
@@ -133,12 +138,12 @@ class ProgressHook(StepHook):
     def _is_due(self, now: float) -> bool:
         if self._runs == 1:
             return True
-        runs, secs = self._runs - self._shown_runs, now - self._shown_at
+        steps, secs = (self._runs - self._shown_runs) * self._steps_per_run, now - self._shown_at
         if self._every_n_steps is not None:
-            return runs >= self._every_n_steps
+            return steps >= self._every_n_steps
         if self._output.REFRESH_SECS is not None:
             return secs >= self._output.REFRESH_SECS
-        return runs >= self._steps_per_line() or secs >= _SECS_PER_LINE
+        return steps >= self._steps_per_line() or secs >= _SECS_PER_LINE
 
     def _steps_per_line(self) -> int:
         return max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE

@@ -13,12 +13,20 @@ from npu_bridge.session.effects import (
     prepare_session_config,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
+from npu_bridge.session.iterations import name_step, steps_per_run, train_in_loops
+from npu_bridge.session.loop_variables import create_loop_variables, load_loop_variables, loop_variable
 
 __all__ = [
     "apply_process_settings",
     "close_hooks",
+    "create_loop_variables",
     "has_entry",
     "hooks_for",
+    "load_loop_variables",
+    "loop_variable",
+    "name_step",
     "prepare_session_config",
     "run_with_hooks",
+    "steps_per_run",
+    "train_in_loops",
 ]

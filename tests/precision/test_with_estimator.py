@@ -14,6 +14,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
 from npu_bridge.options import environment, with_entry
 from tests.precision.small_models import Dense, dtypes_of, tf1
+from tests.training import assert_same_bits
 
 
 def model_fn(features, labels, mode):
@@ -94,10 +95,34 @@ def test_without_a_hook_the_global_step_counts(tmp_path):
         assert kernels.seen == ["float16"] * 3 + ["float32"] * 3
 
 
-def test_a_run_of_an_estimator_is_one_step_whatever_the_loop_size_asks(tmp_path):
+@pytest.mark.parametrize(
+    "max_steps, expected",
+    [
+        (12, ["float16"] * 2 + ["float32"]),  # from step 8 on: past 6, and the last loop
+        (16, ["float16"] * 2 + ["float32"] * 2),  # from step 8 on, half of 16
+        (8, ["float16"] + ["float32"]),
+        (4, ["float16"]),  # the first run is never judged
+    ],
+)
+def test_a_training_in_loops_switches_between_two(tmp_path, max_steps, expected):
     kernels = Kernels()
-    npu_estimator(tmp_path, iterations_per_loop=4).train(input_fn, hooks=[kernels], max_steps=10)
-    assert kernels.seen == ["float16"] * 5 + ["float32"] * 5
+    estimator = npu_estimator(tmp_path, iterations_per_loop=4)
+    estimator.train(input_fn, hooks=[kernels], max_steps=max_steps)
+    assert kernels.seen == expected
+    assert estimator.get_variable_value("global_step") == max_steps
+
+
+def test_all_steps_of_a_loop_are_in_its_precision(tmp_path):
+    """Half of eight steps in low precision, as two loops and one by one: the same bits."""
+    trained = []
+    for loop in (1, 4):
+        estimator = npu_estimator(tmp_path / str(loop), iterations_per_loop=loop)
+        estimator.train(input_fn, max_steps=8)
+        trained.append({name: estimator.get_variable_value(name) for name in estimator.get_variable_names()})
+    stock = tf.estimator.Estimator(model_fn, str(tmp_path / "stock"))
+    stock.train(input_fn, max_steps=8)
+    assert_same_bits(trained[1], trained[0])
+    assert trained[1]["kernel"].tobytes() != stock.get_variable_value("kernel").tobytes()
 
 
 def test_an_evaluation_in_the_middle_does_not_lose_count(tmp_path):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from npu_bridge import collective, session
 from npu_bridge.collective import agreement
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, SetIterationsVarHook
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
@@ -109,8 +109,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 "Pass model_fn."
             )
         options = read_run_config(config)
-        # Each of its runs trains one step, whatever iterations_per_loop asks for.
-        precision = Precision(options.replace(iterations_per_loop=1))
+        precision = Precision(options)
         super().__init__(
             model_fn=_under_options(model_fn, options),
             model_dir=_model_dir(model_dir, config),
@@ -140,6 +139,10 @@ class NPUEstimator(tf.estimator.Estimator):
         if ranks.rank > 0:
             saving_listeners = None  # they listen to the saver, which is on rank 0
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
+        if self._options.iterations_per_loop > 1:
+            _warn_about_steps(steps or max_steps, self._options.iterations_per_loop)
+            # After the precision, which then decides about a whole loop.
+            first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
@@ -216,9 +219,24 @@ def _under_options(model_fn, options):
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
                 f"{spec!r}. Return one in mode {mode!r}."
             )
-        return _restoring_older_checkpoints(spec, config) if is_training else spec
+        if not is_training:
+            return spec
+        if options.iterations_per_loop > 1:
+            spec = spec._replace(train_op=session.name_step(spec.train_op))
+        return _restoring_older_checkpoints(spec, config)
 
     return npu_model_fn
+
+
+def _warn_about_steps(steps, loop):
+    if steps and steps % loop:
+        _LOG.warning(
+            "NPUEstimator: the last loop trains more steps than asked for. Expected steps or max_steps to be a "
+            "multiple of iterations_per_loop=%d; got %d. Use %d, or set iterations_per_loop=1.",
+            loop,
+            steps,
+            -(-steps // loop) * loop,
+        )
 
 
 def _restoring_older_checkpoints(spec, config):

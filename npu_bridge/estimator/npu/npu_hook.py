@@ -5,12 +5,15 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.estimator.npu.util import check_positive_integer
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
+from npu_bridge.session import create_loop_variables, load_loop_variables
 
 __all__ = [
     "NPUBroadcastGlobalVariablesHook",
     "NpuEmptyHook",
+    "SetIterationsVarHook",
     "TellMeStepOrLossHook",
     "broadcast_global_variables",
 ]
@@ -71,6 +74,37 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
         if self._is_round_open:
             self._is_round_open = False
             self._remote_slots.end_round(session, is_last=True)
+
+
+class SetIterationsVarHook(tf.estimator.SessionRunHook):
+    """Lets every session of a loop train several steps in one run.
+
+    A run that asks for the op named `IterationOp` trains that often: group the training step under this name, as
+    `tf.group(train_op, name="IterationOp")`. Input must come from `tf.data`, so that every step has a batch of its own.
+    Hooks run once per loop and see the last step; the global step is then as many steps further. A session made after a
+    failure trains in loops, too.
+
+    Args:
+      iterations_per_loop: training steps in a run, at least 1.
+    Raises:
+      TypeError: it is no int; None is found out when a session is created.
+      ValueError: it is below 1.
+    Graph: four local variables under `npu_runconfig`.
+    Ranks: local; every rank needs the same number.
+    """
+
+    def __init__(self, iterations_per_loop=None):
+        if iterations_per_loop is not None:
+            check_positive_integer(iterations_per_loop, "SetIterationsVarHook: iterations_per_loop")
+        self._iterations_per_loop = iterations_per_loop
+        self._variables = {}
+
+    def begin(self):
+        self._variables = create_loop_variables()
+
+    def after_create_session(self, session, coord):
+        check_positive_integer(self._iterations_per_loop, "SetIterationsVarHook: iterations_per_loop")
+        load_loop_variables(session, self._variables, self._iterations_per_loop)
 
 
 class TellMeStepOrLossHook(tf.estimator.SessionRunHook):

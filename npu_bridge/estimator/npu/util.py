@@ -11,8 +11,10 @@ from npu_bridge import precision
 from npu_bridge.options import OPTIONS, environment
 from npu_bridge.options.kinds import Boolean, Integer, usable_directory
 from npu_bridge.options.table import IN_OBJECT, shown
+from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
 
 __all__ = [
+    "IterationPerLoop",
     "check_aoe_mode",
     "check_bool_type",
     "check_nonnegative_integer",
@@ -21,9 +23,11 @@ __all__ = [
     "check_positive_integer",
     "check_profiling_options",
     "convert_bool_to_int",
+    "create_or_get_var",
     "format_string",
     "get_ranksize",
     "keep_tensors_dtypes",
+    "set_iteration_per_loop",
 ]
 
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
@@ -62,6 +66,88 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
         )
     for name in input_tensors:
         precision.mark(graph.get_tensor_by_name(name).op)
+
+
+def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loop: int = 1) -> tf.Operation:
+    """A training step that a session repeats: each run of it trains several steps.
+
+    Every step takes its own batch from `tf.data`; values that are fed are the same in each. Whatever else a run fetches
+    is from its last step.
+
+    Args:
+      sess: the live session that will train; its graph must not be finalized (else see `IterationPerLoop`).
+      train_op: one training step.
+      iterations_per_loop: steps in a run; 1 changes nothing.
+    Returns:
+      The op to run: `IterationOp`, or `train_op` for a single step.
+    Raises:
+      ValueError: `train_op` is no operation, or `iterations_per_loop` below 1.
+      TypeError: `iterations_per_loop` is no int.
+    Graph: four local variables under `npu_runconfig`.
+    Ranks: local; every rank needs the same number.
+    """
+    _check_train_op(train_op, "set_iteration_per_loop")
+    check_positive_integer(iterations_per_loop, "set_iteration_per_loop: iterations_per_loop")
+    if iterations_per_loop == 1:
+        return train_op
+    loop = IterationPerLoop()
+    with train_op.graph.as_default():
+        iteration_op = loop.create_iteration_per_loop_var(train_op)
+    loop.load_iteration_per_loop_var(sess, iterations_per_loop)
+    return iteration_op
+
+
+class IterationPerLoop:
+    """The same in two parts, for graphs that are finalized when their session exists.
+
+    Create before the session (a Supervisor's or a MonitoredSession), load when it is there. A MonitoredSession that
+    recovers from a failure has to be loaded again; `SetIterationsVarHook` does so by itself.
+    """
+
+    def __init__(self):
+        self._variables = None
+
+    def create_iteration_per_loop_var(self, train_op: tf.Operation) -> tf.Operation:
+        """Makes the op to run.
+
+        Args:
+          train_op: one training step.
+        Returns:
+          `IterationOp`.
+        Raises:
+          ValueError: `train_op` is no operation.
+        Graph: four local variables under `npu_runconfig`.
+        """
+        _check_train_op(train_op, "create_iteration_per_loop_var")
+        self._variables = create_loop_variables()
+        return name_step(train_op)
+
+    def load_iteration_per_loop_var(self, sess: Any, iterations_per_loop: int = 1) -> None:
+        """Lets a live session train that many steps in each run.
+
+        Args:
+          sess: the session.
+          iterations_per_loop: steps in a run.
+        Raises:
+          AttributeError: nothing was created before.
+          TypeError, ValueError: `iterations_per_loop` is no positive int.
+        """
+        if self._variables is None:
+            raise AttributeError(
+                "load_iteration_per_loop_var: there is nothing to load. Expected create_iteration_per_loop_var before; "
+                "got no call of it. Call it before the session is made."
+            )
+        check_positive_integer(iterations_per_loop, "load_iteration_per_loop_var: iterations_per_loop")
+        load_loop_variables(sess, self._variables, iterations_per_loop)
+
+
+def create_or_get_var(var_name: str) -> tf.Variable:
+    """One of the loop variables `iterations_per_loop`, `loop_cond`, `zero` and `one` of the default graph.
+
+    Raises:
+      RuntimeError: the graph has several of this name.
+    """
+    return loop_variable(var_name)
 
 
 def check_not_none(value: Any, name: str) -> None:
@@ -162,3 +248,11 @@ def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
     problem = kind.problem(value)
     if problem is not None:
         raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.mend}")
+
+
+def _check_train_op(train_op: Any, where: str) -> None:
+    if not isinstance(train_op, tf.Operation):
+        raise ValueError(
+            f"{where}: train_op is not an operation. Expected a tf.Operation; got {shown(train_op)}. Pass "
+            f"tf.group(train_op)."
+        )

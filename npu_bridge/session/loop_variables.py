@@ -1,0 +1,73 @@
+"""The four variables in which a graph says how many steps its sessions train in one run.
+
+Scripts of this interface create and load them. Here the first counts, the others belong to the form.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options import environment
+from npu_bridge.session.iterations import train_in_loops
+
+_LOG = logging.getLogger(__name__)
+tf1 = tf.compat.v1
+_SCOPE = "npu_runconfig"
+LOOP_VARIABLES = ("iterations_per_loop", "loop_cond", "zero", "one")
+
+
+def loop_variable(name: str) -> tf.Variable:
+    """One of the four, made at the first call in a graph.
+
+    Args:
+      name: of `LOOP_VARIABLES`.
+    Returns:
+      An int64 scalar variable, local and not trainable.
+    Raises:
+      RuntimeError: the graph has several of this name.
+    Graph: variable `npu_runconfig/<name>`, in the local variables and in a collection of its own.
+    """
+    collection = f"{_SCOPE}_{name}"
+    found = tf1.get_collection(collection)
+    if len(found) > 1:
+        raise RuntimeError(
+            f"{_SCOPE}: the graph has several loop variables of one name. Expected one in the collection "
+            f"{collection!r}; got {len(found)}. Leave the collection to this package."
+        )
+    if found:
+        return found[0]
+    with tf1.variable_scope(_SCOPE, reuse=tf1.AUTO_REUSE), tf.control_dependencies(None):
+        return tf1.get_variable(
+            name,
+            shape=[],
+            dtype=tf.int64,
+            initializer=tf1.zeros_initializer(),
+            trainable=False,
+            collections=[collection, tf1.GraphKeys.LOCAL_VARIABLES],
+            use_resource=True,
+        )
+
+
+def create_loop_variables() -> dict[str, tf.Variable]:
+    """All four of the default graph, by name."""
+    return {name: loop_variable(name) for name in LOOP_VARIABLES}
+
+
+def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_per_run: int) -> None:
+    """Writes their values into a live session, and lets it train in loops from then on.
+
+    Args:
+      session: a session; hooks of one that has some do not notice.
+      variables: what `create_loop_variables` gave.
+      steps_per_run: training steps in a run; `iterations_per_loop` gets one less.
+    """
+    session = session._tf_sess() if hasattr(session, "_tf_sess") else session
+    for name, value in zip(LOOP_VARIABLES, (steps_per_run - 1, 0, 0, 1)):
+        initializer = variables[name].initializer
+        session.run(initializer, {initializer.inputs[1]: value})
+    train_in_loops(session, steps_per_run)
+    if environment.probable_rank() == 0:
+        _LOG.info("iterations_per_loop: %d of each run, and one more that is fetched from.", steps_per_run - 1)

@@ -1,0 +1,84 @@
+"""Loops on ranks: five steps in a run give the bits of five runs, overflows and ends of data included."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.precision import policy_of_last_step
+from tests.training import OPTIMIZERS, assert_same_bits
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+BATCHES_PER_RANK = 23
+OVERFLOWING = 7  # a batch in the middle of the second loop of five, on rank 1 alone
+
+
+class Runs(tf.estimator.SessionRunHook):
+    """The global step after every run, the dtype it was lowered to, and all variables at the end."""
+
+    def __init__(self):
+        self.steps, self.low, self.variables = [], [], {}
+
+    def after_run(self, run_context, run_values):
+        self.steps.append(int(run_context.session.run(tf1.train.get_global_step(run_context.session.graph))))
+        policy = policy_of_last_step(run_context.session)
+        self.low.append(policy is not None and policy.low_dtype is not None)
+
+    def end(self, session):
+        self.variables = {variable.name: session.run(variable) for variable in tf1.global_variables()}
+
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=1))
+    rows = features + 0.1 * tf.random.uniform([4], seed=2)
+    loss = tf.reduce_mean(tf.square(tf.matmul(rows, kernel) - labels))
+    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
+    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), manager, is_distributed=True, is_loss_scale=True)
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn():
+    ranks = collective.current()
+    features = np.random.RandomState(5 + ranks.rank).randn(4 * BATCHES_PER_RANK, 4).astype("f")
+    labels = np.sum(features, axis=1, keepdims=True)
+    if ranks.rank == 1:
+        features[4 * OVERFLOWING, 0] = np.inf  # the loss is infinite, but not NaN
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+
+
+def train(folder, loop, max_steps, plan=None):
+    """On a rank: trains an estimator."""
+    options = {"experimental_config": ExperimentalConfig(accelerate_train_mode=plan)} if plan else {}
+    model_dir = os.path.join(folder, str(collective.current().rank))
+    config = NPURunConfig(model_dir=model_dir, save_checkpoints_steps=100, iterations_per_loop=loop, **options)
+    runs = Runs()
+    NPUEstimator(model_fn, config=config).train(input_fn, hooks=[runs], max_steps=max_steps)
+    return runs.steps, runs.low, runs.variables
+
+
+def test_loops_skip_one_step_and_end_with_the_data_like_single_steps(on_ranks, tmp_path):
+    single = on_ranks(2, train, str(tmp_path / "single"), 1, None)
+    looped = on_ranks(2, train, str(tmp_path / "looped"), 5, None)
+    for rank in range(2):
+        assert looped[rank][0] == [5, 9, 14, 19], "the overflow skips one step of its loop"
+        assert looped[rank][2]["global_step:0"] == BATCHES_PER_RANK - 1
+        assert_same_bits(looped[rank][2], single[rank][2])
+    for name in ("kernel:0", "global_step:0"):
+        assert looped[0][2][name].tobytes() == looped[1][2][name].tobytes()
+
+
+def test_ranks_switch_their_precision_before_the_same_loop(on_ranks, tmp_path):
+    # Half of 16 is step 8; loops start at 0, 4, 8 (7 after the skipped step) and so on.
+    for steps, low, _ in on_ranks(2, train, str(tmp_path), 4, 16, "fast|step|0.5"):
+        assert steps == [4, 7, 11, 15, 19]
+        assert low == [True, True, True, False, False]
