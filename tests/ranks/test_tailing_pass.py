@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.rewrite import free_the_tail
+from npu_bridge.session.tailing_hook import report_of
 from tests.rewrite.waiting import computed_from, is_update, nodes_of_proto, waiting_for
 from tests.training import OPTIMIZERS, assert_same_bits, in_graph
 
@@ -101,8 +109,7 @@ def train(wrapper, name, is_classic, is_freed, steps):
     return values, report.text() if report else ""
 
 
-@pytest.mark.parametrize("rank_count", [2, 3])
-@pytest.mark.parametrize("is_classic", [True, False])
+@pytest.mark.parametrize(("rank_count", "is_classic"), [(2, True), (2, False), (3, False)])
 @pytest.mark.parametrize(
     ("wrapper", "name"), [*((wrapper, "adam") for wrapper in WRAPPERS), ("scale outside", "momentum")]
 )
@@ -220,3 +227,70 @@ def graph_that_cannot_be_freed(kind):
 def test_what_cannot_be_freed_stays_as_it_is_and_says_why(on_ranks, kind, reason):
     for has_changed, why, is_same in on_ranks(2, graph_that_cannot_be_freed, kind):
         assert not has_changed and reason in why and is_same
+
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.ones_initializer(), use_resource=True)
+    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+    optimizer = WRAPPERS["ours"](OPTIMIZERS["adam"]())
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn():
+    features = np.random.RandomState(collective.current().rank).randn(40, 4).astype(np.float32)
+    features[9] = 1e30  # its square is not finite
+    return tf.data.Dataset.from_tensor_slices((features, np.ones([40, 1], np.float32))).batch(2)
+
+
+def train_estimator(folder, is_tailing):
+    """On a rank: trains an estimator; gives the kernel, the step, and rank 0's report."""
+    config = NPURunConfig(model_dir=folder, is_tailing_optimization=is_tailing, save_checkpoints_steps=100)
+    estimator = NPUEstimator(model_fn, config=config)
+    estimator.train(input_fn)
+    collective.current().exchange([1], f"saved_{is_tailing}")
+    estimator.evaluate(input_fn, steps=1)
+    path = pathlib.Path(folder, "tailing.json")
+    report = json.loads(path.read_text()) if path.exists() else None
+    return estimator.get_variable_value("kernel").tolist(), int(estimator.get_variable_value("global_step")), report
+
+
+def test_an_estimator_runs_the_pass_when_its_options_say_so(on_ranks, tmp_path):
+    plain, tailed = (
+        on_ranks(2, train_estimator, str(tmp_path / name), is_tailing)
+        for name, is_tailing in (("off", False), ("on", True))
+    )
+    assert [outcome[:2] for outcome in tailed] == [outcome[:2] for outcome in plain]
+    assert plain[0][1] == 19 and plain[0][2] is None
+    assert list(tailed[0][2]["freed"]) and tailed[0][2]["fragments"][0]["size_bytes"] == 16
+
+
+@in_graph
+def train_session(is_tailing, is_monitored):
+    """On a rank: trains in a session whose map asks for the pass; gives the variables and whether the pass has run."""
+    decorate_sessions()
+    config = npu_config_proto()
+    (entry,) = config.graph_options.rewrite_options.custom_optimizers
+    entry.parameter_map["is_tailing_optimization"].b = is_tailing
+    model, train_op, _ = build("scale outside", "adam", False)
+    start = tf1.global_variables_initializer()
+    graph = tf1.get_default_graph()
+    open_session = functools.partial(tf1.train.MonitoredTrainingSession if is_monitored else tf1.Session, config=config)
+    with open_session() as session:
+        if not is_monitored:
+            session.run(start)
+        for step in range(5):
+            session.run(
+                train_op, {model.inputs: np.full([2, 8], step / 10), model.poison: np.nan if step == 2 else 0.0}
+            )
+        values = session.run({variable.name: variable for variable in tf1.global_variables()})
+    report = report_of(graph)
+    return values, report is not None and report.has_changed
+
+
+@pytest.mark.parametrize("is_monitored", [False, True])
+def test_a_session_runs_the_pass_when_its_map_says_so(on_ranks, is_monitored):
+    plain, tailed = (on_ranks(2, train_session, is_tailing, is_monitored) for is_tailing in (False, True))
+    for (values, has_changed), (tailed_values, has_tailed) in zip(plain, tailed):
+        assert_same_bits(tailed_values, values)
+        assert (has_changed, has_tailed) == (False, True)
