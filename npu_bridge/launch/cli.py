@@ -23,6 +23,7 @@ from npu_bridge.launch.job import Outcome, run_ranks
 from npu_bridge.launch.plan import plan as plan_command
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.timeline import Recording
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
@@ -72,6 +73,14 @@ def main(arguments: list[str] | None = None) -> None:
     metavar="SECS",
     help="End the job when a rank has been waiting for the others as long as this. Default: wait for ever.",
 )
+@click.option(
+    "--timeline",
+    metavar="FIRST:LAST",
+    help="Record training steps FIRST to LAST-1 on every rank, and draw the exposed tail.",
+)
+@click.option(
+    "--timeline-dir", default="timeline", show_default=True, metavar="DIR", help="Folder for what --timeline writes."
+)
 @click.option("--verbose", is_flag=True, help="Say what is started.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
@@ -84,6 +93,8 @@ def run_script(
     log_dir: str | None,
     restarts: int,
     stall_secs: float | None,
+    timeline: str | None,
+    timeline_dir: str,
     verbose: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -95,16 +106,21 @@ def run_script(
     """
     try:
         _check_script(script)
+        recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         plan = plan_job(size, hosts, hostfile, rank_table)
+        if recording is not None:
+            recording.announce(plan.size)
         if verbose:
             where = "this machine" if plan.is_local else plan.hosts
             click.echo(f"npu-run: {plan.size} rank(s) of {script} on {where}", err=True)
         sys.stdout.flush()
         given = list(arguments)
-        if plan.is_local and plan.size == 1 and log_dir is None and not restarts:
+        if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
         run = functools.partial(run_ranks, script, given, plan, log_dir, stall_secs)
         code = _run_again(run, restarts)
+        if recording is not None:
+            click.echo(recording.conclude(plan.size), err=True)
     except LaunchError as error:
         click.echo(f"npu-run: {error}", err=True)
         code = 2

@@ -15,6 +15,8 @@ import types
 
 from npu_bridge.launch.rank_link import RankLink
 from npu_bridge.launch.rank_report import report_of, script_frames
+from npu_bridge.launch.session_watch import record_sessions
+from npu_bridge.launch.timeline import take_recording
 from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
 
 __all__ = ["main"]
@@ -34,6 +36,9 @@ def main(arguments: list[str]) -> None:
         _take_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
     fill_rank_variables(place)
+    recording = take_recording()
+    if recording is not None:
+        record_sessions(recording, place.rank)
     try:
         _run_script(arguments[0], arguments)
     except SystemExit as stop:

@@ -1,0 +1,129 @@
+"""`npu-run --timeline FIRST:LAST`: which steps, how ranks get to know, and what is made of it in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.options import environment
+
+__all__ = ["Recording", "take_recording"]
+
+_STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
+_RANGE = re.compile(r"(\d+):(\d+)")
+PICTURE, FACTS = "tail.svg", "tail.json"
+
+
+class Recording(NamedTuple):
+    """Steps that every rank records.
+
+    Attributes:
+      first: the first step.
+      last: the first one that is no longer recorded.
+      folder: absolute path of the folder for the files.
+    """
+
+    first: int
+    last: int
+    folder: str
+
+    @property
+    def steps(self) -> range:
+        return range(self.first, self.last)
+
+    def path_of(self, rank: int) -> str:
+        """The file of a rank."""
+        return os.path.join(self.folder, f"timeline_rank_{rank}.json")
+
+    def announce(self, ranks: int) -> None:
+        """Tells the ranks, which inherit the environment, and clears the folder of files of an earlier run.
+
+        Raises:
+          LaunchError: the folder cannot be written.
+        """
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            for path in [*map(self.path_of, range(ranks)), *(os.path.join(self.folder, n) for n in (PICTURE, FACTS))]:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+        except OSError as error:
+            raise LaunchError(f"--timeline-dir {self.folder} cannot be written ({error}). Name a folder.") from error
+        environment.write_variable(_STEPS, f"{self.first}:{self.last}")
+        environment.write_variable(_FOLDER, self.folder)
+
+    def conclude(self, ranks: int) -> str:
+        """Draws the tail from the files of all ranks.
+
+        Returns:
+          A line that says what was recorded.
+        """
+        found = [facts for facts in map(_facts_of, map(self.path_of, range(ranks))) if facts is not None]
+        if not any(facts["steps"] for facts in found):
+            return f"timeline: nothing was recorded of {_named(self.steps)}. {_why_nothing(found)}"
+        # It comes with TensorFlow, which has nothing to say here.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        from npu_bridge.reporting.tail_report import draw_tail
+
+        picture = os.path.join(self.folder, PICTURE)
+        try:
+            tail = draw_tail(found, picture, os.path.join(self.folder, FACTS))
+        except OSError as error:
+            return f"timeline: {picture} cannot be written ({error}). Name another folder with --timeline-dir."
+        missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
+        elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
+        return (
+            f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms (median); "
+            f"{os.path.relpath(picture)}{elsewhere}"
+        )
+
+    @classmethod
+    def of_text(cls, text: str, folder: str) -> Recording:
+        """Reads the option.
+
+        Raises:
+          LaunchError: it is not a range of steps.
+        """
+        numbers = _RANGE.fullmatch(text.strip())
+        if not numbers or int(numbers[1]) >= int(numbers[2]):
+            raise LaunchError(
+                f"--timeline is no range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
+                f"recorded; got {text!r}. Say --timeline 20:25 for steps 20 to 24."
+            )
+        return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
+
+
+def take_recording() -> Recording | None:
+    """In a rank: what to record, None for nothing. Processes that the rank starts are not told."""
+    text, folder = environment.read_variable(_STEPS), environment.read_variable(_FOLDER)
+    for name in (_STEPS, _FOLDER):
+        os.environ.pop(name, None)
+    return Recording.of_text(text, folder or "timeline") if text else None
+
+
+def _named(steps: Sequence[int]) -> str:
+    """Steps in words."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+
+
+def _facts_of(path: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))["npu_bridge"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _why_nothing(found: list[dict[str, Any]]) -> str:
+    seen = [facts for facts in found if facts["last_step_seen"] is not None]
+    if not seen:
+        return (
+            "Expected session runs that train; got none. Eager code and a model.fit outside of sessions cannot be "
+            "recorded; profile them with TensorBoard."
+        )
+    first, last = seen[0]["first_step_seen"], seen[0]["last_step_seen"]
+    return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."

@@ -1,0 +1,162 @@
+"""Reading what TensorFlow recorded of a training step: which operator did what when.
+
+What an operator is for is read from the graph that was really run, which TensorFlow gives along with the times:
+after its rewriter has renamed, joined and removed operators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
+
+_TRANSFER = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
+_FRAGMENT = re.compile(r"_fragment_(\d+)")
+# Names of gradients on their way: those of this package, and of Horovod's optimizers. A transfer in the forward pass,
+# as batch normalization over ranks has one, is none of them.
+_GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
+_INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
+_WRITER = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$)")
+# They only wait for another device.
+_WAITING = ("_Recv", "_HostRecv")
+
+
+class _Event(NamedTuple):
+    name: str
+    begin: float  # microseconds since the epoch
+    end: float
+
+
+def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
+    """Turns the record of a session run into a trace.
+
+    Without the other ranks nobody knows how long a transfer waited, so `wire_ms` is the end of the one before it.
+
+    Args:
+      metadata: RunMetadata of a run with a trace level and `output_partition_graphs`.
+      step: number of the step.
+      rank: this rank.
+    Raises:
+      ValueError: nothing was recorded.
+    """
+    nodes = {node.name: node for graph in metadata.partition_graphs for node in graph.node}
+    events = list(_events(metadata.step_stats))
+    if not events:
+        raise ValueError(f"timeline: TensorFlow recorded no operator of step {step}.")
+    kinds = _Kinds(nodes)
+    begin, end = min(event.begin for event in events), max(event.end for event in events)
+
+    def in_ms(time):
+        return round((time - begin) / 1000, 4)
+
+    def spans(chosen) -> tuple[Interval, ...]:
+        return tuple(union((in_ms(event.begin), in_ms(event.end)) for event in chosen))
+
+    computing = [event for event in events if kinds.computes(event.name)]
+    behind_gradients = [event.end for event in computing if event.name in kinds.before]
+    return StepTrace(
+        step=step,
+        rank=rank,
+        start_secs=begin / 1e6,
+        duration_ms=in_ms(end),
+        backward_end_ms=in_ms(max(behind_gradients or [event.end for event in computing] or [begin])),
+        compute=spans(computing),
+        updates=spans(event for event in events if event.name in kinds.updates),
+        transfers=_transfers([event for event in events if event.name in kinds.transfers], kinds, in_ms),
+    )
+
+
+def _events(step_stats) -> Iterable[_Event]:
+    for device in step_stats.dev_stats:
+        for stats in device.node_stats:
+            name = stats.node_name.partition(":")[0]
+            if name == "_SOURCE":
+                continue
+            if stats.all_start_nanos:
+                begin, length = stats.all_start_nanos / 1000, stats.all_end_rel_nanos / 1000
+            else:
+                begin, length = float(stats.all_start_micros), float(stats.all_end_rel_micros)
+            yield _Event(name, begin, begin + length)
+
+
+def _transfers(events, kinds, in_ms):
+    transfers, before = [], 0.0
+    for event in sorted(events, key=lambda event: event.end):
+        fragment = _FRAGMENT.search(event.name)
+        begin_ms, end_ms = in_ms(event.begin), in_ms(event.end)
+        transfers.append(
+            Transfer(
+                name=event.name,
+                begin_ms=begin_ms,
+                wire_ms=min(max(begin_ms, before), end_ms),
+                end_ms=end_ms,
+                fragment=int(fragment[1]) if fragment else None,
+                is_decision=event.name in kinds.decisions,
+            )
+        )
+        before = end_ms
+    return tuple(transfers)
+
+
+class _Kinds:
+    """What the operators of a graph are for.
+
+    Attributes:
+      transfers: names of those through which something goes from rank to rank.
+      decisions: of these, the ones that carry one integer.
+      updates: what waits for something to arrive, and what changes variables. Copies of gradients that are held back
+        until another transfer is through are among them: they say nothing about when the gradient was there.
+      before: what gradients are made from otherwise: forward and backward pass.
+    """
+
+    def __init__(self, nodes: Mapping[str, Any]):
+        self._nodes = nodes
+        self.transfers = {name for name, node in nodes.items() if _TRANSFER.match(node.op)}
+        self.decisions = {name for name in self.transfers if _is_decision(nodes[name])}
+        gradients = self.transfers - self.decisions
+        gradients = {name for name in gradients if _GRADIENT.search(name)} or gradients
+        written = {name for name, node in nodes.items() if _WRITER.match(node.op)}
+        self.updates = (_reached(gradients | self.decisions, _waiting(nodes)) | written) - self.transfers
+        self.before = _reached(gradients or written, _sources(nodes)) - self.updates - self.transfers
+
+    def computes(self, name: str) -> bool:
+        """Whether an operator belongs to forward and backward pass, or to nothing in particular."""
+        node = self._nodes.get(name)
+        return name not in self.updates and name not in self.transfers and (node is None or node.op not in _WAITING)
+
+
+def _is_decision(node):
+    return node.op == "HorovodAllreduce" and node.attr["T"].type in _INTEGERS
+
+
+def _sources(nodes, through_control: bool = False) -> dict[str, list[str]]:
+    """Names of the nodes each one reads, on other devices too; or of all it waits for."""
+    senders = {node.attr["tensor_name"].s: name for name, node in nodes.items() if node.op in ("_Send", "_HostSend")}
+    found = {}
+    for name, node in nodes.items():
+        chosen = (source for source in node.input if through_control or not source.startswith("^"))
+        found[name] = [source.lstrip("^").partition(":")[0] for source in chosen]
+        if node.op in _WAITING and node.attr["tensor_name"].s in senders:
+            found[name].append(senders[node.attr["tensor_name"].s])
+    return found
+
+
+def _waiting(nodes) -> dict[str, list[str]]:
+    """Names of the nodes that wait for each one."""
+    waiting: dict[str, list[str]] = {}
+    for name, sources in _sources(nodes, through_control=True).items():
+        for source in sources:
+            waiting.setdefault(source, []).append(name)
+    return waiting
+
+
+def _reached(names, neighbours: Mapping[str, Sequence[str]]) -> set[str]:
+    reached, frontier = set(), list(names)
+    while frontier:
+        name = frontier.pop()
+        if name not in reached:
+            reached.add(name)
+            frontier.extend(neighbours.get(name, ()))
+    return reached

@@ -1,0 +1,169 @@
+"""Recording some steps of a training whose script knows nothing about it, for `npu-run --timeline`.
+
+A recorder stands around every `run` of every session of a rank. Runs that train are counted, by the global step where
+the graph has one; those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written
+after the last of these steps, so that reading does not keep other ranks waiting in a step that is still to come.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import socket
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client.timeline import Timeline
+
+from npu_bridge.reporting.step_reading import read_step
+from npu_bridge.session import steps_per_run
+from npu_bridge.session.run_view import computed_ops, elements_of
+
+_LOG = logging.getLogger(__name__)
+# What an optimizer ends in; Assign is left out, as initializers and restored checkpoints are made of it.
+_TRAINS = re.compile(r"(Resource)?(Sparse)?Apply|ResourceScatter|Scatter(Add|Sub|NdAdd|NdSub)")
+_INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
+
+
+class StepRecorder:
+    """Records the runs that train certain steps and writes them to a file.
+
+    The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each
+    step. It is written after the last step asked for, or when the process ends before.
+
+    Args:
+      steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
+        that trains, from 0. Where a run trains several steps, its last one counts, and is recorded.
+      path: the file, overwritten if it exists.
+      rank: the rank of this process.
+    """
+
+    def __init__(self, steps: range, path: str, rank: int):
+        self._steps = steps
+        self._path = path
+        self._rank = rank
+        self._runs = 0
+        self._first_seen: int | None = None
+        self._last_seen: int | None = None
+        self._recorded: dict[int, Any] = {}
+        self._training_runs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._is_over = False
+        atexit.register(self.finish)
+
+    def run(self, run: Callable, session: Any, fetches: Any, feed_dict=None, options=None, run_metadata=None) -> Any:
+        """A session's run, recorded if it trains one of the steps.
+
+        Args:
+          run: the session's own `run`, as a function of the session.
+          session, fetches, feed_dict, options, run_metadata: what the script has called it with.
+        """
+        if self._is_over or not self._trains(session.graph, fetches, feed_dict):
+            return run(session, fetches, feed_dict, options, run_metadata)
+        step = self._step(run, session)
+        self._first_seen = step if self._first_seen is None else self._first_seen
+        self._last_seen = step
+        if step not in self._steps:
+            result = run(session, fetches, feed_dict, options, run_metadata)
+        else:
+            run_metadata = config_pb2.RunMetadata() if run_metadata is None else run_metadata
+            result = run(session, fetches, feed_dict, _traced(session, options), run_metadata)
+            # A step whose update was skipped comes again; the last one counts.
+            self._recorded[step] = run_metadata
+        self._runs += 1
+        if step >= self._steps[-1]:
+            self.finish()
+        return result
+
+    def finish(self) -> None:
+        """Writes what was recorded and lets all later runs pass; again is as good as once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        atexit.unregister(self.finish)
+        try:
+            self._write()
+        except (OSError, ValueError, KeyError) as error:
+            _LOG.warning("timeline: rank %d cannot write %s (%s). The training goes on.", self._rank, self._path, error)
+        self._recorded.clear()
+
+    def _trains(self, graph, fetches, feed_dict):
+        asked = elements_of(graph, fetches)
+        fed = frozenset(tensor.name for tensor in elements_of(graph, list(feed_dict or ())) if hasattr(tensor, "op"))
+        known = self._training_runs.setdefault(graph, {})
+        key = (fed, *(element.name for element in asked))
+        if key not in known:
+            known[key] = _has_update(graph, computed_ops(asked, fed))
+        return known[key]
+
+    def _step(self, run, session):
+        """Number of the step that is about to run, of several the last one."""
+        steps = steps_per_run(session)
+        global_step = tf.compat.v1.train.get_global_step(session.graph)
+        first = self._runs * steps if global_step is None else int(run(session, global_step))
+        return first + steps - 1
+
+    def _write(self):
+        traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
+        facts = {
+            "rank": self._rank,
+            "host": socket.gethostname(),
+            "first_step_seen": self._first_seen,
+            "last_step_seen": self._last_seen,
+            "steps": [trace.as_facts() for trace in traces],
+        }
+        events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]
+        os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+        temporary = f"{self._path}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"traceEvents": events, "npu_bridge": facts}, file)
+        os.replace(temporary, self._path)
+
+    def _events(self, metadata):
+        chrome = json.loads(Timeline(metadata.step_stats).generate_chrome_trace_format(show_dataflow=False))
+        for event in chrome["traceEvents"]:
+            # So that the files of all ranks can be looked at together.
+            event["pid"] = self._rank * 1000 + event["pid"]
+            if event.get("name") == "process_name":
+                event["args"]["name"] = f"rank {self._rank}: {event['args']['name']}"
+            yield event
+
+
+def _traced(session, options):
+    traced = config_pb2.RunOptions()
+    if options is not None:
+        traced.CopyFrom(options)
+    # A full trace starts TensorFlow's profiler, which only other devices than processors need.
+    on_processors = {device.device_type for device in session.list_devices()} <= {"CPU", "XLA_CPU"}
+    level = config_pb2.RunOptions.SOFTWARE_TRACE if on_processors else config_pb2.RunOptions.FULL_TRACE
+    traced.trace_level = max(traced.trace_level, level)
+    traced.output_partition_graphs = True
+    return traced
+
+
+def _has_update(graph, ops):
+    global_step = tf.compat.v1.train.get_global_step(graph)
+    counter = None if global_step is None else global_step.op
+    for op in ops:
+        if op.type in _INCREMENTS and counter is not None and op.inputs[0].op is counter:
+            return True
+    return any(_TRAINS.match(kind) for kind in _types_in(graph, ops))
+
+
+def _types_in(graph, ops):
+    """Types of operators, those in the functions they call included."""
+    nodes, seen = [op.node_def for op in ops], set()
+    while nodes:
+        node = nodes.pop()
+        yield node.op
+        names = [value.func.name for value in node.attr.values() if value.HasField("func")]
+        for name in [node.op, *names]:
+            function = graph._get_function(name) if name not in seen else None
+            seen.add(name)
+            if function is not None:
+                nodes.extend(function.cached_definition.node_def)

@@ -1,0 +1,158 @@
+"""Where the time of one training step goes on one rank, and how much of it is an exposed tail.
+
+The tail is what comes after the backward pass. It is exposed while gradients or decisions are on their way and this
+rank computes nothing meanwhile: neither updates nor anything else. Transfers that hide behind computation cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
+    """The same time without overlaps, in order.
+
+    Args:
+      intervals: pairs of begin and end; those that do not last are left out.
+      gap: pauses up to this long are filled.
+    """
+    joined: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if joined and begin <= joined[-1][1] + gap:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """The time in `intervals` that is not in `others`, in order and without overlaps."""
+    taken = union(others)
+    rest: list[Interval] = []
+    for begin, end in union(intervals):
+        for other_begin, other_end in taken:
+            if other_end <= begin or other_begin >= end:
+                continue
+            if other_begin > begin:
+                rest.append((begin, other_begin))
+            begin = other_end
+            if begin >= end:
+                break
+        if begin < end:
+            rest.append((begin, end))
+    return rest
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """How long intervals last together; what several of them cover counts once."""
+    return sum(end - begin for begin, end in union(intervals))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One transfer between ranks. Times are ms from the beginning of the step.
+
+    Attributes:
+      name: of the operator, the same on every rank.
+      begin_ms: this rank handed it over.
+      wire_ms: it came on the wire at the earliest; before, it waited for other ranks or for the transfer before it.
+      end_ms: its result was there.
+      fragment: number of the aggregation fragment; None for other transfers.
+      is_decision: it is the joint decision about the step, one number.
+    """
+
+    name: str
+    begin_ms: float
+    wire_ms: float
+    end_ms: float
+    fragment: int | None = None
+    is_decision: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTrace:
+    """One step on one rank. Times are ms from the beginning of the step, intervals without overlaps.
+
+    Attributes:
+      step: its number.
+      rank: the rank.
+      start_secs: when it began, on the clock of the rank's host, seconds since the epoch.
+      duration_ms: until the last operator ended.
+      backward_end_ms: when the last gradient of this rank was there.
+      compute: when forward and backward pass computed.
+      updates: when variables were changed, or anything else was done that had waited for a transfer.
+      transfers: in the order in which they ended.
+    """
+
+    step: int
+    rank: int
+    start_secs: float
+    duration_ms: float
+    backward_end_ms: float
+    compute: tuple[Interval, ...]
+    updates: tuple[Interval, ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def exposed(self) -> list[Interval]:
+        """When, after the backward pass, this rank did nothing but wait for transfers."""
+        tail = [
+            (max(transfer.begin_ms, self.backward_end_ms), min(transfer.end_ms, self.duration_ms))
+            for transfer in self.transfers
+        ]
+        return without(tail, [*self.compute, *self.updates])
+
+    @property
+    def exposed_ms(self) -> float:
+        """Length of the exposed tail."""
+        return total(self.exposed)
+
+    def as_facts(self) -> dict[str, Any]:
+        """The trace as JSON takes it, the exposed tail included."""
+        return {**dataclasses.asdict(self), "exposed": self.exposed, "exposed_ms": self.exposed_ms}
+
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> StepTrace:
+        """The trace of which `as_facts` gave the facts."""
+        fields = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
+        for name in ("compute", "updates"):
+            fields[name] = tuple((begin, end) for begin, end in facts[name])
+        fields["transfers"] = tuple(Transfer(**transfer) for transfer in facts["transfers"])
+        return cls(**fields)
+
+
+def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None = None) -> list[StepTrace]:
+    """Finds out when each transfer came on the wire, from what all ranks saw of one step.
+
+    A transfer cannot begin before the last rank has handed it over, nor, as they go one after the other, before the one
+    that ended before it.
+
+    Args:
+      traces: one step, one trace for each rank.
+      leads_secs: what the clock of each rank shows too much; None for nothing.
+    Returns:
+      The traces in the same order, with other `wire_ms`.
+    """
+    starts = [trace.start_secs - lead for trace, lead in zip(traces, leads_secs or [0.0] * len(traces))]
+    handed_over: dict[str, float] = {}
+    for trace, start in zip(traces, starts):
+        for transfer in trace.transfers:
+            begin_secs = start + transfer.begin_ms / 1000
+            handed_over[transfer.name] = max(begin_secs, handed_over.get(transfer.name, begin_secs))
+    return [_with_wire_times(trace, start, handed_over) for trace, start in zip(traces, starts)]
+
+
+def _with_wire_times(trace, start_secs, handed_over):
+    transfers, free_ms = [], 0.0
+    for transfer in sorted(trace.transfers, key=lambda transfer: transfer.end_ms):
+        all_here_ms = (handed_over[transfer.name] - start_secs) * 1000
+        wire_ms = min(max(transfer.begin_ms, all_here_ms, free_ms), transfer.end_ms)
+        transfers.append(dataclasses.replace(transfer, wire_ms=wire_ms))
+        free_ms = transfer.end_ms
+    return dataclasses.replace(trace, transfers=tuple(transfers))

@@ -1,0 +1,275 @@
+"""A picture of one training step, as SVG: who worked when, and the exposed tail, shaded.
+
+Written by hand, so that a recorded job needs no drawing package; any browser shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
+
+_INK, _QUIET, _GRID, _ROW = "#1f2933", "#66758a", "#e4e8ee", "#f6f8fa"
+_COMPUTE, _UPDATE, _WIRE, _DECISION, _EXPOSED = "#0f8a72", "#7048c6", "#1f6feb", "#b7791f", "#d9480f"
+_WIDTH, _LEFT, _RIGHT = 1120, 168, 28
+_BAR, _PITCH = 18, 24
+_ABOVE, _BELOW, _LEGEND = 84, 44, 34
+# Ours: more rows than this nobody reads; transfers then share rows.
+_MOST_TRANSFER_ROWS = 16
+_FINEST_PX = 0.4
+_STYLE = (
+    "text { font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px; "
+    f"fill: {_INK}; }} .quiet {{ fill: {_QUIET}; }} .small {{ font-size: 12px; }} "
+    ".title { font-size: 17px; font-weight: 600; } "
+    f".tail {{ fill: {_EXPOSED}; font-weight: 600; }}"
+)
+_PATTERNS = "".join(
+    f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="6" height="6" fill="{color}" fill-opacity="0.14"/>'
+    f'<rect width="2" height="6" fill="{color}" fill-opacity="0.5"/></pattern>'
+    for name, color in (("waits", _WIRE), ("decision-waits", _DECISION))
+)
+
+
+class _Row(NamedTuple):
+    label: str
+    intervals: Sequence[Interval] = ()
+    color: str = ""
+    transfers: Sequence[Transfer] = ()
+
+
+def draw_step(trace: StepTrace, ranks: int = 1, title: str = "") -> str:
+    """Draws one step of one rank.
+
+    Args:
+      trace: the step.
+      ranks: number of ranks of the job.
+      title: set in front of step and rank. Empty: none.
+    Returns:
+      The text of an SVG file. Elements carry classes: `row`, `compute`, `update`, `wait`, `wire`, `exposed`,
+      `backward-end`; the root carries `data-ms-per-px`.
+    """
+    height = _panel_height(trace)
+    scale = _Scale(trace.duration_ms)
+    body = _panel(trace, scale, 0, _heading(trace, ranks, title))
+    return _document([*body, *_legend(height)], height + _LEGEND, scale)
+
+
+def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("before", "after")) -> str:
+    """Draws two steps on one scale, one below the other.
+
+    Args:
+      before, after: the steps.
+      titles: set in front of step and rank.
+    Returns:
+      The text of an SVG file, as `draw_step` makes it.
+    """
+    scale = _Scale(max(before.duration_ms, after.duration_ms))
+    body: list[str] = []
+    top = 0
+    for trace, title in zip((before, after), titles):
+        body.extend(_panel(trace, scale, top, _heading(trace, 0, title)))
+        top += _panel_height(trace) + 14
+    return _document([*body, *_legend(top)], top + _LEGEND, scale)
+
+
+class _Scale:
+    """Places of times."""
+
+    def __init__(self, duration_ms: float):
+        self.duration_ms = max(duration_ms, 1e-3)
+        self.ms_per_px = self.duration_ms / (_WIDTH - _LEFT - _RIGHT)
+
+    def x(self, time_ms: float) -> float:
+        return _LEFT + time_ms / self.ms_per_px
+
+    def ticks_ms(self) -> list[float]:
+        """Round times, 5 to 12 of them, from 0."""
+        rough = self.duration_ms / 10
+        power = 10.0 ** math.floor(math.log10(rough))
+        pace = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        return [number * pace for number in range(int(self.duration_ms / pace * (1 + 1e-9)) + 1)]
+
+
+def _rows(trace: StepTrace) -> list[_Row]:
+    decisions = [transfer for transfer in trace.transfers if transfer.is_decision]
+    others = [transfer for transfer in trace.transfers if not transfer.is_decision]
+    rows = [_Row("forward, backward", trace.compute, _COMPUTE), *_transfer_rows(others)]
+    if decisions:
+        rows.append(_Row("decision", transfers=decisions))
+    return [*rows, _Row("updates", trace.updates, _UPDATE)]
+
+
+def _transfer_rows(transfers: Sequence[Transfer]) -> list[_Row]:
+    ordered = sorted(transfers, key=lambda transfer: (_number(transfer), transfer.begin_ms))
+    share = max(1, math.ceil(len(ordered) / _MOST_TRANSFER_ROWS))
+    groups = [ordered[start : start + share] for start in range(0, len(ordered), share)]
+    return [_Row(_label(group, start * share), transfers=group) for start, group in enumerate(groups)]
+
+
+def _number(transfer):
+    return math.inf if transfer.fragment is None else transfer.fragment
+
+
+def _label(group, position):
+    if all(transfer.fragment is not None for transfer in group):
+        kind, first, last = "fragment", group[0].fragment, group[-1].fragment
+    else:
+        kind, first, last = "transfer", position, position + len(group) - 1
+    return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
+
+
+def _panel_height(trace):
+    return _ABOVE + _PITCH * len(_rows(trace)) + _BELOW
+
+
+def _heading(trace, ranks, title):
+    place = f"step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
+    return f"{title}: {place}" if title else place[0].upper() + place[1:]
+
+
+def _panel(trace: StepTrace, scale: _Scale, top: float, heading: str) -> list[str]:
+    rows = _rows(trace)
+    first, bottom = top + _ABOVE, top + _ABOVE + _PITCH * len(rows)
+    return [
+        _text(18, top + 28, heading, "title"),
+        _text(18, top + 49, _subtitle(trace), "quiet"),
+        *_grid(scale, first, bottom),
+        *(part for number, row in enumerate(rows) for part in _ground(row, first + _PITCH * number)),
+        *_exposed(trace, scale, first, bottom),
+        *(part for number, row in enumerate(rows) for part in _bars(row, scale, first + _PITCH * number)),
+        *_marks(trace, scale, first, bottom),
+    ]
+
+
+def _subtitle(trace):
+    share = 100 * trace.exposed_ms / trace.duration_ms if trace.duration_ms else 0.0
+    return (
+        f"{_ms(trace.duration_ms)}, of which {_ms(trace.exposed_ms)} ({share:.0f} %) exposed tail: the backward pass "
+        "is over, and nothing is computed while transfers are waited for"
+    )
+
+
+def _grid(scale, first, bottom):
+    parts = []
+    ticks = scale.ticks_ms()
+    for number, tick in enumerate(ticks):
+        x = scale.x(tick)
+        parts.append(f'<line x1="{x:.2f}" y1="{first}" x2="{x:.2f}" y2="{bottom}" stroke="{_GRID}"/>')
+        unit = " ms" if number == len(ticks) - 1 else ""
+        parts.append(_text(x, bottom + 18, f"{tick:g}{unit}", "quiet small", "middle"))
+    return parts
+
+
+def _ground(row, top):
+    y = top + (_PITCH - _BAR) / 2
+    return [
+        f'<g class="row"><title>{escape(row.label)}</title>'
+        f'<rect x="{_LEFT}" y="{y:g}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_BAR}" fill="{_ROW}" rx="2"/></g>',
+        _text(_LEFT - 12, top + _PITCH / 2 + 4.5, row.label, "", "end"),
+    ]
+
+
+def _exposed(trace, scale, first, bottom):
+    """One path for all of it: the gaps in it are as many as there are operators."""
+    intervals = trace.exposed
+    if not intervals:
+        return []
+    path = "".join(
+        f"M{scale.x(begin):.3f} {first:g}h{(end - begin) / scale.ms_per_px:.3f}V{bottom:g}H{scale.x(begin):.3f}z"
+        for begin, end in intervals
+    )
+    told = f"exposed tail: {_ms(trace.exposed_ms)}"
+    return [f'<path class="exposed" d="{path}" fill="{_EXPOSED}" fill-opacity="0.2"><title>{told}</title></path>']
+
+
+def _bars(row: _Row, scale: _Scale, top: float) -> list[str]:
+    y = top + (_PITCH - _BAR) / 2
+    kind = "update" if row.color == _UPDATE else "compute"
+    # What is too fine to be seen is joined; it would only make the file large.
+    parts = [
+        _bar(scale, interval, y, _BAR, kind, row.color)
+        for interval in union(row.intervals, gap=_FINEST_PX * scale.ms_per_px)
+    ]
+    for transfer in row.transfers:
+        told = f"{transfer.name}: waits {_ms(transfer.wire_ms - transfer.begin_ms)}, then {_wire(transfer)}"
+        pattern = "url(#decision-waits)" if transfer.is_decision else "url(#waits)"
+        parts.append(_bar(scale, (transfer.begin_ms, transfer.wire_ms), y, _BAR, "wait", pattern, told))
+    for transfer in row.transfers:
+        told = f"{transfer.name}: {_wire(transfer)}"
+        color = _DECISION if transfer.is_decision else _WIRE
+        parts.append(_bar(scale, (transfer.wire_ms, transfer.end_ms), y, _BAR, "wire", color, told))
+    return parts
+
+
+def _wire(transfer):
+    return f"{_ms(transfer.end_ms - transfer.wire_ms)} on the wire"
+
+
+def _marks(trace, scale, first, bottom):
+    x = scale.x(trace.backward_end_ms)
+    parts = [
+        f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{_INK}" '
+        'stroke-dasharray="4 3"/>',
+        _text(x - 6, first - 8, "backward pass ends", "small", "end") if x > _LEFT + 130 else "",
+    ]
+    if trace.exposed:
+        told = f"exposed tail {_ms(trace.exposed_ms)}"
+        is_late = x > _WIDTH - 170
+        parts.append(_text(x + 6, first - 8, told, "small tail") if not is_late else "")
+        parts.append(_text(x - 130, first - 8, f"{told}, ", "small tail", "end") if is_late else "")
+    end = scale.x(trace.duration_ms)
+    parts.append(f'<line x1="{end:.2f}" y1="{first}" x2="{end:.2f}" y2="{bottom}" stroke="{_QUIET}"/>')
+    return parts
+
+
+def _legend(top: float) -> list[str]:
+    entries = (
+        (_COMPUTE, 1.0, "computes"),
+        ("url(#waits)", 1.0, "waits for its turn or another rank"),
+        (_WIRE, 1.0, "on the wire"),
+        (_DECISION, 1.0, "joint decision"),
+        (_UPDATE, 1.0, "updates, copies of gradients"),
+        (_EXPOSED, 0.2, "exposed tail"),
+    )
+    parts, x = [], float(_LEFT)
+    for color, opacity, label in entries:
+        parts.append(
+            f'<rect x="{x:g}" y="{top}" width="16" height="12" rx="2" fill="{color}" fill-opacity="{opacity}"/>'
+        )
+        parts.append(_text(x + 22, top + 10.5, label, "small"))
+        x += 22 + 6.2 * len(label) + 20
+    return parts
+
+
+def _bar(scale, interval: Interval, y, height, kind: str, color: str, told: str = "") -> str:
+    begin, end = interval
+    if end <= begin:
+        return ""
+    look = ' stroke="white" stroke-width="0.7"' if kind == "wire" else ""
+    title = f"<title>{escape(told)}</title>" if told else ""
+    return (
+        f'<rect class="{kind}" x="{scale.x(begin):.3f}" y="{y:g}" width="{(end - begin) / scale.ms_per_px:.3f}" '
+        f'height="{height:g}" fill="{color}"{look}>{title}</rect>'
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _ms(time_ms: float) -> str:
+    return f"{time_ms:.1f} ms" if time_ms >= 1 else f"{time_ms:.2f} ms"
+
+
+def _document(parts: Iterable[str], height: float, scale: _Scale) -> str:
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" '
+        f'height="{height:g}" data-ms-per-px="{scale.ms_per_px!r}">\n'
+        f"<style>{_STYLE}</style>\n<defs>{_PATTERNS}</defs>\n"
+        f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>\n{body}\n</svg>\n'
+    )

@@ -1,0 +1,85 @@
+"""What the ranks of a job recorded, put together: one picture, one file of facts, one line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from npu_bridge.reporting.step_trace import StepTrace, split_waits
+from npu_bridge.reporting.tail_picture import draw_step
+
+
+class Tail(NamedTuple):
+    """The recorded steps of the first rank.
+
+    Attributes:
+      steps: their numbers, ascending.
+      exposed_ms: median of the exposed tail.
+      step_ms: median of the whole step.
+    """
+
+    steps: list[int]
+    exposed_ms: float
+    step_ms: float
+
+
+def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> Tail:
+    """Draws the median step of the first rank, and writes the traces of all ranks and steps.
+
+    Args:
+      found: for each rank "rank", "host" and "steps" (facts of `StepTrace`), at least one step.
+      picture: SVG file to write.
+      facts: JSON file to write.
+    Raises:
+      OSError: a file cannot be written.
+    """
+    traces = merge(found)
+    first = min(trace.rank for trace in traces)
+    own = [trace for trace in traces if trace.rank == first]
+    shown = sorted(own, key=lambda trace: trace.exposed_ms)[(len(own) - 1) // 2]
+    tail = Tail(
+        sorted(trace.step for trace in own),
+        round(statistics.median(trace.exposed_ms for trace in own), 4),
+        round(statistics.median(trace.duration_ms for trace in own), 4),
+    )
+    with open(picture, "w", encoding="utf-8") as file:
+        file.write(draw_step(shown, ranks=len(found)))
+    described = {"rank": first, **tail._asdict(), "shown_step": shown.step}
+    with open(facts, "w", encoding="utf-8") as file:
+        json.dump({**described, "traces": [trace.as_facts() for trace in traces]}, file)
+    return tail
+
+
+def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:
+    """The traces of all ranks, by step and rank, with the waiting for other ranks told from the wire."""
+    hosts = {facts["rank"]: facts["host"] for facts in found}
+    by_step: dict[int, list[StepTrace]] = {}
+    for facts in sorted(found, key=lambda facts: facts["rank"]):
+        for step in facts["steps"]:
+            trace = StepTrace.of_facts(step)
+            by_step.setdefault(trace.step, []).append(trace)
+    merged: list[StepTrace] = []
+    for _, traces in sorted(by_step.items()):
+        merged.extend(split_waits(traces, _leads_secs(traces, hosts)))
+    return merged
+
+
+def _leads_secs(traces, hosts):
+    """How far the clock of each rank is ahead of that of the first one; those of one host agree.
+
+    A transfer ends on all ranks at nearly the same moment.
+    """
+    first = traces[0]
+    return [_lead_secs(first, trace) if hosts[trace.rank] != hosts[first.rank] else 0.0 for trace in traces]
+
+
+def _lead_secs(first, other):
+    ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
+    leads = [
+        other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]
+        for transfer in other.transfers
+        if transfer.name in ends
+    ]
+    return statistics.median(leads) if leads else 0.0

@@ -1,0 +1,168 @@
+"""`npu-run --timeline`: real jobs of unchanged scripts, recorded."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.timeline import Recording, take_recording
+from npu_bridge.options import environment
+from tests.launch.launching import needs_horovod, npu_run, write_script
+
+PLAIN_SESSION = """
+import os, subprocess, sys
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+assert "tensorflow" not in sys.modules, "the launcher has imported TensorFlow"
+assert not [name for name in os.environ if name.startswith("NPU_RUN_TIMELINE")], "what the script starts would record"
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+from npu_bridge.npu_init import NPUOptimizer, FixedLossScaleManager, set_split_strategy_by_idx
+
+set_split_strategy_by_idx([0, 2, 3])
+value = tf.ones([4, 8])
+for layer in range(4):
+    value = tf.tanh(tf.matmul(value, tf.get_variable(f"w{layer}", [8, 8])))
+optimizer = NPUOptimizer(
+    tf.train.AdamOptimizer(0.01), FixedLossScaleManager(8.0), is_distributed=True, is_loss_scale=True,
+    is_tailing_optimization=True,
+)
+train = optimizer.minimize(tf.reduce_sum(value))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for step in range(7):
+        metadata = tf.RunMetadata()
+        session.run(train, run_metadata=metadata)
+        session.run(value)
+        print("step", step, "is recorded:", len(metadata.step_stats.dev_stats) > 0)
+"""
+
+ESTIMATOR = """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+from npu_bridge.npu_init import NPUEstimator, NPUEstimatorSpec, NPURunConfig
+
+def model(features, labels, mode, params):
+    weight = tf.get_variable("weight", [8, 1])
+    loss = tf.reduce_sum(tf.square(tf.matmul(features, weight)))
+    train = tf.train.GradientDescentOptimizer(0.01).minimize(loss, tf.train.get_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train)
+
+def data():
+    return tf.data.Dataset.from_tensors((tf.ones([2, 8]), tf.ones([2]))).repeat()
+
+estimator = NPUEstimator(model, model_dir="model", config=NPURunConfig(iterations_per_loop=1))
+estimator.train(data, steps=2)
+estimator.train(data, steps=6)
+"""
+
+MONITORED = """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+weight = tf.get_variable("weight", [8])
+step = tf.train.get_or_create_global_step()
+# An optimizer of their own, which ends in assignments.
+train = tf.group(tf.assign(weight, weight * 0.9), tf.assign_add(step, 1))
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(4):
+        session.run(train)
+raise SystemExit(3)
+"""
+
+
+def facts_of(folder, rank):
+    """Events of the Chrome trace of a rank, and what npu_bridge says in it."""
+    content = json.loads((folder / f"timeline_rank_{rank}.json").read_text())
+    return content["traceEvents"], content["npu_bridge"]
+
+
+@needs_horovod
+def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
+    write_script(tmp_path, PLAIN_SESSION)
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    (folder / "timeline_rank_1.json").write_text("of an earlier run")
+    code, output = npu_run("-np", "2", "--timeline", "3:5", "--timeline-dir", "seen", "train.py", cwd=tmp_path)
+    assert code == 0
+    # The run metadata that a script asks for stays its own.
+    recorded = [line for line in output.splitlines() if line.startswith("step") and line.endswith("True")]
+    assert recorded == ["step 3 is recorded: True", "step 4 is recorded: True"]
+    line = output.splitlines()[-1]
+    assert line.startswith("timeline: steps 3-4, exposed tail ")
+    assert line.endswith("(median); seen/tail.svg")
+
+    for rank in (0, 1):
+        events, facts = facts_of(folder, rank)
+        assert [step["step"] for step in facts["steps"]] == [3, 4]
+        for step in facts["steps"]:
+            assert sorted(t["fragment"] for t in step["transfers"] if not t["is_decision"]) == [0, 1, 2]
+            assert sum(t["is_decision"] for t in step["transfers"]) == 1
+            assert 0 < step["backward_end_ms"] < step["duration_ms"]
+            assert step["updates"]
+        named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+        assert named
+        assert all(name.startswith(f"rank {rank}: ") for name in named)
+        assert len({event["args"]["name"] for event in events if "_fragment_" in event["args"].get("name", "")}) == 3
+    merged = json.loads((folder / "tail.json").read_text())
+    assert [(trace["step"], trace["rank"]) for trace in merged["traces"]] == [(3, 0), (3, 1), (4, 0), (4, 1)]
+    for trace in merged["traces"]:
+        assert all(t["begin_ms"] <= t["wire_ms"] <= t["end_ms"] for t in trace["transfers"])
+    picture = (folder / "tail.svg").read_text()
+    ElementTree.fromstring(picture)
+    assert f"Step {merged['shown_step']}, rank 0 of 2" in picture
+
+
+def test_an_estimator_that_goes_on_is_recorded_by_its_global_step(tmp_path):
+    write_script(tmp_path, ESTIMATOR)
+    code, output = npu_run("--timeline", "4:6", "train.py", cwd=tmp_path)
+    assert code == 0
+    assert "timeline: steps 4-5, exposed tail 0.0 ms of" in output.splitlines()[-1]
+    _, facts = facts_of(tmp_path / "timeline", 0)
+    assert [step["step"] for step in facts["steps"]] == [4, 5]
+    assert facts["first_step_seen"] == 0
+
+
+def test_steps_that_never_come_are_said_and_the_exit_code_stays(tmp_path):
+    write_script(tmp_path, MONITORED)
+    code, output = npu_run("--timeline", "50:55", "train.py", cwd=tmp_path)
+    assert code == 3
+    assert output.splitlines()[-1] == (
+        "timeline: nothing was recorded of steps 50-54. Expected steps that are trained; got steps 0 to 3 in this run. "
+        "Choose among these."
+    )
+    assert not (tmp_path / "timeline" / "tail.svg").exists()
+
+
+def test_a_script_without_sessions_is_told_apart(tmp_path):
+    write_script(tmp_path, "print('nothing is trained')")
+    code, output = npu_run("--timeline", "0:2", "train.py", cwd=tmp_path)
+    assert code == 0
+    assert "Expected session runs that train; got none." in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["20", "25:20", "5:5", "-1:4", "a:b", "1:2:3", ""])
+def test_a_text_that_is_no_range_is_refused(text):
+    with pytest.raises(LaunchError, match="Expected FIRST:LAST with FIRST < LAST") as refused:
+        Recording.of_text(text, "timeline")
+    assert f"got {text!r}" in str(refused.value)
+
+
+def test_a_wrong_range_or_folder_starts_nothing(tmp_path):
+    write_script(tmp_path, "print('started')")
+    code, output = npu_run("--timeline", "7", "train.py", cwd=tmp_path)
+    assert code == 2
+    assert "npu-run: --timeline is no range of steps." in output
+    assert "started" not in output
+    with pytest.raises(LaunchError, match="train.py/inside cannot be written"):
+        Recording.of_text("1:2", str(tmp_path / "train.py" / "inside")).announce(1)
+
+
+def test_ranks_get_what_the_launcher_announced_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment.os, "environ", {})
+    recording = Recording.of_text(" 3:9 ", str(tmp_path))
+    recording.announce(2)
+    assert take_recording() == recording == Recording(3, 9, str(tmp_path))
+    assert recording.steps == range(3, 9)
+    assert take_recording() is None
