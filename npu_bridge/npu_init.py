@@ -57,7 +57,9 @@ from npu_bridge.estimator.npu.npu_helpers import (
 )
 from npu_bridge.estimator.npu.npu_hook import (
     NPUBroadcastGlobalVariablesHook,
+    NPUCheckpointSaverHook,
     NpuEmptyHook,
+    NPUOutputTensorHook,
     SetIterationsVarHook,
     TellMeStepOrLossHook,
 )
@@ -87,11 +89,13 @@ __all__ = [
     "MemoryConfig",
     "NPUBroadcastGlobalVariablesCallback",
     "NPUBroadcastGlobalVariablesHook",
+    "NPUCheckpointSaverHook",
     "NPUDistributedOptimizer",
     "NPUEstimator",
     "NPUEstimatorSpec",
     "NPULossScaleOptimizer",
     "NPUOptimizer",
+    "NPUOutputTensorHook",
     "NPURunConfig",
     "NpuEmptyHook",
     "ProfilingConfig",

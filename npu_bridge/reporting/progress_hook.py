@@ -38,8 +38,9 @@ class ProgressHook(StepHook):
       loss: tensor or name, see `StepHook`.
       stream: where to write. None: `sys.stdout`, looked up when training begins.
       clock: seconds, never going backwards.
+      more_steps: instead of `total_steps`, the steps from where the first session starts.
     Raises:
-      ValueError: `total_steps` or `every_n_steps` is below 1.
+      ValueError: `total_steps`, `every_n_steps` or `more_steps` is below 1.
     Ranks: local; lines come from rank 0.
     Example:
       hook = ProgressHook(total_steps=1000)
@@ -54,12 +55,15 @@ class ProgressHook(StepHook):
         loss: tf.Tensor | str | None = None,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        more_steps: int | None = None,
     ):
         super().__init__(loss)
-        for name, value in (("total_steps", total_steps), ("every_n_steps", every_n_steps)):
+        given = {"total_steps": total_steps, "every_n_steps": every_n_steps, "more_steps": more_steps}
+        for name, value in given.items():
             if value is not None and value < 1:
                 raise ValueError(f"ProgressHook: {name} is out of range. Expected at least 1, or None; got {value}.")
-        self._total_steps = total_steps
+        self._given_total_steps = total_steps
+        self._more_steps = more_steps
         self._every_n_steps = every_n_steps
         self._stream = stream
         self._clock = clock
@@ -81,6 +85,8 @@ class ProgressHook(StepHook):
         self._start_step = self.read_step(session)
         self._skipped_before = self.skipped_steps
         self._runs_before = self._runs
+        if self._total_steps is None and self._more_steps is not None:
+            self._total_steps = self._start_step + self._more_steps
 
     def on_step(self, session, observation: Observation) -> None:
         """Counts the step and shows a line when one is due."""
@@ -112,6 +118,7 @@ class ProgressHook(StepHook):
         self.loss_scale: float | None = None
         self.learning_rate: float | None = None
         self.precision: str | None = None
+        self._total_steps = self._given_total_steps
         self._pace = Pace()
         self._start_step = 0
         self._skipped_before = 0

@@ -5,6 +5,7 @@ of its own. `effects.py` is the face: settings for a session, hooks for its runs
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
+from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError
 from npu_bridge.session.effects import (
     apply_process_settings,
     close_hooks,
@@ -13,11 +14,16 @@ from npu_bridge.session.effects import (
     prepare_session_config,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
+from npu_bridge.session.host_call import HostCallHook, call_on_host
 from npu_bridge.session.iterations import name_step, steps_per_run, train_in_loops
 from npu_bridge.session.loop_variables import create_loop_variables, load_loop_variables, loop_variable
 
 __all__ = [
+    "CarefulSaver",
+    "CheckpointNotSavedError",
+    "HostCallHook",
     "apply_process_settings",
+    "call_on_host",
     "close_hooks",
     "create_loop_variables",
     "has_entry",

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import string
+import sys
 import tempfile
 
 import tensorflow as tf
@@ -15,10 +16,15 @@ import tensorflow as tf
 from npu_bridge import collective, session
 from npu_bridge.collective import agreement
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, SetIterationsVarHook
+from npu_bridge.estimator.npu.npu_hook import (
+    NPUBroadcastGlobalVariablesHook,
+    NPUCheckpointSaverHook,
+    SetIterationsVarHook,
+)
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
+from npu_bridge.reporting import ProgressHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -32,7 +38,10 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
     Args:
       mode, predictions, loss, train_op, eval_metric_ops, export_outputs, training_chief_hooks, training_hooks,
         scaffold, evaluation_hooks, prediction_hooks: as in `tf.estimator.EstimatorSpec`.
-      host_call: pair of a function and the list, tuple or dict of tensors it is called with. Kept, not run yet.
+      host_call: pair of a function and the list, tuple or dict of tensors it is called with, for an `NPUEstimator` in
+        training and evaluation. It is called once, when the graph is built; the operators it returns, and the
+        `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
+        the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
     Raises:
       ValueError: `host_call` is not such a pair.
       TypeError: its first element cannot be called.
@@ -79,8 +88,10 @@ class NPUEstimator(tf.estimator.Estimator):
 
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
-    checkpoint, so that all ranks stop together. What the options ask of a session (dumps, a profile, determinism, the
-    GPU to use) holds for training, evaluation and prediction.
+    checkpoint, so that all ranks stop together. Rank 0 shows a `ProgressHook` on standard error, unless hooks contain
+    one or `NPURunConfig(log_step_count_steps=None)` asks for no such lines; and it saves with an
+    `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
+    determinism, the GPU to use) holds for training, evaluation and prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -111,8 +122,8 @@ class NPUEstimator(tf.estimator.Estimator):
         options = read_run_config(config)
         precision = Precision(options)
         super().__init__(
-            model_fn=_under_options(model_fn, options),
-            model_dir=_model_dir(model_dir, config),
+            model_fn=_under_options(model_fn, options, has_params=params is not None),
+            model_dir=resolve_model_dir(model_dir, config),
             config=config,
             params=params or {},
             warm_start_from=warm_start_from,
@@ -170,6 +181,28 @@ class NPUEstimator(tf.estimator.Estimator):
         finally:
             session.close_hooks(own_hooks)
 
+    def _convert_train_steps_to_hooks(self, steps, max_steps):
+        hooks = super()._convert_train_steps_to_hooks(steps, max_steps)
+        if self.config.log_step_count_steps is not None:  # as it is on ranks above 0
+            hooks.append(_OwnProgress(total_steps=max_steps, more_steps=steps, stream=sys.stderr))
+        return hooks
+
+    def _train_with_estimator_spec(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
+        of_spec = [*estimator_spec.training_hooks, *estimator_spec.training_chief_hooks]
+        given = [*worker_hooks, *hooks, *of_spec]
+        if sum(isinstance(hook, ProgressHook) for hook in given) > 1:
+            hooks = [hook for hook in hooks if not isinstance(hook, _OwnProgress)]
+        interval = {"save_secs": self.config.save_checkpoints_secs, "save_steps": self.config.save_checkpoints_steps}
+        has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
+        if any(interval.values()) and not has_saver and not self.config.cluster_spec:
+            # Where the base class would put a saver of its own.
+            saver = NPUCheckpointSaverHook(self.model_dir, **interval, scaffold=estimator_spec.scaffold)
+            chief_hooks = [saver, *estimator_spec.training_chief_hooks]
+            estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
+        return super()._train_with_estimator_spec(
+            estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
+        )
+
     def _reached_step_of_rank_0(self):
         ranks, reached = collective.current(), 0
         checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
@@ -192,18 +225,23 @@ class NPUEstimator(tf.estimator.Estimator):
         """The base class forbids overriding these; here they only add hooks, and what ranks need."""
 
 
-def _under_options(model_fn, options):
+class _OwnProgress(ProgressHook):
+    """The one an estimator adds itself."""
+
+
+def _under_options(model_fn, options, has_params):
     """The user's model function, built under the options and given those of the other arguments that it names."""
     parameters = dict(inspect.signature(model_fn).parameters)
     for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
         parameters.pop(bound, None)
     unknown = [name for name in parameters if name not in _MODEL_FN_ARGUMENTS]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "features" not in parameters or (unknown and not takes_any):
+    is_deaf = has_params and "params" not in parameters and not takes_any
+    if "features" not in parameters or (unknown and not takes_any) or is_deaf:
         raise ValueError(
             f"NPUEstimator: model_fn does not fit. Expected features and, if wanted, "
-            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}; got {', '.join(parameters) or 'no arguments'}. Rename its "
-            f"arguments."
+            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is given)' if is_deaf else ''}; got "
+            f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
         )
 
     def npu_model_fn(features, labels, mode, params, config):
@@ -219,6 +257,8 @@ def _under_options(model_fn, options):
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
                 f"{spec!r}. Return one in mode {mode!r}."
             )
+        if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
+            spec = _with_host_call(spec)
         if not is_training:
             return spec
         if options.iterations_per_loop > 1:
@@ -226,6 +266,21 @@ def _under_options(model_fn, options):
         return _restoring_older_checkpoints(spec, config)
 
     return npu_model_fn
+
+
+def _with_host_call(spec):
+    if spec.mode == tf.estimator.ModeKeys.PREDICT or collective.current().rank > 0:
+        return spec
+    is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
+    host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
+    hook = session.HostCallHook()
+    if is_training:
+        return spec._replace(
+            train_op=tf.group(spec.train_op, host_op), training_hooks=[hook, *(spec.training_hooks or ())]
+        )
+    with tf.control_dependencies([host_op]):
+        loss = tf.identity(spec.loss)
+    return spec._replace(loss=loss, evaluation_hooks=[hook, *(spec.evaluation_hooks or ())])
 
 
 def _warn_about_steps(steps, loop):
@@ -256,7 +311,7 @@ def _restoring_older_checkpoints(spec, config):
     return spec._replace(scaffold=tf.compat.v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold))
 
 
-def _model_dir(model_dir, config):
+def resolve_model_dir(model_dir, config):
     if model_dir is not None and config.model_dir is not None and model_dir != config.model_dir:
         raise ValueError(
             f"NPUEstimator: two model folders are given. Expected model_dir to equal that of the NPURunConfig; got "

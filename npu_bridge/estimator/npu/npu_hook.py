@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.util import check_positive_integer
+from npu_bridge.estimator.npu.util import check_nonnegative_integer, check_positive_integer
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
-from npu_bridge.session import create_loop_variables, load_loop_variables
+from npu_bridge.session import CarefulSaver, CheckpointNotSavedError, create_loop_variables, load_loop_variables
 
 __all__ = [
     "NPUBroadcastGlobalVariablesHook",
+    "NPUCheckpointSaverHook",
+    "NPUOutputTensorHook",
     "NpuEmptyHook",
     "SetIterationsVarHook",
     "TellMeStepOrLossHook",
     "broadcast_global_variables",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
@@ -175,6 +181,124 @@ class TellMeStepOrLossHook(tf.estimator.SessionRunHook):
                 environment.write_variable(variable, values[key])
 
 
+class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
+    """Saves checkpoints as `tf.estimator.CheckpointSaverHook`, and lets training go on when the disk is full.
+
+    A save in the middle of training for which there is no space is an error in the log: its half-written files are
+    deleted, the checkpoint before it stays the latest, and the next one is tried when it is due. At the end, and when a
+    session starts, the same is raised. With `iterations_per_loop` above 1 a checkpoint that is due inside a loop is
+    saved after it.
+
+    Args:
+      checkpoint_dir: folder of the checkpoints.
+      save_secs: seconds between checkpoints.
+      save_steps: global steps between checkpoints; either this or `save_secs`.
+      saver: the saver to use; by default that of `scaffold`, or the one of the graph.
+      checkpoint_basename: what the files' names start with.
+      scaffold: the `Scaffold` whose saver is used; not together with `saver`.
+      listeners: list of `CheckpointSaverListener`, called before and after every save.
+    Raises:
+      ValueError: not exactly one of `save_secs` and `save_steps` is given, or both `saver` and `scaffold` are.
+      OSError: at the start or the end, when there is no space.
+    Ranks: local; give it to rank 0. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir,
+        save_secs=None,
+        save_steps=None,
+        saver=None,
+        checkpoint_basename="model.ckpt",
+        scaffold=None,
+        listeners=None,
+    ):
+        super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
+        self._is_behind = False
+
+    def after_run(self, run_context, run_values):
+        if _LOG.isEnabledFor(logging.INFO):
+            step = run_context.session.run(self._global_step_tensor)
+            _LOG.info("NPUCheckpointSaverHook: global step %d.", step)
+        try:
+            super().after_run(run_context, run_values)
+        except CheckpointNotSavedError as error:
+            self._is_behind = True
+            _LOG.error("%s Training goes on.", error)
+
+    def end(self, session):
+        if self._is_behind:
+            self._timer.reset()  # else a checkpoint of this very step would count as saved
+        super().end(session)
+
+    def _save(self, session, step):
+        should_stop = super()._save(session, step)
+        self._is_behind = False
+        return should_stop
+
+    def _get_saver(self):
+        saver = super()._get_saver()
+        return saver and CarefulSaver(saver)
+
+
+class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
+    """Collects tensors of every run and hands them to a function, several runs at a time.
+
+    The function gets a list with a dict of values by tag for each run since the last call. The list is emptied when
+    it returns: copy what is to stay.
+
+    Args:
+      tensors: dict from tag to tensor or name, or a list of these, which are then the tags; None collects nothing.
+      dependencies: an operator or tensor, or a list of them, that is run before the tensors are read; `tensors` is then
+        a dict of tensors.
+      output_fn: function of the list; required with `tensors`.
+      output_every_n_steps: session runs between two calls; 0 for one call in the end. What is left is handed over in
+        the end. A run is `iterations_per_loop` training steps, of which the last is seen.
+    Raises:
+      ValueError: there is no `output_fn`, or `output_every_n_steps` is below 0.
+      TypeError: `output_every_n_steps` is no int, or `tensors` does not fit `dependencies`.
+    Graph: with `dependencies`, an identity of each tensor.
+    Ranks: local.
+    """
+
+    def __init__(self, tensors, dependencies=None, output_fn=None, output_every_n_steps=0):
+        check_nonnegative_integer(output_every_n_steps, "NPUOutputTensorHook: output_every_n_steps")
+        if tensors is not None and not callable(output_fn):
+            raise ValueError(
+                f"NPUOutputTensorHook: output_fn is missing. Expected a function that takes a list of dicts; got "
+                f"{output_fn!r}. Pass output_fn, or tensors=None to collect nothing."
+            )
+        if tensors is not None and dependencies is not None:
+            tensors = _after(dependencies, tensors)
+        super().__init__({} if tensors is None else tensors, every_n_iter=1)
+        self._output_fn = output_fn
+        self._output_every_n_steps = output_every_n_steps
+        self._outputs = []
+
+    def begin(self):
+        super().begin()
+        self._outputs.clear()
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs(self._current_tensors) if self._current_tensors else None
+
+    def after_run(self, run_context, run_values):
+        if not self._current_tensors:
+            return
+        self._iter_count += 1
+        self._outputs.append(run_values.results)
+        if self._output_every_n_steps and self._iter_count % self._output_every_n_steps == 0:
+            self._hand_over()
+
+    def end(self, session):
+        if self._outputs:
+            self._hand_over()
+
+    def _hand_over(self):
+        self._output_fn(self._outputs)
+        self._outputs.clear()
+
+
 class NpuEmptyHook(tf.estimator.SessionRunHook):
     """A hook that does nothing: the other branch of a conditional hook."""
 
@@ -189,6 +313,17 @@ def broadcast_global_variables(root_rank):
     Ranks: collective.
     """
     return remote_slots.broadcast_with_slots(tf.compat.v1.global_variables(), collective.current(), root_rank)
+
+
+def _after(dependencies, tensors):
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, tf.Tensor) for tensor in tensors.values()):
+        raise TypeError(
+            f"NPUOutputTensorHook: tensors does not fit dependencies. Expected a dict of tensors; got {tensors!r}. "
+            f"Pass {{tag: tensor}}, or leave dependencies out."
+        )
+    before = dependencies if isinstance(dependencies, (list, tuple)) else [dependencies]
+    with tf.control_dependencies(before):
+        return {tag: tf.identity(tensor) for tag, tensor in tensors.items()}
 
 
 def _tensor_named(graph, name, key):

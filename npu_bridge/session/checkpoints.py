@@ -1,0 +1,75 @@
+"""Checkpoints on a disk that may be full: a failed save leaves no trace and takes nothing away."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+__all__ = ["CarefulSaver", "CheckpointNotSavedError"]
+
+# What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
+# the data looks like: a MonitoredSession would end the training as if it were complete.
+_NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
+
+
+class CheckpointNotSavedError(OSError):
+    """There was no space for a checkpoint; the one before it is still the latest."""
+
+
+class CarefulSaver:
+    """A saver that clears away what it could not finish.
+
+    A checkpoint is written beside its place and moved there when it is whole, and older ones are deleted after that:
+    this is TensorFlow's doing. Here the half-written files of a save that failed are deleted, because they fill the
+    disk further, and the saver forgets about it, so that it does not count among those to keep.
+
+    Args:
+      saver: a `tf.compat.v1.train.Saver`.
+    Ranks: local.
+    """
+
+    def __init__(self, saver: Any):
+        self._saver = saver
+        self.saver_def = saver.saver_def
+
+    def save(self, session: Any, save_path: str, global_step: int, write_meta_graph: bool = True) -> str | None:
+        """Saves variables as `tf.compat.v1.train.Saver.save`.
+
+        Raises:
+          CheckpointNotSavedError: there is no space.
+        """
+        prefix = f"{save_path}-{global_step}"
+        kept, files = list(self._saver.last_checkpoints), set(tf.io.gfile.glob(f"{prefix}.*"))
+        try:
+            return self._saver.save(session, save_path, global_step=global_step, write_meta_graph=write_meta_graph)
+        except _NO_SPACE as error:
+            folder = os.path.dirname(save_path)
+            latest = tf.train.latest_checkpoint(folder)
+            if prefix not in (latest, *kept):
+                self._clear_away(prefix, files, kept)
+            raise CheckpointNotSavedError(_explain(global_step, folder, latest, error)) from error
+
+    def _clear_away(self, prefix, files, kept):
+        self._saver.recover_last_checkpoints(kept)
+        if tf.io.gfile.exists(f"{prefix}_temp"):
+            tf.io.gfile.rmtree(f"{prefix}_temp")
+        for file in set(tf.io.gfile.glob(f"{prefix}.*")) - files:
+            tf.io.gfile.remove(file)
+
+
+def _explain(step, folder, latest, error):
+    # A long message: what failed stands before the line that names the operator.
+    found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
+    reason = found.group(1) if found else error.message.strip().splitlines()[-1]
+    return message(
+        "checkpoint",
+        f"that of step {step} is not saved",
+        f"space in {folder}",
+        f"{type(error).__name__}: {reason}",
+        f"Free some space; the latest checkpoint is {os.path.basename(latest) if latest else 'none'}.",
+    )

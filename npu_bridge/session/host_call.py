@@ -1,0 +1,56 @@
+"""`host_call` of an estimator's spec: a function whose operators run with every step, such as summaries."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow as tf
+from tensorflow.python.ops import summary_ops_v2  # its collections have no public name
+
+__all__ = ["HostCallHook", "call_on_host"]
+
+
+def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
+    """Builds what a host call runs.
+
+    Args:
+      function: called once, now; returns an operator, a tensor, or a structure of them. The `tf.summary` operators it
+        makes need not be returned.
+      tensors: list or tuple of its arguments, or a dict of keyword arguments.
+      after: operator or tensor that comes first. A variable among the arguments has its value from then.
+    Returns:
+      The operator that runs it all.
+    Graph: an identity of each argument, what `function` adds, and a group.
+    """
+    known = len(summary_ops_v2.all_v2_summary_ops() or ())
+    # Only the arguments wait, not all that the function makes: a summary writer exists before the first step.
+    with tf.control_dependencies([after]):
+        captured = tf.nest.map_structure(tf.identity, tensors)
+    returned = function(**captured) if isinstance(captured, dict) else function(*captured)
+    wanted = [part for part in tf.nest.flatten(returned) if part is not None]
+    return tf.group(*wanted, *(summary_ops_v2.all_v2_summary_ops() or ())[known:], name="host_call")
+
+
+class HostCallHook(tf.estimator.SessionRunHook):
+    """Opens the graph's summary writers with the session, and flushes them when it ends.
+
+    Ranks: local.
+    """
+
+    def __init__(self):
+        self._open = []
+        self._flush = []
+
+    def begin(self):
+        """Finds the writers of the graph that is about to run."""
+        self._open = list(summary_ops_v2.summary_writer_initializer_op())
+        self._flush = [tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._open]
+
+    def after_create_session(self, session, coord):
+        """Opens the writers, also after a session was lost and made again."""
+        del coord
+        session.run(self._open)
+
+    def end(self, session):
+        """Writes what is left."""
+        session.run(self._flush)

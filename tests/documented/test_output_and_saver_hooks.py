@@ -1,0 +1,231 @@
+"""`NPUOutputTensorHook` and `NPUCheckpointSaverHook`, one documented fact after the other."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, NPUOutputTensorHook
+
+tf1 = tf.compat.v1
+REPOSITORY = Path(__file__).parents[2]
+REQUIRED = inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    "hook, parameters",
+    [
+        (
+            NPUOutputTensorHook,
+            {"tensors": REQUIRED, "dependencies": None, "output_fn": None, "output_every_n_steps": 0},
+        ),
+        (
+            NPUCheckpointSaverHook,
+            {
+                "checkpoint_dir": REQUIRED,
+                "save_secs": None,
+                "save_steps": None,
+                "saver": None,
+                "checkpoint_basename": "model.ckpt",
+                "scaffold": None,
+                "listeners": None,
+            },
+        ),
+    ],
+)
+def test_signatures(hook, parameters):
+    found = inspect.signature(hook).parameters
+    assert {name: parameter.default for name, parameter in found.items()} == parameters
+    assert list(found) == list(parameters)
+    assert issubclass(NPUOutputTensorHook, tf.estimator.LoggingTensorHook)
+    assert issubclass(NPUCheckpointSaverHook, tf.estimator.CheckpointSaverHook)
+
+
+def run(hook, runs=5):
+    """Trains a graph whose tensor `double` is 2, 4, 6, ...; hands out what the hook was given, call by call."""
+    with tf1.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(runs):
+            session.run("count_up")
+
+
+@pytest.fixture
+def double(graph):
+    step = tf1.get_variable("step", [], initializer=tf1.zeros_initializer(), use_resource=True)
+    advanced = step.assign_add(1.0)
+    tf.group(advanced, name="count_up")
+    return tf.multiply(advanced, 2.0, name="double")
+
+
+class Calls:
+    """An `output_fn` that keeps copies of what it was given, and the list itself."""
+
+    def __init__(self):
+        self.values, self.lists = [], []
+
+    def __call__(self, outputs):
+        self.values.append([{tag: float(value) for tag, value in output.items()} for output in outputs])
+        self.lists.append(outputs)
+
+    def of(self, tag):
+        return [[output[tag] for output in outputs] for outputs in self.values]
+
+
+@pytest.mark.parametrize(
+    "every, expected",
+    [(1, [[2], [4], [6], [8], [10]]), (2, [[2, 4], [6, 8], [10]]), (5, [[2, 4, 6, 8, 10]]), (0, [[2, 4, 6, 8, 10]])],
+)
+def test_outputs_come_several_runs_at_a_time_and_the_rest_in_the_end(double, every, expected):
+    calls = Calls()
+    run(NPUOutputTensorHook({"double": double}, output_fn=calls, output_every_n_steps=every))
+    assert calls.of("double") == expected
+    assert all(outputs is calls.lists[0] and outputs == [] for outputs in calls.lists), "one list, emptied"
+
+
+@pytest.mark.parametrize("tensors", [{"tag": "double:0"}, ["double:0"]], ids=["dict of names", "list of names"])
+def test_names_are_looked_up(double, tensors):
+    calls = Calls()
+    run(NPUOutputTensorHook(tensors, output_fn=calls), runs=2)
+    assert calls.of("tag" if isinstance(tensors, dict) else "double:0") == [[2, 4]]
+
+
+@pytest.mark.parametrize("wrap", [lambda op: op, lambda op: [op], lambda op: (op,)], ids=["one", "list", "tuple"])
+def test_dependencies_run_before_the_tensors_are_read(double, wrap):
+    other = tf1.get_variable("other", [], initializer=tf1.zeros_initializer(), use_resource=True)
+    raised = other.assign_add(10.0, read_value=False)
+    calls = Calls()
+    with tf1.train.MonitoredSession(hooks=[NPUOutputTensorHook({"double": double}, wrap(raised), calls)]) as session:
+        session.run("count_up")
+        session.run("count_up")
+        assert session.run(other) >= 20.0, "the dependency ran with both steps, whatever it did with this one"
+    assert calls.of("double")[0][:2] == [2, 4]
+
+
+def test_nothing_to_collect_means_no_call(double):
+    calls = Calls()
+    run(NPUOutputTensorHook(None, output_fn=calls, output_every_n_steps=1))
+    run(NPUOutputTensorHook(None))
+    assert calls.values == []
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        ({"tensors": ["double:0"]}, ValueError),
+        ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": -1}, ValueError),
+        ({"tensors": ["double:0"], "output_fn": print, "output_every_n_steps": 1.5}, TypeError),
+        ({"tensors": ["double:0"], "output_fn": print, "dependencies": []}, TypeError),
+        ({"tensors": {"tag": "double:0"}, "output_fn": print, "dependencies": []}, TypeError),
+    ],
+)
+def test_illegal_arguments(arguments, error):
+    with pytest.raises(error, match=r"NPUOutputTensorHook: .*Expected .* got "):
+        NPUOutputTensorHook(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"save_secs": 1, "save_steps": 1}, {"save_steps": 1, "saver": 1, "scaffold": 1}]
+)
+def test_saver_hook_refuses_what_the_stock_hook_refuses(arguments):
+    with pytest.raises(ValueError):
+        NPUCheckpointSaverHook("folder", **arguments)
+
+
+def test_saver_hook_saves_when_due_and_in_the_end(graph, tmp_path, caplog):
+    step = tf1.train.get_or_create_global_step()
+    advance = tf1.assign_add(step, 1)
+    saved = []
+
+    class Listener(tf.estimator.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            saved.append(int(global_step_value))
+
+    hook = NPUCheckpointSaverHook(
+        str(tmp_path), save_steps=2, saver=tf1.train.Saver(), checkpoint_basename="own", listeners=[Listener()]
+    )
+    with caplog.at_level("INFO", "npu_bridge"), tf1.train.SingularMonitoredSession([hook]) as session:
+        for _ in range(5):
+            session.run(advance)
+    assert saved == [0, 2, 4, 5]
+    assert os.path.basename(tf.train.latest_checkpoint(str(tmp_path))) == "own-5"
+    lines = [record.getMessage() for record in caplog.records if "global step" in record.getMessage()]
+    assert lines == [f"NPUCheckpointSaverHook: global step {step}." for step in range(1, 6)]
+
+
+FULL_DISK = """
+import logging, resource, signal, sys
+import numpy as np, tensorflow as tf
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+
+logging.basicConfig(level=logging.ERROR, stream=sys.stdout, format="%(message)s")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+def input_fn():
+    return tf.data.Dataset.from_tensors((np.ones([2, 100], np.float32), np.float32(1))).repeat()
+
+def model_fn(features, labels, mode):
+    kernel = tf.compat.v1.get_variable("kernel", [100, 1000], initializer=tf.compat.v1.zeros_initializer())
+    loss = tf.reduce_mean(tf.matmul(features, kernel) - labels)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(1000.0)
+    train_op = optimizer.minimize(loss, tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+class DiskIsFull(tf.estimator.SessionRunHook):
+    def __init__(self, room_again):
+        self.runs, self.room_again = 0, room_again
+
+    def after_run(self, run_context, run_values):
+        self.runs += 1
+        if self.runs == 3:  # no file may grow beyond what events take, and checkpoints are larger
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        if self.runs == self.room_again:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+for folder, room_again in (("for_some_time", 7), ("for_good", 0)):
+    print("---", flush=True)
+    estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=folder, save_checkpoints_steps=2))
+    try:
+        estimator.train(input_fn, max_steps=8, hooks=[DiskIsFull(room_again)])
+    except OSError as error:
+        print("raised", type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory):
+    """Trains while files may not grow, the same to a process as a full disk: gives the folder, and what was said."""
+    folder = tmp_path_factory.mktemp("disk")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", FULL_DISK]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder, done.stdout.split("---")[1:]
+
+
+@pytest.mark.parametrize("name, kept", [("for_some_time", [0, 2, 8]), ("for_good", [0, 2])])
+def test_a_full_disk_takes_no_checkpoint_away(full_disk, name, kept):
+    folder, said = full_disk
+    said = said[["for_some_time", "for_good"].index(name)]
+    for step in (4, 6):
+        assert f"checkpoint: that of step {step} is not saved. Expected space in {name}; got " in said
+    assert "File too large" in said and "the latest checkpoint is model.ckpt-2. Training goes on." in said
+    is_raised = "raised CheckpointNotSavedError checkpoint: that of step 8 is not saved." in said
+    assert is_raised == (name == "for_good") and ("raised" in said) == is_raised
+    model_dir = str(folder / name)
+    paths = tf.train.get_checkpoint_state(model_dir).all_model_checkpoint_paths
+    assert [os.path.basename(path) for path in paths] == [f"model.ckpt-{step}" for step in kept]
+    endings = ("data-00000-of-00001", "index", "meta")
+    expected = [f"model.ckpt-{step}.{ending}" for step in kept for ending in endings]
+    files = sorted(entry for entry in os.listdir(model_dir) if entry.startswith("model.ckpt"))
+    assert files == expected, "nothing half-written is left"
+    latest = tf.train.latest_checkpoint(model_dir)
+    assert tf.train.load_variable(latest, "global_step") == kept[-1]
+    kernel = tf.train.load_variable(latest, "kernel")  # the mean over 1000 columns, times 1000
+    np.testing.assert_array_equal(kernel, np.full([100, 1000], -kept[-1], np.float32))
