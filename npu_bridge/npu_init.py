@@ -25,7 +25,7 @@ from hccl.manage.api import (
     get_world_rank_from_group_rank,
 )
 from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
-from npu_bridge.estimator.npu import npu_scope, util
+from npu_bridge.estimator.npu import keras_to_npu, npu_scope, npu_strategy, util
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
@@ -77,6 +77,8 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 )
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.hccl import hccl_ops
+from npu_bridge.profiler import profiler
+from npu_bridge.scoped_graph_manager import scoped_graph_manager
 
 backend = tf.keras.backend
 
@@ -121,6 +123,7 @@ __all__ = [
     "get_world_rank_from_group_rank",
     "hccl_ops",
     "init_resource",
+    "keras_to_npu",
     "npu_allreduce",
     "npu_callbacks_append",
     "npu_clear_session",
@@ -132,9 +135,12 @@ __all__ = [
     "npu_optimizer_options",
     "npu_run_config_init",
     "npu_scope",
+    "npu_strategy",
     "npu_tf_optimizer",
     "os",
+    "profiler",
     "rewriter_config_pb2",
+    "scoped_graph_manager",
     "session",
     "session_run_hook",
     "set_keras_session_npu_config",

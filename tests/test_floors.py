@@ -26,6 +26,8 @@ FLOORS = {
     "npu_bridge.session": ENGINES,
     "npu_bridge.estimator": DOCUMENTED,
     "npu_bridge.hccl": DOCUMENTED,
+    "npu_bridge.profiler": DOCUMENTED,
+    "npu_bridge.scoped_graph_manager": DOCUMENTED,
     "hccl": DOCUMENTED,
     "npu_bridge.npu_init": FRONT_DOOR,
     "npu_bridge.launch": FRONT_DOOR,

@@ -29,6 +29,8 @@ from npu_bridge.reporting import ProgressHook
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
 _LOG = logging.getLogger(__name__)
+# The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
+_STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
 _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
@@ -207,7 +209,8 @@ class NPUEstimator(tf.estimator.Estimator):
         ranks, reached = collective.current(), 0
         checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
         if checkpoint is not None:
-            reached = int(tf.train.load_variable(checkpoint, tf.compat.v1.GraphKeys.GLOBAL_STEP))
+            reader = tf.train.load_checkpoint(checkpoint)
+            reached = next((int(reader.get_tensor(name)) for name in _STEP_NAMES if reader.has_tensor(name)), 0)
         # Without GPUs: how their memory is used is left to the training's own session.
         settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as small_session:

@@ -1,0 +1,80 @@
+"""`model_to_npu_estimator`: a Keras model as an `NPUEstimator`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
+from npu_bridge.options.errors import message
+from npu_bridge.options.table import shown
+
+__all__ = ["model_to_npu_estimator"]
+
+_OWNER = "model_to_npu_estimator"
+_FORMATS = ("saver", "checkpoint")
+
+
+def model_to_npu_estimator(
+    keras_model=None,
+    keras_model_path=None,
+    custom_objects=None,
+    model_dir=None,
+    checkpoint_format="saver",
+    config=None,
+    job_start_file="",
+):
+    """An `NPUEstimator` that trains a compiled Keras model, from the weights it has.
+
+    So a Keras model trains with `iterations_per_loop`, with hooks, and from checkpoints. Callbacks do not reach it.
+
+    Args:
+      keras_model: a compiled Sequential or functional model.
+      keras_model_path: instead, the file of a saved one.
+      custom_objects: dict of the classes and functions that loading it needs, by name.
+      model_dir: folder of checkpoints, as in `NPUEstimator`; the model's weights are saved to its folder `keras`.
+      checkpoint_format: "saver" or "checkpoint", in which the weights are saved.
+      config: an `NPURunConfig`.
+      job_start_file: accepted for compatibility.
+    Returns:
+      The estimator. Its features are dicts by the names of the model's inputs, or the single input.
+    Raises:
+      ValueError: not exactly one of model and path is given, the model is of another kind or not compiled, or
+        `checkpoint_format` or `config` is none.
+    Ranks: local.
+    """
+    if not isinstance(config, NPURunConfig):
+        raise _error("config is not an NPURunConfig", "an NPURunConfig", config, "Pass config=NPURunConfig(...).")
+    if checkpoint_format not in _FORMATS:
+        expected = " or ".join(repr(name) for name in _FORMATS)
+        raise _error("checkpoint_format is unknown", expected, checkpoint_format, "Leave it out.")
+    if (keras_model is None) == (keras_model_path is None):
+        got = "neither" if keras_model is None else "both"
+        raise ValueError(message(_OWNER, "there is not one model", "keras_model or keras_model_path", got, "Pass one."))
+    if keras_model is None:
+        keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
+    _check_kind(keras_model)
+    model_dir = resolve_model_dir(model_dir, config)
+    stock = tf.compat.v1.keras.estimator.model_to_estimator(
+        keras_model,
+        custom_objects=custom_objects,
+        model_dir=model_dir,
+        config=config,
+        checkpoint_format=checkpoint_format,
+    )
+    return NPUEstimator(
+        stock._model_fn, model_dir, stock.config, None, job_start_file, warm_start_from=stock._warm_start_settings
+    )
+
+
+def _check_kind(model):
+    # A Sequential model without an input shape has no weights to begin from.
+    if not isinstance(model, tf.keras.Model) or not model._is_graph_network:
+        mend = "Build it from tf.keras.Input, or give a Sequential model an input shape."
+        raise _error("keras_model is of another kind", "a Sequential or functional model", model, mend)
+    if not model.optimizer:
+        raise _error("keras_model is not compiled", "one with an optimizer", model, "Call its compile first.")
+
+
+def _error(problem, expected, got, mend):
+    return ValueError(message(_OWNER, problem, expected, shown(got), mend))

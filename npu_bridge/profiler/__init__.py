@@ -1,0 +1,1 @@
+"""Traces of part of a script."""

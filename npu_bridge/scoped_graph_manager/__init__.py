@@ -1,0 +1,1 @@
+"""The scope around the initialisation of variables."""

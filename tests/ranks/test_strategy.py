@@ -1,0 +1,52 @@
+"""`NPUStrategy` on two ranks: data is sharded, losses are not divided, gradients are the optimizer's business."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_strategy import NPUStrategy
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+def model_fn(features, labels, mode):
+    """The gradient of a rank is its feature."""
+    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_sum(features) * weight
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0))
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
+
+
+def train(folder):
+    """On a rank: the shards it sees, the number of replicas, and the weight after two steps on 1 and 3."""
+    rank = collective.current().rank
+    with tf.Graph().as_default(), tf1.Session() as session:
+        strategy = NPUStrategy()
+        element = tf1.data.make_one_shot_iterator(
+            strategy.experimental_distribute_dataset(tf.data.Dataset.range(5))
+        ).get_next()
+        seen = [int(session.run(element)) for _ in range(2)]
+    config = NPURunConfig(model_dir=os.path.join(folder, f"rank_{rank}"), train_distribute=NPUStrategy())
+    values = []
+
+    class Recorder(tf.estimator.SessionRunHook):
+        def end(self, session):
+            values.append(float(session.run(tf1.global_variables("weight")[0])))
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors((float(1 + 2 * rank), 0.0)).repeat()
+
+    NPUEstimator(model_fn, config=config).train(input_fn, steps=2, hooks=[Recorder()])
+    return seen, strategy.num_replicas_in_sync, values
+
+
+def test_two_ranks(on_ranks, tmp_path):
+    assert on_ranks(2, train, str(tmp_path)) == [([0, 2], 2, [-4.0]), ([1, 3], 2, [-4.0])]
