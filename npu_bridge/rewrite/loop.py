@@ -30,6 +30,20 @@ _STATE_ELSEWHERE = (
     "Resource",
     "VarIsInitializedOp",
 )
+# Their state is a generator of random numbers in the operator itself.
+_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
 # They negotiate by name: a copy would be another participant.
 _AMONG_RANKS = ("Collective", "Horovod", "Nccl")
 
@@ -47,7 +61,15 @@ class InGraphLoop(NamedTuple):
 
 
 class NotLoopableError(Exception):
-    """Says why a step cannot be copied into a loop."""
+    """Says why a step cannot be copied into a loop.
+
+    Attributes:
+      is_only_random: whether random numbers are all that stands against it.
+    """
+
+    def __init__(self, reasons: dict[tf.Operation, str]):
+        super().__init__(next(iter(reasons.values())))
+        self.is_only_random = all(op.type in _RANDOM for op in reasons)
 
 
 def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
@@ -64,8 +86,9 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     """
     step, fed = list(step), frozenset(fed)
     inside = _ops_inside(step, fed)
-    for op in inside:
-        _check_a_copy_is_equal(op)
+    reasons = {op: reason for op in inside if (reason := _reason_against_a_copy(op))}
+    if reasons:
+        raise NotLoopableError(reasons)
     loop = _Loop(graph.graph_def_versions, inside, fed)
     loop.close(step)
     with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
@@ -95,13 +118,14 @@ def _is_shared(op):
     return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
 
 
-def _check_a_copy_is_equal(op):
+def _reason_against_a_copy(op):
     if op.type in _LOOP_OPS:
-        raise NotLoopableError(f"{op.name} is part of a loop of its own")
+        return f"{op.name} is part of a loop of its own"
     if op.type.startswith(_AMONG_RANKS):
-        raise NotLoopableError(f"{op.name} ({op.type}) belongs to all ranks")
+        return f"{op.name} ({op.type}) belongs to all ranks"
     if op.op_def.is_stateful and not op.type.startswith(_STATE_ELSEWHERE):
-        raise NotLoopableError(f"{op.name} ({op.type}) keeps state in itself")
+        return f"{op.name} ({op.type}) keeps state in itself"
+    return ""
 
 
 class _Loop:

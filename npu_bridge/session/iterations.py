@@ -30,12 +30,15 @@ from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
 from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
-from npu_bridge.session.loop_threads import LoopThreads
+from npu_bridge.session.loop_threads import POOL, LoopThreads
 from npu_bridge.session.run_view import computed_ops
 
 _LOG = logging.getLogger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
 ITERATION_OP = "IterationOp"
+# Ours: Python hears of a signal between two calls of the session.
+_LONGEST_CALL_SECS = 1.0
+_FIRST_STEPS = 8
 
 
 def name_step(train_op: Any) -> tf.Operation:
@@ -126,14 +129,15 @@ class _Loops:
     def _prepare(self, names, fed, make_callable):
         graph = self._session.graph
         step = [graph.get_operation_by_name(name) for name in names]
-        reason = self._reason_against_copying()
+        reason, is_only_random = self._reason_against_copying(), False
         if not reason:
             try:
                 return _Copied(_put_in_loop(graph, step, fed))
             except NotLoopableError as error:
-                reason = error
+                reason, is_only_random = str(error), error.is_only_random
         _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
-        return _Fed(step) if fed else _Prepared(step, make_callable)
+        # Steps that wait, for other ranks or for a queue, are left to the pool.
+        return _Fed(step) if fed else _Prepared(step, make_callable, LoopThreads() if is_only_random else None)
 
     def _reason_against_copying(self):
         if precision_of_session(self._session) is not None:
@@ -148,27 +152,45 @@ class _Copied:
     def __init__(self, loop: InGraphLoop):
         self._loop = loop
         self._threads = LoopThreads()
-
-    def train(self, count: int, feeds: dict, run: Callable) -> None:
-        """Trains `count` steps, at least one."""
-        choice = self._threads.choose()
-        start = time.perf_counter()
-        with _run_options(choice) as options:
-            run(None, [self._loop.op], [], {**feeds, self._loop.count.ref(): np.int64(count)}, options, None)
-        self._threads.took(choice, count, time.perf_counter() - start)
-
-
-class _Prepared:
-    """Steps one by one through a call that is prepared once."""
-
-    def __init__(self, step: Iterable[tf.Operation], make_callable: Callable):
-        options = config_pb2.CallableOptions(target=[op.name for op in step])
-        self._call = make_callable(options)
+        self._steps_per_call = _FIRST_STEPS
 
     def train(self, count: int, feeds: dict, run: Callable) -> None:
         """Trains `count` steps."""
+        while count > 0:
+            steps = min(count, self._steps_per_call)
+            choice = self._threads.choose()
+            start = time.perf_counter()
+            with _run_options(choice) as options:
+                run(None, [self._loop.op], [], {**feeds, self._loop.count.ref(): np.int64(steps)}, options, None)
+            secs = time.perf_counter() - start
+            self._threads.took(choice, steps, secs)
+            self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), 1)
+            count -= steps
+
+
+class _Prepared:
+    """Steps one by one through a call that is prepared once, or once for each choice of threads."""
+
+    def __init__(self, step: Iterable[tf.Operation], make_callable: Callable, threads: LoopThreads | None):
+        self._targets = [op.name for op in step]
+        self._make_callable = make_callable
+        self._threads = threads
+        self._calls: dict[int, Callable] = {}
+
+    def train(self, count: int, feeds: dict, run: Callable) -> None:
+        """Trains `count` steps."""
+        choice = POOL if self._threads is None else self._threads.choose()
+        if choice not in self._calls:
+            run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=choice)
+            self._calls[choice] = self._make_callable(
+                config_pb2.CallableOptions(target=self._targets, run_options=run_options)
+            )
+        call = self._calls[choice]
+        start = time.perf_counter()
         for _ in range(count):
-            self._call()
+            call()
+        if self._threads is not None:
+            self._threads.took(choice, count, time.perf_counter() - start)
 
 
 class _Fed:

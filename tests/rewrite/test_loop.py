@@ -148,6 +148,17 @@ def test_a_fed_value_is_the_same_in_every_step(graph):
         assert session.run(pulled) == 40
 
 
+def test_feeding_one_result_of_an_operator_leaves_the_others(graph):
+    sums = tf.unstack(tf.reduce_sum(batches(), axis=[1, 2, 3]))
+    pulled = tf1.get_variable("pulled", initializer=[0.0, 0.0])
+    loop, fresh = put_in_loop(graph, [pulled.assign_add(sums[:2]).op], [sums[0].name]), Fresh()
+    with fresh.session as session:
+        expected = sum(session.run(sums[1]) for _ in range(5))
+        fresh.restart()
+        session.run(loop.op, {loop.count: 5, sums[0]: 7.0})
+        np.testing.assert_allclose(session.run(pulled), [35.0, expected], rtol=1e-5)
+
+
 def _with_dropout():
     return tf1.assign_add(tf1.get_variable("a", [2]), tf.nn.dropout(tf.ones([2]), rate=0.5)).op
 
@@ -162,10 +173,14 @@ def _with_python():
 
 
 @pytest.mark.parametrize(
-    "build, reason",
-    [(_with_dropout, "keeps state"), (_with_a_loop, "loop of its own"), (_with_python, "keeps state")],
+    "build, reason, is_only_random",
+    [
+        (_with_dropout, "keeps state", True),
+        (_with_a_loop, "loop of its own", False),
+        (_with_python, "keeps state", False),
+    ],
 )
-def test_a_step_that_a_copy_would_not_equal_is_left_alone(graph, build, reason):
+def test_a_step_that_a_copy_would_not_equal_is_left_alone(graph, build, reason, is_only_random):
     was_on = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
     try:
@@ -174,6 +189,7 @@ def test_a_step_that_a_copy_would_not_equal_is_left_alone(graph, build, reason):
         if was_on:
             tf1.enable_control_flow_v2()
     before = graph.version
-    with pytest.raises(NotLoopableError, match=reason):
+    with pytest.raises(NotLoopableError, match=reason) as raised:
         put_in_loop(graph, [step])
+    assert raised.value.is_only_random == is_only_random
     assert graph.version == before

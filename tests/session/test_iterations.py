@@ -75,6 +75,14 @@ def test_five_steps_in_a_run_are_five_runs(way, arguments):
     assert [number for number, _ in fetched] == [4, 9, 14, 19]
 
 
+def test_long_steps_are_called_for_in_parts(monkeypatch):
+    """So that signals are heard; of a part of its own each, when a step takes longer than a call may."""
+    monkeypatch.setattr(iterations, "_LONGEST_CALL_SECS", 0.0)
+    single, _, _ = trained(1, 22)
+    looped, _, _ = trained(11, 2)  # parts of 8, 1 and 1
+    assert_same_bits(looped, single)
+
+
 @pytest.mark.parametrize("arguments", [{}, {"noise": 0.3}])
 def test_data_that_ends_in_a_loop_keeps_its_steps(arguments):
     single, _, _ = trained(1, BATCHES, **arguments)
