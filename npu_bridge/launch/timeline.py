@@ -122,8 +122,8 @@ def _why_nothing(found: list[dict[str, Any]]) -> str:
     seen = [facts for facts in found if facts["last_step_seen"] is not None]
     if not seen:
         return (
-            "Expected session runs that train; got none. Eager code and a model.fit outside of sessions cannot be "
-            "recorded; profile them with TensorBoard."
+            "Expected session runs that train; got none. Eager code and model.fit train without session.run; profile "
+            "them with TensorBoard."
         )
     first, last = seen[0]["first_step_seen"], seen[0]["last_step_seen"]
     return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."

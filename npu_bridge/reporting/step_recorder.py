@@ -109,6 +109,8 @@ class StepRecorder:
         return first + steps - 1
 
     def _write(self):
+        if not self._recorded and os.path.exists(self._path):
+            return  # of an attempt that was restarted beyond these steps
         traces = [read_step(metadata, step, self._rank) for step, metadata in sorted(self._recorded.items())]
         facts = {
             "rank": self._rank,

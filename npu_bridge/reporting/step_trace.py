@@ -149,10 +149,23 @@ def split_waits(traces: Sequence[StepTrace], leads_secs: Sequence[float] | None 
 
 
 def _with_wire_times(trace, start_secs, handed_over):
-    transfers, free_ms = [], 0.0
+    transfers: list[Transfer] = []
     for transfer in sorted(trace.transfers, key=lambda transfer: transfer.end_ms):
-        all_here_ms = (handed_over[transfer.name] - start_secs) * 1000
-        wire_ms = min(max(transfer.begin_ms, all_here_ms, free_ms), transfer.end_ms)
-        transfers.append(dataclasses.replace(transfer, wire_ms=wire_ms))
-        free_ms = transfer.end_ms
+        all_here_ms = max(transfer.begin_ms, (handed_over[transfer.name] - start_secs) * 1000)
+        before = transfers[-1] if transfers else None
+        if before is not None and _travel_together(before, transfer, all_here_ms):
+            wire_ms = before.wire_ms
+        else:
+            wire_ms = all_here_ms if before is None else max(all_here_ms, before.end_ms)
+        transfers.append(dataclasses.replace(transfer, wire_ms=min(wire_ms, transfer.end_ms)))
     return dataclasses.replace(trace, transfers=tuple(transfers))
+
+
+def _travel_together(before, transfer, all_here_ms):
+    """Whether Horovod joined two transfers: it unpacks what it joined as one arrives after the other.
+
+    Fragments and decisions are never joined. Ours: how much later the next one may arrive.
+    """
+    is_joinable = all(each.fragment is None and not each.is_decision for each in (before, transfer))
+    unpacking_ms = max(0.5, 0.25 * (before.end_ms - before.wire_ms))
+    return is_joinable and all_here_ms <= before.wire_ms and transfer.end_ms - before.end_ms <= unpacking_ms

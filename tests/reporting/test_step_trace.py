@@ -64,6 +64,7 @@ def test_a_transfer_waits_for_the_last_rank_and_for_the_one_before():
     # This rank began 4 ms later: by the clock of the other one it hands over a at 6 ms and b at 7 ms.
     there = trace((Transfer("a", 2.0, 2.0, 6.0), Transfer("b", 3.0, 3.0, 8.0)), rank=1, start_secs=100.004)
     split_here, split_there = split_waits([here, there])
+    assert split_waits([there, here]) == [split_there, split_here]
     assert [transfer.wire_ms for transfer in split_here.transfers] == pytest.approx([6.0, 10.0])
     assert [transfer.wire_ms for transfer in split_there.transfers] == pytest.approx([2.0, 6.0])
 
@@ -71,6 +72,19 @@ def test_a_transfer_waits_for_the_last_rank_and_for_the_one_before():
 def test_a_transfer_only_one_rank_recorded_waits_for_the_one_before_alone():
     (step,) = split_waits([trace((Transfer("a", 0.0, 0.0, 4.0), Transfer("b", 1.0, 1.0, 6.0)))])
     assert [transfer.wire_ms for transfer in step.transfers] == [0.0, 4.0]
+
+
+def test_transfers_that_horovod_joined_share_the_wire_but_fragments_never_do():
+    def wire_ms(**fields):
+        sent = [(1.0, 10.0), (2.0, 10.2), (7.0, 10.4)]
+        transfers = tuple(Transfer(f"t{begin}", begin, begin, end, **fields) for begin, end in sent)
+        first = Transfer("first", 0.0, 0.0, 5.0, **fields)
+        (step,) = split_waits([trace((first, *transfers))])
+        return [transfer.wire_ms for transfer in step.transfers]
+
+    # The last one was handed over when the two before it were on their way.
+    assert wire_ms() == [0.0, 5.0, 5.0, 10.2]
+    assert wire_ms(fragment=1) == wire_ms(is_decision=True) == [0.0, 5.0, 10.0, 10.2]
 
 
 @pytest.mark.parametrize(("host", "wire_ms"), [("h0", 9.0), ("h1", 6.0)])

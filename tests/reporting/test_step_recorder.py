@@ -1,0 +1,118 @@
+"""The recorder around real sessions: which runs train, which step they are, what is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession
+
+from npu_bridge.reporting.step_recorder import StepRecorder
+from npu_bridge.session import name_step, train_in_loops
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def record(graph, tmp_path):
+    """Runs fetches one after the other under a recorder; gives the steps in the file and the step last seen."""
+
+    def run(steps, *fetches):
+        recorder = StepRecorder(steps, str(tmp_path / "trace.json"), rank=0)
+        with tf1.Session(graph=graph) as session:
+            for each in fetches:
+                recorder.run(BaseSession.run, session, each)
+        recorder.finish()
+        facts = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]
+        return [step["step"] for step in facts["steps"]], facts["last_step_seen"]
+
+    return run
+
+
+def minimized(control_flow_v2=False):
+    weight = tf1.get_variable("weight", [3], use_resource=True)
+    step = tf1.train.get_or_create_global_step()
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    gradients = optimizer.compute_gradients(tf.reduce_sum(weight * weight))
+    if not control_flow_v2:
+        return optimizer.apply_gradients(gradients, step)
+    return tf1.cond(tf.reduce_sum(weight) < 1e9, lambda: optimizer.apply_gradients(gradients, step), tf.no_op)
+
+
+def test_only_runs_that_train_are_counted_and_the_global_step_counts(graph, record):
+    train = minimized()
+    initialize = tf1.global_variables_initializer()
+    weight = tf1.trainable_variables()[0]
+    jump = tf1.assign(tf1.train.get_global_step(), 10)
+    runs = [initialize, train, weight, [train, weight], jump, {"a": [train]}, weight, train, train]
+    assert record(range(1, 12), *runs) == ([1, 10, 11], 11)
+
+
+def test_without_a_global_step_runs_are_counted(graph, record):
+    weight = tf1.get_variable("weight", [3])
+    train = tf1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(weight * weight))
+    assert record(range(1, 3), tf1.global_variables_initializer(), *[train] * 5) == ([1, 2], 2)
+
+
+def test_updates_inside_functions_are_found(graph, record):
+    was_on = tf1.control_flow_v2_enabled()
+    tf1.enable_control_flow_v2()
+    try:
+        train = minimized(control_flow_v2=True)
+    finally:
+        if not was_on:
+            tf1.disable_control_flow_v2()
+    assert not [op for op in graph.get_operations() if "ApplyGradient" in op.type]
+    assert record(range(0, 2), tf1.global_variables_initializer(), train, train) == ([0, 1], 1)
+
+
+def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
+    train = name_step(minimized())
+    recorder = StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        train_in_loops(session, 4)
+        for _ in range(2):
+            recorder.run(BaseSession.run, session, train)
+        assert session.run(tf1.train.get_global_step()) == 8
+    (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
+    assert step["step"] == 3
+    assert step["updates"]
+
+
+def test_options_of_the_script_are_kept(graph, tmp_path):
+    train = minimized()
+    recorder = StepRecorder(range(0, 1), str(tmp_path / "trace.json"), rank=0)
+    options = tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        metadata = tf1.RunMetadata()
+        recorder.run(BaseSession.run, session, train, options=options, run_metadata=metadata)
+    assert options == tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
+    assert metadata.step_stats.dev_stats
+
+
+def test_a_restart_beyond_the_steps_keeps_what_was_recorded(graph, record, tmp_path):
+    step = tf1.train.get_or_create_global_step()
+    runs = [tf1.assign(step, 50), tf1.assign_add(step, 1)]
+    assert record(range(50, 51), *runs) == ([50], 50)
+    assert record(range(60, 61), *runs) == ([50], 50)
+
+
+def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    recorder = StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)
+    train = minimized()
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(2):
+            recorder.run(BaseSession.run, session, train)
+        assert session.run(tf1.train.get_global_step()) == 2
+    assert "rank 3 cannot write" in caplog.text
