@@ -129,6 +129,8 @@ class _Loops:
     def _prepare(self, names, fed, make_callable):
         graph = self._session.graph
         step = [graph.get_operation_by_name(name) for name in names]
+        if any(op.type == "OneShotIterator" for op in graph.get_operations()):
+            say_once(logging.INFO, "iterations_per_loop: a one-shot iterator is fine here; the NPU stack rejects it.")
         reason, is_only_random = self._reason_against_copying(), False
         if not reason:
             try:

@@ -50,6 +50,8 @@ class Seen(tf.estimator.SessionRunHook):
         self.steps = []
 
     def before_run(self, run_context):
+        train_op, _ = run_context.original_args.fetches
+        self.trained = train_op.name
         self.before = self._step(run_context)
         return tf.estimator.SessionRunArgs("the_loss:0")
 
@@ -89,6 +91,7 @@ def test_loops_leave_the_checkpoint_of_single_steps(tmp_path):
     looped.train(input_fn, hooks=[seen], max_steps=20)
     assert seen.steps == [(0, 5), (5, 10), (10, 14), (14, 19), (19, 24)]  # one step is skipped
     assert checkpoints_of(tmp_path / "looped") == [0, 10, 24]
+    assert seen.trained == "IterationOp"
     loss, seen = seen.loss, Seen()
     single = estimator(tmp_path / "single", 1)
     single.train(lambda: input_fn().take(25), hooks=[seen])

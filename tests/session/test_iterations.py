@@ -195,3 +195,14 @@ def test_threads_are_tried_in_turns_and_the_faster_stay(pool, caller, settled):
         threads.took(tried[-1], 99, 99 * millis[tried[-1]] / 1000)
     expected = [POOL] if pool > 1.0 else [POOL, CALLER] * 3
     assert tried == expected + [settled] * (10 - len(expected))
+
+
+def test_a_one_shot_iterator_is_fine_and_told(graph, caplog):
+    number = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(1, 10)).get_next()
+    total = tf1.get_variable("total", initializer=np.int64(0))
+    caplog.set_level("INFO", "npu_bridge")
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        session.run(util.set_iteration_per_loop(session, total.assign_add(number).op, 4))
+        assert session.run(total) == 1 + 2 + 3 + 4
+    assert "one-shot iterator" in caplog.text
