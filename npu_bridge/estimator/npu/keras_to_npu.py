@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
 from npu_bridge.options.errors import message
@@ -41,7 +44,7 @@ def model_to_npu_estimator(
     Raises:
       ValueError: not exactly one of model and path is given, the model is of another kind or not compiled, or
         `checkpoint_format` or `config` is none.
-    Ranks: local.
+    Ranks: local; in training all get the weights of rank 0, which alone writes.
     """
     if not isinstance(config, NPURunConfig):
         raise _error("config is not an NPURunConfig", "an NPURunConfig", config, "Pass config=NPURunConfig(...).")
@@ -55,16 +58,20 @@ def model_to_npu_estimator(
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
     _check_kind(keras_model)
     model_dir = resolve_model_dir(model_dir, config)
+    # Ranks may share the folder: above 0, the weights go to one that lasts as long as the estimator.
+    own_folder = tempfile.TemporaryDirectory() if collective.current().rank > 0 else None
+    weights_dir = model_dir if own_folder is None else own_folder.name
     stock = tf.compat.v1.keras.estimator.model_to_estimator(
         keras_model,
         custom_objects=custom_objects,
-        model_dir=model_dir,
-        config=config,
+        model_dir=weights_dir,
+        config=config.replace(model_dir=weights_dir),
         checkpoint_format=checkpoint_format,
     )
-    return NPUEstimator(
-        stock._model_fn, model_dir, stock.config, None, job_start_file, warm_start_from=stock._warm_start_settings
-    )
+    warm_start = stock._warm_start_settings
+    estimator = NPUEstimator(stock._model_fn, model_dir, config, None, job_start_file, warm_start_from=warm_start)
+    estimator._keras_weights = own_folder
+    return estimator
 
 
 def _check_kind(model):
