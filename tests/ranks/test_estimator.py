@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 
 import numpy as np
@@ -163,3 +165,44 @@ def test_train_and_evaluate_ends_on_every_rank(on_ranks, tmp_path):
     of_rank_0, of_rank_1 = on_ranks(2, train_and_evaluate, str(tmp_path))
     assert "eval" in of_rank_0 and any(name.startswith("model.ckpt-10") for name in of_rank_0)
     assert of_rank_1 == []
+
+
+def host_model_fn(features, labels, mode, params):
+    def write(loss, step):
+        with tf.summary.create_file_writer(os.path.join(params["folder"], params["rank"])).as_default():
+            return tf.summary.scalar("host loss", loss, step=step)
+
+    spec = model_fn(features, labels, mode, {"seed": 1, "size": 2})
+    return NPUEstimatorSpec(
+        mode, loss=spec.loss, train_op=spec.train_op, host_call=(write, [spec.loss, tf1.train.get_global_step()])
+    )
+
+
+def train_with_host_call(folder):
+    """On a rank: what it shows on standard error, and the hooks that an estimator brings along."""
+    rank, shown, seen = collective.current().rank, io.StringIO(), []
+
+    class Seen(tf.estimator.SessionRunHook):
+        def begin(self):
+            seen.append(estimator.config.save_checkpoints_steps)
+
+    config = NPURunConfig(model_dir=os.path.join(folder, "model"), save_checkpoints_steps=2)
+    estimator = NPUEstimator(host_model_fn, config=config, params={"folder": folder, "rank": str(rank)})
+    with contextlib.redirect_stderr(shown):
+        estimator.train(input_fn_of_this_rank(), max_steps=4, hooks=[Seen()])
+    return [line.split(" | ")[0] for line in shown.getvalue().splitlines() if line.startswith("step ")], seen
+
+
+def test_rank_0_alone_shows_saves_and_runs_host_calls(on_ranks, tmp_path):
+    (lines, interval), (other_lines, other_interval) = on_ranks(2, train_with_host_call, str(tmp_path))
+    assert lines[-1] == "step 4/4 (100 %)" and other_lines == []
+    assert (interval, other_interval) == ([2], [None])
+    assert sorted(os.listdir(tmp_path)) == ["0", "model"], "no writer of rank 1"
+    events = [
+        event.step
+        for file in os.listdir(tmp_path / "0")
+        for event in tf1.train.summary_iterator(str(tmp_path / "0" / file))
+        if event.summary.value
+    ]
+    assert events == [1, 2, 3, 4]
+    assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-4")
