@@ -16,7 +16,7 @@ DEFAULT_PERCENTAGES = (96.54, 3.46)
 # What is sent at once, and how much of it may be under way: whatever small and urgent comes next, as the decision about
 # the step, waits for no more than that; and what has arrived can be worked on meanwhile.
 _FLIGHT_BYTES_PER_RANK = 4_000_000
-IN_FLIGHT = 2
+IN_FLIGHT = 3
 
 
 @dataclasses.dataclass(frozen=True)
