@@ -98,7 +98,9 @@ class RunTimes(tf.estimator.SessionRunHook):
 def secs_per_step(model, loop):
     """Of one training, from the end of a run after the first third to the last."""
     with tempfile.TemporaryDirectory() as folder:
-        config = NPURunConfig(model_dir=folder, save_checkpoints_steps=0, iterations_per_loop=loop)
+        config = NPURunConfig(
+            model_dir=folder, save_checkpoints_steps=0, iterations_per_loop=loop, log_step_count_steps=None
+        )
         times = RunTimes()
         estimator = NPUEstimator(model_fn, config=config, params={"model": model})
         estimator.train(input_fn, hooks=[times], max_steps=model.steps)
