@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.host_address import address_towards, interface_of
 from npu_bridge.launch.hosts import Plan, is_this_machine
+from npu_bridge.options import environment
 
 __all__ = ["Slot", "open_slots"]
 
@@ -80,7 +80,7 @@ def _way_of(plan: Plan, host: str) -> tuple[str, list[str]]:
     if plan.is_local:
         return "127.0.0.1", _loopback()
     address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(address)
+    interface = environment.read_variable("HOROVOD_GLOO_IFACE") or interface_of(address)
     return address or socket.gethostname(), [interface]
 
 

@@ -20,6 +20,7 @@ from npu_bridge.launch.host_keeper import LIFE_SIGN_SECS
 from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream
 from npu_bridge.launch.watched_rank import WatchedRank
+from npu_bridge.options import environment
 
 __all__ = ["SILENCE_SECS", "RemoteHost", "RemoteRank"]
 
@@ -241,7 +242,7 @@ class RemoteRank(WatchedRank):
 
 
 def _keeper_command() -> str:
-    path = os.environ.get("PYTHONPATH")
+    path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     keeper = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.host_keeper"
     return f"cd {shlex.quote(os.getcwd())} && {keeper}"

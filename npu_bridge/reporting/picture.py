@@ -9,12 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from npu_bridge.reporting.history import History, StepRow
+from npu_bridge.reporting.picture_style import INK, QUIET, tidy
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
-_INK = "#1f2933"
-_QUIET = "#8592a3"
-_GRID = "#e4e8ee"
 _LOSS = "#1f6feb"
 _SCALE = "#0f8a72"
 _OVERFLOW = "#d9480f"
@@ -60,11 +58,11 @@ def draw_training(history: History, path: str, title: str = "") -> None:
     summary = summarize(history)
     _draw_loss(above, curves, summary.last_loss)
     for axis in axes:
-        _tidy(axis)
+        tidy(axis)
         _mark_restarts(axis, curves.restarts, labelled=axis is above)
     axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
-    above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=_INK)
-    above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=_QUIET)
+    above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
+    above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=QUIET)
     figure.savefig(path, format="png")
 
 
@@ -159,7 +157,7 @@ def _draw_scale(axis, curves: _Curves):
             zorder=3,
             label=f"overflow, {format_steps(len(overflows))} skipped",
         )
-        axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=_INK)
+        axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _round_out(scales: Sequence[float]) -> tuple[float, float]:
@@ -170,7 +168,7 @@ def _round_out(scales: Sequence[float]) -> tuple[float, float]:
 
 def _mark_restarts(axis, restarts: Sequence[int], labelled: bool):
     for place in restarts:
-        axis.axvline(place, color=_QUIET, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        axis.axvline(place, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
         if labelled:
             axis.annotate(
                 "restart",
@@ -180,18 +178,5 @@ def _mark_restarts(axis, restarts: Sequence[int], labelled: bool):
                 textcoords="offset points",
                 va="top",
                 fontsize=8,
-                color=_QUIET,
+                color=QUIET,
             )
-
-
-def _tidy(axis):
-    axis.grid(True, color=_GRID, linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.margins(x=0.01)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axis.spines[side].set_color(_QUIET)
-    axis.tick_params(colors=_INK, labelsize=9)
-    axis.xaxis.label.set_color(_INK)
-    axis.yaxis.label.set_color(_INK)

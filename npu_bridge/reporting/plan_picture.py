@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from npu_bridge.collective.cost_model import Prediction
 from npu_bridge.reporting.picture import MissingExtraError
+from npu_bridge.reporting.picture_style import INK, QUIET, tidy
 
 __all__ = ["draw_plan"]
 
-_INK, _QUIET, _GRID = "#1f2933", "#8592a3", "#e4e8ee"
 _STEP, _COMPUTE, _EXPOSED = "#1f6feb", "#0f8a72", "#d9480f"
 
 
@@ -41,7 +41,7 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
         ranks, floor, milliseconds, color=_EXPOSED, alpha=0.18, linewidth=0, label="exposed communication"
     )
     axis.fill_between(ranks, 0, floor, color=_COMPUTE, alpha=0.18, linewidth=0, label="computation")
-    axis.plot(ranks, unset, color=_QUIET, linewidth=1.4, linestyle=(0, (4, 3)), label="step, unset split")
+    axis.plot(ranks, unset, color=QUIET, linewidth=1.4, linestyle=(0, (4, 3)), label="step, unset split")
     axis.plot(ranks, milliseconds, color=_STEP, linewidth=2.2, marker="o", markersize=4, label="step, best split")
     axis.set_xscale("log", base=2)
     axis.set_xticks(ranks, [str(number) for number in ranks])
@@ -49,17 +49,6 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("ranks")
     axis.set_ylabel("ms")
-    axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=_INK)
-    _tidy(axis)
+    axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
+    tidy(axis)
     figure.savefig(path, format="png")
-
-
-def _tidy(axis) -> None:
-    axis.grid(True, color=_GRID, linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.margins(x=0.01)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axis.spines[side].set_color(_QUIET)
-    axis.tick_params(colors=_INK, labelsize=9)

@@ -16,8 +16,8 @@ from npu_bridge.rewrite.transfers import is_flag_transfer
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = (*_SAME_VALUES, "Abs", "Neg", "Cast")
-_ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2", "Min")
-_ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2", "Max")
+_ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
+_ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
 
 
 class UnknownCheckError(Exception):

@@ -94,6 +94,8 @@ class NPUOptimizer(PipelineOptimizer):
         wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
         if loss_scale_manager is not None and not is_loss_scale:
             _LOG.info("NPUOptimizer: loss_scale_manager has no effect because is_loss_scale is False.")
+        if wire_dtype is not None and not is_distributed:
+            _LOG.info("NPUOptimizer: wire=%r has no effect because is_distributed is False.", wire)
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
         stages = []
         if is_loss_scale:
