@@ -13,7 +13,7 @@ bin := .venv/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-hosts lint format bench clean distclean
+.PHONY: help venv train test test-hosts explore lint format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -30,6 +30,9 @@ test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytes
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
+
+explore: venv  ## the property tests with new examples each time
+	@HYPOTHESIS_PROFILE=explore $(bin)/python -m pytest -m "not hosts" $$(grep -rl '^@given' tests) $(ARGS)
 
 lint: venv  ## ruff: rules and formatting
 	@$(bin)/ruff check .

@@ -9,9 +9,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.rank_pool import RankPools  # noqa: E402
+
+# The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture

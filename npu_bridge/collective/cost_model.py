@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, flight_bytes
+from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
 
 __all__ = ["MOST_FRAGMENTS", "Link", "Prediction", "Training", "best_cut", "predict", "step_secs", "transfer_secs"]
 
@@ -181,12 +181,12 @@ def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = M
 def predict(ranks: int, training: Training, link: Link) -> Prediction:
     """Predicts the step on a number of ranks, with the best split and with the one in force without any."""
     percentages = _percentages(best_cut(ranks, training, link))
-    secs = step_secs([share / 100.0 for share in percentages], ranks, training, link)
     default = DEFAULT_PERCENTAGES if training.tensors > 1 else (100.0,)
+    secs = step_secs(_whole_gradients(percentages, training), ranks, training, link)
     return Prediction(
         ranks,
         _journey(0.0, 1.0, ranks, training, link)[0],
-        step_secs([share / 100.0 for share in default], ranks, training, link),
+        step_secs(_whole_gradients(default, training), ranks, training, link),
         secs,
         secs - training.compute_secs,
         percentages,
@@ -214,6 +214,15 @@ def _trace(starts, number, end):
         sizes.append(end - row[end])
         end = row[end]
     return sizes[::-1]
+
+
+def _whole_gradients(percentages: Sequence[float], training: Training) -> list[float]:
+    """The shares of the fragments that these percentages really cut, since a gradient is never torn apart.
+
+    Two decimals are not enough for them: a hair too much would be one more transfer.
+    """
+    cut = cut_by_size([1] * training.tensors, percentages)
+    return [len(fragment) / training.tensors for fragment in cut]
 
 
 def _percentages(sizes: Sequence[int]) -> tuple[float, ...]:

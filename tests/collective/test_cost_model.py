@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from npu_bridge.collective.cost_model import Link, Training, best_cut, predict, step_secs, transfer_secs
@@ -136,6 +136,8 @@ def test_no_cut_is_better_than_the_best_one(training, link, ranks, pieces, most_
 
 @settings(max_examples=60, deadline=None)
 @given(trainings, links, rank_counts, st.floats(1.0, 10.0))
+# Two of 35 gradients are 5.714 %: printed as 5.71, the rest was once taken for a hair more than 33 gradients.
+@example(Training(563999961.0, 9.0, 35), Link(1157309.0, 9e-3, host_bytes_per_sec=1e8), 133, 2.0)
 def test_a_worse_link_is_never_faster(training, link, ranks, factor):
     def secs(training, link):
         prediction = predict(ranks, training, link)
