@@ -101,8 +101,16 @@ VARIABLES = (
                 recorded("Read by the rank table reader."),
             ),
             ("HEARTBEAT", "Heartbeat of the task.", _NO_DEVICE),
-            ("LOCAL_CHECKPOINT_DIR", "Checkpoint to start from.", recorded()),
-            ("RESTORE_FROM", "Checkpoint to start from, as a last resort.", recorded()),
+            (
+                "LOCAL_CHECKPOINT_DIR",
+                "Checkpoint to start from.",
+                works("Read by NPUEstimator when it has neither warm_start_from nor a job_start_file."),
+            ),
+            (
+                "RESTORE_FROM",
+                "Checkpoint to start from, as a last resort.",
+                works("Read by NPUEstimator when nothing else names one."),
+            ),
             ("HCCL_SOCKET_FAMILY", "Family of network addresses.", _COMMUNICATION),
             ("HCCL_NPU_SOCKET_PORT_RANGE", "Ports of several processes on a device.", _COMMUNICATION),
             ("ASCEND_WORK_PATH", "Root of files of one process.", _NO_DEVICE),

@@ -16,6 +16,7 @@ from npu_bridge.session.effects import (
 from npu_bridge.session.hooked_session import run_with_hooks
 from npu_bridge.session.host_call import HostCallHook, call_on_host
 from npu_bridge.session.iterations import name_step, steps_per_run, train_in_loops
+from npu_bridge.session.job_start import choose_start
 from npu_bridge.session.loop_variables import create_loop_variables, load_loop_variables, loop_variable
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "HostCallHook",
     "apply_process_settings",
     "call_on_host",
+    "choose_start",
     "close_hooks",
     "create_loop_variables",
     "has_entry",

@@ -19,10 +19,11 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
     NPUBroadcastGlobalVariablesHook,
     NPUCheckpointSaverHook,
+    NPUInfeedOutfeedSessionHook,
     SetIterationsVarHook,
 )
 from npu_bridge.gradients.older_checkpoints import saver_for_older
-from npu_bridge.options import of_graph, read_run_config
+from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import ProgressHook
 
@@ -101,11 +102,14 @@ class NPUEstimator(tf.estimator.Estimator):
         folder `model_dir_` and ten random characters in the working directory.
       config: an `NPURunConfig`.
       params: dict handed to `model_fn`.
-      job_start_file: accepted for compatibility; ranks are known from the launcher.
-      warm_start_from: as in `tf.estimator.Estimator`.
+      job_start_file: JSON file of the job, of which `local_checkpoint_dir` is read; ranks are known from the launcher.
+      warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
+        such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
     Raises:
-      ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, or the two model
-        folders differ.
+      ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
+        folders differ, `job_start_file` is malformed, or there is no checkpoint where it or a variable says.
+      TypeError: a number in `job_start_file` is no int.
+      RuntimeError: `job_start_file` is for another number of ranks.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class NPUEstimator(tf.estimator.Estimator):
             )
         options = read_run_config(config)
         precision = Precision(options)
+        warm_start_from = session.choose_start(warm_start_from, read_job_start(job_start_file))
         super().__init__(
             model_fn=_under_options(model_fn, options, has_params=params is not None),
             model_dir=resolve_model_dir(model_dir, config),
@@ -276,7 +281,8 @@ def _with_host_call(spec):
         return spec
     is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
     host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
-    hook = session.HostCallHook()
+    # Part of the step, so that a loop runs it every time; nothing is left to fetch.
+    hook = NPUInfeedOutfeedSessionHook([], "host_call")
     if is_training:
         return spec._replace(
             train_op=tf.group(spec.train_op, host_op), training_hooks=[hook, *(spec.training_hooks or ())]
@@ -347,9 +353,15 @@ def _check_host_call(host_call):
             f"NPUEstimatorSpec: the second element of host_call holds no arguments. Expected a list, tuple or dict of "
             f"tensors; got {tensors!r}. Pass [tensor] for a single one."
         )
-    specification = inspect.getfullargspec(function)
-    if not isinstance(tensors, dict) and specification.varargs is None and len(specification.args) != len(tensors):
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not isinstance(tensors, dict) and not takes_any and len(names) != len(tensors):
         raise RuntimeError(
-            f"NPUEstimatorSpec: host_call does not fit its function. Expected {len(specification.args)} tensors, one "
-            f"for each of {specification.args}; got {len(tensors)}. Pass as many tensors as the function takes."
+            f"NPUEstimatorSpec: host_call does not fit its function. Expected {len(names)} tensors, one for each of "
+            f"{names}; got {len(tensors)}. Pass as many tensors as the function takes."
         )

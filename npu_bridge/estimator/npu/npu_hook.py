@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, TextIO
 
 import tensorflow as tf
 
@@ -10,12 +11,22 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.util import check_nonnegative_integer, check_positive_integer
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
-from npu_bridge.session import CarefulSaver, CheckpointNotSavedError, create_loop_variables, load_loop_variables
+from npu_bridge.options.errors import say_once
+from npu_bridge.session import (
+    CarefulSaver,
+    CheckpointNotSavedError,
+    HostCallHook,
+    create_loop_variables,
+    load_loop_variables,
+)
 
 __all__ = [
     "NPUBroadcastGlobalVariablesHook",
     "NPUCheckpointSaverHook",
+    "NPUInfeedOutfeedSessionHook",
+    "NPULogOutfeedSessionHook",
     "NPUOutputTensorHook",
+    "NPUShutDownHook",
     "NpuEmptyHook",
     "SetIterationsVarHook",
     "TellMeStepOrLossHook",
@@ -301,6 +312,52 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
 
 class NpuEmptyHook(tf.estimator.SessionRunHook):
     """A hook that does nothing: the other branch of a conditional hook."""
+
+
+class NPUInfeedOutfeedSessionHook(HostCallHook):
+    """Runs operators along with every run, between opening the graph's summary writers and flushing them.
+
+    `NPUEstimator` puts one around the `host_call` of a spec. On the NPU stack a thread fetches what the device sends;
+    here the operators run with the step.
+
+    Args:
+      dequeue_ops: operator or tensor, or a list of them.
+      channel_name: accepted for compatibility.
+    Ranks: local.
+    """
+
+    def __init__(self, dequeue_ops: Any, channel_name: str):
+        super().__init__()
+        self._dequeue_ops = dequeue_ops
+        self._channel_name = channel_name
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs(self._dequeue_ops)
+
+
+class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
+    """On the NPU stack, brings what a device prints into a stream; here `tf.print` does so by itself.
+
+    Args:
+      output_stream: accepted for compatibility.
+    Ranks: local.
+    """
+
+    def __init__(self, output_stream: str | TextIO):
+        self._output_stream = output_stream
+        say_once(logging.INFO, "NPULogOutfeedSessionHook: has no effect; tf.print has a stream of its own.")
+
+
+class NPUShutDownHook(tf.estimator.SessionRunHook):
+    """On the NPU stack, shuts the device down with the session; here there is nothing to shut down.
+
+    Args:
+      scaffold: accepted for compatibility.
+    Ranks: local.
+    """
+
+    def __init__(self, scaffold: tf.compat.v1.train.Scaffold | None = None):
+        self._scaffold = scaffold
 
 
 def broadcast_global_variables(root_rank):

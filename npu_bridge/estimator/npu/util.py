@@ -1,14 +1,17 @@
-"""Small checks and conversions scripts call by these names."""
+"""What scripts call for one graph or session, and small checks, by these names."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import precision
+from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
 from npu_bridge.options import OPTIONS, environment
+from npu_bridge.options.errors import say_once
 from npu_bridge.options.kinds import Boolean, Integer, usable_directory
 from npu_bridge.options.table import IN_OBJECT, shown
 from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
@@ -26,11 +29,22 @@ __all__ = [
     "create_or_get_var",
     "format_string",
     "get_ranksize",
+    "get_value",
+    "global_dict_init",
     "keep_tensors_dtypes",
+    "npu_compile",
+    "set_graph_exec_config",
     "set_iteration_per_loop",
+    "set_op_input_tensor_multi_dims",
+    "set_op_tensor_max_range",
+    "set_op_tensor_max_size",
+    "set_value",
+    "variable_initializer_in_host",
 ]
 
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
+_EXECUTE_MODES = ("dynamic_execute", "lazy_recompile")
+_VALUES: dict[Any, Any] = {}  # of the whole process, as documented; nothing here reads them
 
 
 def get_ranksize() -> str:
@@ -68,6 +82,112 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
         precision.mark(graph.get_tensor_by_name(name).op)
 
 
+def variable_initializer_in_host(var_list: Iterable[tf.Variable]) -> tf.Operation:
+    """The operator that initialises some variables, named `var_in_host`.
+
+    Args:
+      var_list: the variables.
+    Graph: a group of their initialisers.
+    """
+    return tf.compat.v1.variables_initializer(var_list, name="var_in_host")
+
+
+def npu_compile(sess: Any, *fetches: Any) -> None:
+    """Runs something once, so that later runs find it prepared.
+
+    Args:
+      sess: a session.
+      fetches: what to run; a training step trains.
+    """
+    sess.run(fetches)
+
+
+def set_graph_exec_config(
+    fetch: Any,
+    dynamic_input: bool = False,
+    dynamic_graph_execute_mode: str = "dynamic_execute",
+    dynamic_inputs_shape_range: str | None = None,
+    is_train_graph: bool = False,
+    experimental_config: ExperimentalConfig | None = None,
+) -> Any:
+    """On the NPU stack, says how what a run fetches is compiled; TensorFlow takes shapes as they come.
+
+    Args:
+      fetch: operation, tensor, or a list or tuple of them that may be nested; or the name of a tensor of the default
+        graph.
+      dynamic_input, dynamic_inputs_shape_range, is_train_graph: accepted for compatibility.
+      dynamic_graph_execute_mode: "dynamic_execute" or "lazy_recompile".
+      experimental_config: an `ExperimentalConfig`, or None.
+    Returns:
+      `fetch`; for a name, the tensor.
+    Raises:
+      ValueError: `fetch`, the mode or `experimental_config` is none of these.
+    """
+    where = "set_graph_exec_config"
+    if dynamic_graph_execute_mode not in _EXECUTE_MODES:
+        raise ValueError(
+            f"{where}: dynamic_graph_execute_mode is unknown. Expected {' or '.join(map(repr, _EXECUTE_MODES))}; got "
+            f"{shown(dynamic_graph_execute_mode)}. Leave it out."
+        )
+    if not isinstance(experimental_config, (ExperimentalConfig, type(None))):
+        raise ValueError(
+            f"{where}: experimental_config is none. Expected an ExperimentalConfig or None; got "
+            f"{shown(experimental_config)}. Leave it out."
+        )
+    if isinstance(fetch, str):
+        fetch = _tensor_of_default_graph(fetch, where)
+    for part in _flat(fetch):
+        _check_graph_element(part, where, "fetch")
+    _say_without_effect(where)
+    return fetch
+
+
+def set_op_input_tensor_multi_dims(tensor: tf.Tensor | tf.Operation, input_shape: str, input_dims: str) -> None:
+    """On the NPU stack, lists shapes that an operator's inputs may have; TensorFlow takes shapes as they come.
+
+    Args:
+      tensor: the operator, or a tensor of it.
+      input_shape: text of shapes by number of the input, with -1 for what varies, such as "0: -1,3; 1: 4,-1".
+      input_dims: text of the values these take, such as "2,4;5,7".
+    Raises:
+      ValueError: `tensor` is neither tensor nor operation.
+      TypeError: one of the others is neither text nor None.
+    """
+    where = "set_op_input_tensor_multi_dims"
+    _check_graph_element(tensor, where, "tensor")
+    format_string(input_shape, f"{where}: input_shape")
+    format_string(input_dims, f"{where}: input_dims")
+    _say_without_effect(where)
+
+
+def set_op_tensor_max_range(tensor: tf.Tensor | tf.Operation, max_shape: Any) -> None:
+    """On the NPU stack, limits the shape of an operator's output; TensorFlow takes the memory it needs.
+
+    Args:
+      tensor: the operator, or a tensor of it.
+      max_shape: accepted for compatibility.
+    Raises:
+      ValueError: `tensor` is neither tensor nor operation.
+    """
+    del max_shape
+    _check_graph_element(tensor, "set_op_tensor_max_range", "tensor")
+    _say_without_effect("set_op_tensor_max_range")
+
+
+def set_op_tensor_max_size(tensor: tf.Tensor | tf.Operation, max_size: Any) -> None:
+    """On the NPU stack, limits the bytes of an operator's output; TensorFlow takes the memory it needs.
+
+    Args:
+      tensor: the operator, or a tensor of it.
+      max_size: accepted for compatibility.
+    Raises:
+      ValueError: `tensor` is neither tensor nor operation.
+    """
+    del max_size
+    _check_graph_element(tensor, "set_op_tensor_max_size", "tensor")
+    _say_without_effect("set_op_tensor_max_size")
+
+
 def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loop: int = 1) -> tf.Operation:
     """A training step that a session repeats: each run of it trains several steps.
 
@@ -83,6 +203,7 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
     Raises:
       ValueError: `train_op` is no operation, or `iterations_per_loop` below 1.
       TypeError: `iterations_per_loop` is no int.
+      RuntimeError: the graph is finalized.
     Graph: four local variables under `npu_runconfig`.
     Ranks: local; every rank needs the same number.
     """
@@ -90,6 +211,11 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
     check_positive_integer(iterations_per_loop, "set_iteration_per_loop: iterations_per_loop")
     if iterations_per_loop == 1:
         return train_op
+    if train_op.graph.finalized:
+        raise RuntimeError(
+            "set_iteration_per_loop: the graph takes no more operators. Expected a graph that is not finalized; got "
+            "that of a Supervisor or a MonitoredSession. Use IterationPerLoop, in two parts."
+        )
     loop = IterationPerLoop()
     with train_op.graph.as_default():
         iteration_op = loop.create_iteration_per_loop_var(train_op)
@@ -148,6 +274,21 @@ def create_or_get_var(var_name: str) -> tf.Variable:
       RuntimeError: the graph has several of this name.
     """
     return loop_variable(var_name)
+
+
+def global_dict_init() -> None:
+    """Empties the store of `set_value` and `get_value`."""
+    _VALUES.clear()
+
+
+def set_value(key: Any, value: Any) -> None:
+    """Keeps a value for this process."""
+    _VALUES[key] = value
+
+
+def get_value(key: Any, def_value: Any = None) -> Any:
+    """What `set_value` kept under a key, or `def_value`."""
+    return _VALUES.get(key, def_value)
 
 
 def check_not_none(value: Any, name: str) -> None:
@@ -256,3 +397,31 @@ def _check_train_op(train_op: Any, where: str) -> None:
             f"{where}: train_op is not an operation. Expected a tf.Operation; got {shown(train_op)}. Pass "
             f"tf.group(train_op)."
         )
+
+
+def _tensor_of_default_graph(name, where):
+    try:
+        return tf.compat.v1.get_default_graph().get_tensor_by_name(name)
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"{where}: fetch is not in the default graph. Expected the name of a tensor, such as 'loss:0'; got "
+            f"{name!r}. Pass the tensor itself."
+        ) from error
+
+
+def _flat(fetch):
+    if not isinstance(fetch, (list, tuple)):
+        return [fetch]
+    return [element for part in fetch for element in _flat(part)]
+
+
+def _check_graph_element(value, where, name):
+    if not isinstance(value, (tf.Tensor, tf.Operation)):
+        raise ValueError(
+            f"{where}: {name} is not of a graph. Expected a tensor or an operation; got {shown(value)}. Pass what a "
+            f"session can run."
+        )
+
+
+def _say_without_effect(name):
+    say_once(logging.INFO, f"{name}: has no effect on stock TensorFlow.")

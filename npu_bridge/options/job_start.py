@@ -1,0 +1,94 @@
+"""Where a job starts: the JSON file that describes it, else environment variables.
+
+The file has `device_info` with the `Index` of this process, `rank_table_file`, `rank_size` and, if wanted,
+`local_checkpoint_dir`. Ranks are known from the launcher; of these only the checkpoint and the number of ranks matter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import NamedTuple
+
+from npu_bridge.options import environment
+from npu_bridge.options.errors import message
+from npu_bridge.options.table import shown
+
+_LOG = logging.getLogger(__name__)
+
+
+class JobStart(NamedTuple):
+    """What a job says about its start.
+
+    Attributes:
+      restore_from: checkpoint or folder to start from; None for the initial values of the model.
+      origin: who named it, for messages.
+      rank_size: number of ranks in the file; None without a file.
+    """
+
+    restore_from: str | None
+    origin: str
+    rank_size: int | None = None
+
+
+def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
+    """Reads where a job starts.
+
+    Args:
+      job_start_file: the file. When there is none, or it cannot be read, `LOCAL_CHECKPOINT_DIR` takes the place of its
+        `local_checkpoint_dir`. If that is not set either, `RESTORE_FROM` is the last resort.
+    Raises:
+      ValueError: the file is not a JSON object, or a field is missing or too small.
+      TypeError: a number in it is no int.
+    """
+    of_file = _read(job_start_file) if job_start_file else None
+    if of_file is not None:
+        origin = f"local_checkpoint_dir of {os.fspath(job_start_file)}"
+        rank_size, checkpoint = of_file
+    else:
+        origin = "LOCAL_CHECKPOINT_DIR"
+        rank_size, checkpoint = None, environment.read_variable(origin)
+    if not checkpoint:
+        origin = "RESTORE_FROM"
+        checkpoint = environment.read_variable(origin)
+    return JobStart(checkpoint, origin, rank_size)
+
+
+def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
+    """The number of ranks and the checkpoint; None when there is no such file."""
+    where = f"job start file {os.fspath(path)}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        problem, mend = "it cannot be read", "The environment is asked instead; correct the path or leave it out."
+        _LOG.warning("%s", message(where, problem, "a JSON file", error, mend))
+        return None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(message(where, "it is not JSON", "a JSON object", error, "Correct it.")) from error
+    device = _field(content, "device_info", where)
+    _number(device, "Index", 0, f"{where}, device_info")
+    _field(content, "rank_table_file", where)
+    rank_size = _number(content, "rank_size", 1, where)
+    checkpoint = content.get("local_checkpoint_dir")
+    if not isinstance(checkpoint, (str, type(None))):
+        problem, mend = "local_checkpoint_dir is no path", "Write it as text."
+        raise TypeError(message(where, problem, "a string", shown(checkpoint), mend))
+    return rank_size, checkpoint
+
+
+def _field(parent, name, where):
+    if not isinstance(parent, dict) or parent.get(name) is None:
+        raise ValueError(message(where, f"{name} is missing", f"an object with {name}", shown(parent), "Add it."))
+    return parent[name]
+
+
+def _number(parent, name, least, where):
+    value = _field(parent, name, where)
+    expected = f"an integer of at least {least}"
+    if not isinstance(value, int):
+        raise TypeError(message(where, f"{name} is no integer", expected, shown(value), "Correct it."))
+    if value < least:
+        raise ValueError(message(where, f"{name} is too small", expected, shown(value), "Correct it."))
+    return value

@@ -1,0 +1,47 @@
+"""The checkpoint that a job says its training starts from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.options import JobStart
+from npu_bridge.options.errors import message
+
+_LOG = logging.getLogger(__name__)
+
+
+def choose_start(warm_start_from: Any, job: JobStart) -> Any:
+    """What a training starts from.
+
+    Args:
+      warm_start_from: what the script says; if that is something, it is what counts.
+      job: what the job says.
+    Returns:
+      `warm_start_from`, or a checkpoint, a folder with checkpoints, or that of a saved model; None for neither.
+    Raises:
+      ValueError: there is no checkpoint where the job says.
+      RuntimeError: the job is for another number of ranks.
+    """
+    if job.rank_size is not None and job.rank_size != collective.current().size:
+        size = collective.current().size
+        mend = f"Start the script with `npu-run -np {job.rank_size} script.py`, or correct the file."
+        problem = "rank_size is not the number of ranks there are"
+        raise RuntimeError(message("job start file", problem, str(size), str(job.rank_size), mend))
+    if warm_start_from or job.restore_from is None:
+        return warm_start_from or None
+    if not _holds_checkpoint(job.restore_from):
+        expected, mend = "a checkpoint, or a folder with one", "Correct it, or unset it to start from initial values."
+        raise ValueError(message("job start", f"{job.origin} leads nowhere", expected, repr(job.restore_from), mend))
+    _LOG.info("Training starts from %s, as %s says.", job.restore_from, job.origin)
+    return job.restore_from
+
+
+def _holds_checkpoint(path):
+    of_saved_model = os.path.join(path, "variables", "variables.index")
+    is_found = tf.io.gfile.exists(f"{path}.index") or tf.io.gfile.exists(of_saved_model)
+    return is_found or tf.train.latest_checkpoint(path) is not None

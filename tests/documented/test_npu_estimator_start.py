@@ -1,0 +1,231 @@
+"""What a training of an `NPUEstimator` starts from, the order of its hooks, and what it exports."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import (
+    NPUCheckpointSaverHook,
+    NPUInfeedOutfeedSessionHook,
+    NPULogOutfeedSessionHook,
+    NPUShutDownHook,
+    SetIterationsVarHook,
+)
+
+tf1 = tf.compat.v1
+TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
+
+
+def model_fn(features, mode, params):
+    """Each step adds 1 to the weight, which starts from `params["start"]`."""
+    start = tf1.constant_initializer(params.get("start", 0.0))
+    weight = tf1.get_variable("weight", [], initializer=start)
+    sums = features["x"] + weight
+    if mode == PREDICT:
+        return NPUEstimatorSpec(mode, predictions={"sum": sums})
+    loss = -tf.reduce_sum(sums)
+    optimizer = tf1.train.GradientDescentOptimizer(1.0)
+    with tf.control_dependencies([loss]):  # its gradient is a constant, which waits for nothing
+        train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op, **params.get("of_spec", {}))
+
+
+def estimator_of(folder, params=None, job_start_file="", warm_start_from=None, **options):
+    config = NPURunConfig(
+        model_dir=str(folder), **{"log_step_count_steps": None, "save_checkpoints_steps": 5, **options}
+    )
+    return NPUEstimator(
+        model_fn, config=config, params=params, job_start_file=job_start_file, warm_start_from=warm_start_from
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders of checkpoints by the weight they hold."""
+    folder = tmp_path_factory.mktemp("trained")
+    for weight in (10, 20, 30, 40):
+        estimator_of(folder / str(weight), {"start": weight - 1.0}).train(input_fn, steps=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("LOCAL_CHECKPOINT_DIR", "RESTORE_FROM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def first_weight(estimator):
+    estimator.train(input_fn, steps=1)
+    return estimator.get_variable_value("weight") - 1.0
+
+
+def job_file(folder, name, **content):
+    path = folder / name
+    path.write_text(json.dumps({"device_info": {"Index": 0}, "rank_table_file": "", "rank_size": 1, **content}))
+    return str(path)
+
+
+def test_a_start_is_looked_for_in_four_places(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("RESTORE_FROM", str(trained / "40" / "model.ckpt-1"))
+    assert first_weight(estimator_of(tmp_path / "last resort")) == 40.0
+    silent = job_file(tmp_path, "silent.json")
+    assert first_weight(estimator_of(tmp_path / "silent", job_start_file=silent)) == 40.0
+    job = job_file(tmp_path, "job.json", local_checkpoint_dir=str(trained / "20"))
+    assert first_weight(estimator_of(tmp_path / "job", job_start_file=job)) == 20.0
+    asked = {"job_start_file": job, "warm_start_from": str(trained / "10")}
+    assert first_weight(estimator_of(tmp_path / "asked", **asked)) == 10.0
+    monkeypatch.setenv("LOCAL_CHECKPOINT_DIR", str(trained / "30"))
+    assert first_weight(estimator_of(tmp_path / "environment")) == 30.0
+    again = estimator_of(tmp_path / "environment")
+    assert first_weight(again) == 31.0, "its own checkpoint comes first"
+    assert again.get_variable_value("global_step") == 2
+
+
+def test_a_start_that_is_not_there_is_an_error(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("RESTORE_FROM", str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match=r"RESTORE_FROM leads nowhere\. Expected a checkpoint.* got .*gone"):
+        estimator_of(tmp_path / "out")
+    estimator_of(tmp_path / "out", warm_start_from=str(trained / "10"))  # the variable is not asked
+
+
+def test_a_saved_model_is_a_start(trained, tmp_path, monkeypatch):
+    def serving_input_fn():
+        x = tf1.placeholder(tf.float32, [None])
+        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    exported = estimator_of(trained / "20").export_saved_model(str(tmp_path / "export"), serving_input_fn).decode()
+    serve = tf.saved_model.load(exported).signatures["serving_default"]
+    np.testing.assert_array_equal(serve(x=tf.constant([1.0, 2.0]))["sum"], [21.0, 22.0])
+    monkeypatch.setenv("RESTORE_FROM", exported)
+    assert first_weight(estimator_of(tmp_path / "out")) == 20.0
+
+
+def test_a_job_for_more_ranks_is_not_trained_alone(tmp_path):
+    with pytest.raises(RuntimeError, match=r"rank_size .*Expected 1; got 8\. .*npu-run -np 8"):
+        estimator_of(tmp_path / "out", job_start_file=job_file(tmp_path, "job.json", rank_size=8))
+    with pytest.raises(ValueError, match="rank_size is too small"):
+        estimator_of(tmp_path / "out", job_start_file=job_file(tmp_path, "job.json", rank_size=0))
+
+
+class Named(tf.estimator.SessionRunHook):
+    def __init__(self, name, log):
+        self._name, self._log = name, log
+
+    def begin(self):
+        self._log.append(self._name)
+
+
+def test_hooks_come_in_order(tmp_path, monkeypatch):
+    log = []
+    for hook_class in (NPUCheckpointSaverHook, NPUInfeedOutfeedSessionHook, SetIterationsVarHook):
+
+        def begin(self, of_class=hook_class.begin, name=hook_class.__name__):
+            log.append(name)
+            of_class(self)
+
+        monkeypatch.setattr(hook_class, "begin", begin)
+
+    def model_fn_with_hooks(features, mode):
+        of_spec = {
+            "training_hooks": [Named("of the spec", log)],
+            "training_chief_hooks": [Named("of the chief", log)],
+            "evaluation_hooks": [Named("of the spec", log)],
+            "host_call": (lambda step: tf.no_op(), [tf1.train.get_global_step()]),
+        }
+        return model_fn(features, mode, {"of_spec": of_spec})
+
+    config = NPURunConfig(model_dir=str(tmp_path), iterations_per_loop=2, save_checkpoints_steps=2)
+    estimator = NPUEstimator(model_fn_with_hooks, config=config)
+    estimator.train(input_fn, hooks=[Named("given", log)], steps=2)
+    assert log == [
+        "NPUCheckpointSaverHook",
+        "of the chief",
+        "SetIterationsVarHook",
+        "given",
+        "NPUInfeedOutfeedSessionHook",
+        "of the spec",
+    ]
+    log.clear()
+    estimator.evaluate(input_fn, steps=1, hooks=[Named("given", log)])
+    assert log == ["given", "NPUInfeedOutfeedSessionHook", "of the spec"]
+
+
+def test_a_loop_that_trains_and_evaluates_exports(trained, tmp_path):
+    def serving_input_fn():
+        x = tf1.placeholder(tf.float32, [None])
+        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    results, exports = tf.estimator.train_and_evaluate(
+        estimator_of(tmp_path, save_checkpoints_steps=2, iterations_per_loop=2),
+        tf.estimator.TrainSpec(input_fn, max_steps=4),
+        tf.estimator.EvalSpec(
+            input_fn,
+            steps=1,
+            throttle_secs=0,
+            start_delay_secs=0,
+            exporters=[
+                tf.estimator.BestExporter("best", serving_input_fn),
+                tf.estimator.FinalExporter("last", serving_input_fn),
+            ],
+        ),
+    )
+    assert results == {"loss": -5.0, "global_step": 4}
+    for name in ("best", "last"):
+        (newest,) = sorted(os.listdir(tmp_path / "export" / name))[-1:]
+        serve = tf.saved_model.load(str(tmp_path / "export" / name / newest)).signatures["serving_default"]
+        np.testing.assert_array_equal(serve(x=tf.constant([0.5]))["sum"], [4.5])
+    assert exports[-1].decode().startswith(str(tmp_path / "export" / "last"))
+
+
+class Sink:
+    def __init__(self):
+        self.seen = []
+
+    def keep(self, loss):
+        return tf.py_function(lambda value: self.seen.append(float(value)), [loss], [])
+
+
+@pytest.mark.parametrize("loop", [1, 2])
+def test_a_host_call_may_be_a_method(loop, tmp_path):
+    sink = Sink()
+
+    def host_model_fn(features, mode):
+        spec = model_fn(features, mode, {})
+        return NPUEstimatorSpec(mode, loss=spec.loss, train_op=spec.train_op, host_call=(sink.keep, [spec.loss]))
+
+    config = NPURunConfig(model_dir=str(tmp_path), iterations_per_loop=loop, log_step_count_steps=None)
+    NPUEstimator(host_model_fn, config=config).train(input_fn, steps=4)
+    assert sink.seen == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_the_hook_of_host_calls_runs_its_operators_with_every_run(graph, tmp_path):
+    count = tf1.get_variable("count", initializer=0)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        written = tf.summary.scalar("count", count.assign_add(1), step=tf.cast(count, tf.int64))
+    hook = NPUInfeedOutfeedSessionHook([written], "channel")
+    with tf1.train.MonitoredSession(hooks=[hook]) as session:
+        for _ in range(3):
+            session.run([])
+    (file,) = os.listdir(tmp_path)
+    events = tf1.train.summary_iterator(str(tmp_path / file))
+    assert len([event for event in events if event.summary.value]) == 3
+
+
+def test_hooks_without_effect(graph):
+    count = tf1.get_variable("count", initializer=0)
+    step = count.assign_add(1)
+    hooks = [NPUShutDownHook(), NPUShutDownHook(tf1.train.Scaffold()), NPULogOutfeedSessionHook("stderr")]
+    with tf1.train.MonitoredSession(hooks=hooks) as session:
+        assert [session.run(step) for _ in range(2)] == [1, 2]
+    assert graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES) == []
