@@ -1,8 +1,24 @@
 """The training interface of Ascend NPUs for TensorFlow, on stock TensorFlow and Horovod.
 
-Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone does nothing.
+Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone does nothing; what it is documented
+to hold is imported when it is asked for.
 """
 
+from npu_bridge._lazy import attributes, submodules
 from npu_bridge._version import __version__
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "hccl_ops", "helper", "npu_bridge_handle", "npu_close", "npu_estimator"]
+
+# Scripts may look at it; it stands for a library that is loaded elsewhere.
+npu_bridge_handle = object()
+
+_PACKAGES = ("estimator", "experimental", "hccl", "image", "npu_cpu", "profiler", "scoped_graph_manager", "tbe")
+__getattr__ = attributes(
+    __name__,
+    {
+        **submodules(__name__, *_PACKAGES, "helper", "npu_init", "tf_adapter"),
+        "hccl_ops": "npu_bridge.hccl.hccl_ops",
+        "npu_close": "npu_bridge.estimator.npu.npu_plugin:npu_close",
+        "npu_estimator": "npu_bridge.estimator.npu.npu_estimator",
+    },
+)

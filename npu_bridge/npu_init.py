@@ -25,7 +25,8 @@ from hccl.manage.api import (
     get_world_rank_from_group_rank,
 )
 from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
-from npu_bridge.estimator.npu import keras_to_npu, npu_scope, npu_strategy, util
+from npu_bridge.estimator import npu_ops
+from npu_bridge.estimator.npu import keras_to_npu, npu_plugin, npu_rnn, npu_scope, npu_strategy, util
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
@@ -76,7 +77,9 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
+from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
 from npu_bridge.hccl import hccl_ops
+from npu_bridge.npu_cpu import npu_cpu_ops
 from npu_bridge.profiler import profiler
 from npu_bridge.scoped_graph_manager import scoped_graph_manager
 
@@ -128,15 +131,20 @@ __all__ = [
     "npu_callbacks_append",
     "npu_clear_session",
     "npu_config_proto",
+    "npu_cpu_ops",
     "npu_distributed_optimizer_wrapper",
     "npu_graph_options",
     "npu_hooks_append",
     "npu_keras_optimizer",
+    "npu_ops",
     "npu_optimizer_options",
+    "npu_plugin",
+    "npu_rnn",
     "npu_run_config_init",
     "npu_scope",
     "npu_strategy",
     "npu_tf_optimizer",
+    "npu_unary_ops",
     "os",
     "profiler",
     "rewriter_config_pb2",

@@ -13,21 +13,30 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 GROUND, ENGINES, DOCUMENTED, FRONT_DOOR = 1, 2, 3, 4
 # The longest matching prefix decides.
 FLOORS = {
-    "npu_bridge": GROUND,  # the package itself: the version and nothing else
+    "npu_bridge": GROUND,  # the package itself: the version; other names are imported when they are asked for
     "npu_bridge._version": GROUND,
     "npu_bridge._install": GROUND,
     "npu_bridge._machine": GROUND,
+    "npu_bridge._lazy": GROUND,
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,
     "npu_bridge.gradients": ENGINES,
+    "npu_bridge.operators": ENGINES,
     "npu_bridge.precision": ENGINES,
     "npu_bridge.rewrite": ENGINES,
     "npu_bridge.reporting": ENGINES,
     "npu_bridge.session": ENGINES,
+    "npu_bridge._api": DOCUMENTED,
     "npu_bridge.estimator": DOCUMENTED,
+    "npu_bridge.experimental": DOCUMENTED,
     "npu_bridge.hccl": DOCUMENTED,
+    "npu_bridge.helper": DOCUMENTED,
+    "npu_bridge.image": DOCUMENTED,
+    "npu_bridge.npu_cpu": DOCUMENTED,
     "npu_bridge.profiler": DOCUMENTED,
     "npu_bridge.scoped_graph_manager": DOCUMENTED,
+    "npu_bridge.tbe": DOCUMENTED,
+    "npu_bridge.tf_adapter": DOCUMENTED,
     "hccl": DOCUMENTED,
     "npu_bridge.npu_init": FRONT_DOOR,
     "npu_bridge.launch": FRONT_DOOR,

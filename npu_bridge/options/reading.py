@@ -61,6 +61,18 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
     return TrainingOptions(_settle(_entry_values(session_config, table), IN_SESSION, table))
 
 
+def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
+    """The options that a function takes as keywords.
+
+    Args:
+      function: its name, for messages.
+      values: by option name; None for what is not set.
+    Raises:
+      TypeError, ValueError: an option, or a combination of options, is illegal.
+    """
+    return TrainingOptions(_settle(dict(values), Place(is_session=False, function=function), OPTIONS))
+
+
 def parameter_values(config: Any) -> dict[str, Any]:
     """What an NPURunConfig puts into the parameter_map: plain `str`, `int` or `bool` by session key."""
     table = table_of(config)

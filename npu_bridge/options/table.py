@@ -155,12 +155,20 @@ def shown(value: Any) -> str:
 
 
 class Place(NamedTuple):
-    """How the user reached an option, so that messages speak the user's spelling."""
+    """How the user reached an option, so that messages speak the user's spelling.
+
+    Attributes:
+      is_session: whether it was in a session's parameter_map.
+      function: the function it was a keyword of; empty when it was none.
+    """
 
     is_session: bool
+    function: str = ""
 
     def where(self, option: Option) -> str:
-        """The object or map the option was given to."""
+        """The function, object or map the option was given to."""
+        if self.function:
+            return self.function
         return "NpuOptimizer parameter_map" if self.is_session or option.owner == SESSION else option.owner
 
     def spelling(self, option: Option) -> str:

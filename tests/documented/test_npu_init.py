@@ -122,7 +122,7 @@ assert tf.get_default_graph().get_operations() == []
 print(" ".join(bound))
 """
     ).split()
-    assert set(bound) <= set(NAMES), set(bound) - set(NAMES)
+    assert set(bound) == set(NAMES), set(bound) ^ set(NAMES)
     assert len(NAMES) == len(set(NAMES)) == 71
 
 

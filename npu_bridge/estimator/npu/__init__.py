@@ -1,1 +1,24 @@
 """Run configuration, estimator, optimizers, loss-scale managers and hooks, each in the module its page names."""
+
+from npu_bridge._lazy import attributes, submodules
+
+__all__ = [
+    "keras_to_npu",
+    "npu_callbacks",
+    "npu_config",
+    "npu_convert_dropout",
+    "npu_dynamic_rnn",
+    "npu_estimator",
+    "npu_hook",
+    "npu_loss_scale_manager",
+    "npu_loss_scale_optimizer",
+    "npu_optimizer",
+    "npu_plugin",
+    "npu_rnn",
+    "npu_saver",
+    "npu_scope",
+    "npu_strategy",
+    "util",
+]
+
+__getattr__ = attributes(__name__, submodules(__name__, *__all__))

@@ -1,0 +1,30 @@
+"""Names of a package that are imported when somebody asks for them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Callable
+
+
+def attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package.
+
+    Args:
+      package: the package.
+      places: where each name is found: `module`, or `module:name` for something inside it.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, inside = places[name].partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, inside) if inside else found
+
+    return __getattr__
+
+
+def submodules(package: str, *names: str) -> dict[str, str]:
+    """Where a package's own modules are found, for `attributes`."""
+    return {name: f"{package}.{name}" for name in names}

@@ -1,0 +1,289 @@
+"""Recurrent layers that give every quantity of every time step.
+
+They are Keras layers, built at the first call, for TF 1 graphs as for `tf.function` and eager execution. Inputs and
+outputs are time-major.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.operators import recurrent
+from npu_bridge.operators.recurrent import GATE_ORDERS, GruRule, GruWeights
+from npu_bridge.operators.unavailable import not_available
+from npu_bridge.options.errors import message
+
+__all__ = ["DynamicAUGRU", "DynamicGRUV2", "DynamicRNN"]
+
+_UNIDIRECTIONAL, _BIDIRECTIONAL = "UNIDIRECTIONAL", "BIDIRECTIONAL"
+# The batch that `seq_length` is made for when the batch is unknown.
+_USUAL_BATCH = 16
+
+
+def _kept(name: str) -> property:
+    """A read-only property for an argument of the constructor."""
+    return property(lambda layer: getattr(layer._arguments, name), doc=f"The argument `{name}` of the constructor.")
+
+
+class _DynamicLayer(tf.keras.layers.Layer):
+    """Base of the layers: keeps and checks the arguments, and makes the variable that all of them have.
+
+    Args:
+      **arguments: those of the layer's constructor.
+    """
+
+    hidden_size, direction, cell_depth = _kept("hidden_size"), _kept("direction"), _kept("cell_depth")
+    keep_prob, cell_clip, num_proj = _kept("keep_prob"), _kept("cell_clip"), _kept("num_proj")
+    time_major, activation, is_training = _kept("time_major"), _kept("activation"), _kept("is_training")
+    # What no kernel of the NPU stack has: other values are refused instead of ignored.
+    _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
+
+    def __init__(self, **arguments: Any):
+        super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"])
+        self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
+        self._check()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**vars(self._arguments), "dtype": self.dtype}
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables for inputs [T, B, D]; ValueError when D is unknown."""
+        steps, batch, depth = input_shape
+        if depth is None:
+            raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set it.")
+        self._make_weights(depth)
+        # Nothing reads it; checkpoints of the NPU stack hold it, under a name of no layer.
+        with tf.name_scope("dynamicbase/"):
+            self._seq_length = tf.Variable(
+                tf.fill([_USUAL_BATCH if batch is None else batch], 1 if steps is None else steps),
+                trainable=False,
+                name="seq_length",
+            )
+        super().build(input_shape)
+
+    def _make_weights(self, depth: int) -> None:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        arguments = vars(self._arguments)
+        for name, value in self._fixed.items():
+            if arguments[name] != value:
+                raise self._error(f"{name} has no other value", repr(value), repr(arguments[name]), "Leave it out.")
+        if arguments["direction"] not in (_UNIDIRECTIONAL, _BIDIRECTIONAL):
+            expected = f"{_UNIDIRECTIONAL!r} or {_BIDIRECTIONAL!r}"
+            raise self._error("direction is unknown", expected, repr(arguments["direction"]), "Use one of these.")
+        if tf.as_dtype(arguments["dtype"]) not in (tf.float16, tf.float32):
+            raise self._error("dtype is another", "float16 or float32", repr(arguments["dtype"]), "Use one of these.")
+
+    def _error(self, problem: str, expected: str, got: str, mend: str) -> ValueError:
+        return ValueError(message(type(self).__name__, problem, expected, got, mend))
+
+    def _state(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
+        """The state before the first step for each direction, [B, H]; zeros unless given."""
+        shape = [directions, tf.shape(x)[1], self.hidden_size]
+        state = tf.zeros(shape, x.dtype) if given is None else tf.reshape(tf.cast(given, x.dtype), shape)
+        return tf.unstack(tf.ensure_shape(state, [directions, x.shape[1], self.hidden_size]))
+
+
+class DynamicRNN(_DynamicLayer):
+    """An LSTM: c ← σ(f + forget_bias)·c + σ(i)·tanh(j), h ← σ(o)·tanh(c), where [x, h]·w + b holds i, j, f and o.
+
+    Variables: `dynamicrnn/w` [D + H, 4H], glorot-uniform, and `dynamicrnn/b` [4H], zeros; with a leading axis of 2
+    for both directions. `dynamicbase/seq_length` is not trained and has no effect.
+
+    Args:
+      hidden_size: H.
+      dtype: float16 or float32.
+      cell_type: "LSTM".
+      direction: "UNIDIRECTIONAL" or "BIDIRECTIONAL".
+      forget_bias: added to f.
+      is_training: kept; has no effect.
+      cell_depth, use_peephole, keep_prob, cell_clip, num_proj, time_major, activation: have no other values.
+    Raises:
+      ValueError: an argument has another value.
+    """
+
+    cell_type, use_peephole, forget_bias = _kept("cell_type"), _kept("use_peephole"), _kept("forget_bias")
+    _fixed = {**_DynamicLayer._fixed, "cell_type": "LSTM", "use_peephole": False}
+
+    def __init__(
+        self,
+        hidden_size: int,
+        dtype: Any,
+        cell_type: str = "LSTM",
+        direction: str = _UNIDIRECTIONAL,
+        cell_depth: int = 1,
+        use_peephole: bool = False,
+        keep_prob: float = 1.0,
+        cell_clip: float = -1.0,
+        num_proj: int = 0,
+        time_major: bool = True,
+        activation: str = "tanh",
+        forget_bias: float = 0.0,
+        is_training: bool = True,
+    ):
+        super().__init__(
+            hidden_size=hidden_size,
+            dtype=dtype,
+            cell_type=cell_type,
+            direction=direction,
+            cell_depth=cell_depth,
+            use_peephole=use_peephole,
+            keep_prob=keep_prob,
+            cell_clip=cell_clip,
+            num_proj=num_proj,
+            time_major=time_major,
+            activation=activation,
+            forget_bias=forget_bias,
+            is_training=is_training,
+        )
+
+    def call(
+        self,
+        x: tf.Tensor,
+        seq_length: Any = None,
+        init_h: Any = None,
+        init_c: Any = None,
+        weight: Any = None,
+        bias: Any = None,
+    ) -> list[tf.Tensor]:
+        """Runs over all steps.
+
+        Args:
+          x: [T, B, D].
+          seq_length: int [B]; past it y and the gates are 0 and the state stays. None for all steps.
+          init_h, init_c: [1, B, H], or [2, B, H] for both directions; None for zeros.
+          weight, bias: instead of the variables.
+        Returns:
+          y, h, c, i, j, f, o and tanh(c), each [T, B, H]; for both directions each [2, T, B, H], all in order of time.
+        """
+        weight, bias = (self._w if weight is None else weight), (self._b if bias is None else bias)
+        if self.direction == _BIDIRECTIONAL:
+            h, c = self._state(init_h, x, 2), self._state(init_c, x, 2)
+            return recurrent.lstm_both_ways(x, weight, bias, h, c, self.forget_bias, seq_length)
+        (h,), (c,) = self._state(init_h, x), self._state(init_c, x)
+        return recurrent.lstm(x, weight, bias, h, c, self.forget_bias, seq_length)
+
+    def _make_weights(self, depth: int) -> None:
+        leading, width = [2] if self.direction == _BIDIRECTIONAL else [], 4 * self.hidden_size
+        glorot = tf.compat.v1.glorot_uniform_initializer(seed=10)
+        self._w = self.add_weight("w", [*leading, depth + self.hidden_size, width], initializer=glorot)
+        self._b = self.add_weight("b", [*leading, width], initializer="zeros")
+
+
+class DynamicGRUV2(_DynamicLayer):
+    """A GRU: h ← (1 - update)·new + update·h, with update = σ(W_z·x + b_z + U_z·h + c_z), reset likewise, and
+    new = tanh(W_n·x + b_n + reset·(U_n·h + c_n)), or tanh(W_n·x + b_n + U_n·(reset·h) + c_n) without `reset_after`.
+
+    Variables, uniform within ±1/√H: `dynamicgruv2/weight_input` [D, 3H], `weight_hidden` [H, 3H], `bias_input` and
+    `bias_hidden` [3H]. `dynamicbase/seq_length` is not trained and has no effect.
+
+    Args:
+      hidden_size: H.
+      dtype: float16 or float32.
+      direction: "UNIDIRECTIONAL".
+      gate_order: order of the columns: "zrh" for update, reset, new, or "rzh".
+      reset_after: whether the reset gate acts on the product with the hidden weights, or on the state before it.
+      is_training: kept; has no effect.
+      cell_depth, keep_prob, cell_clip, num_proj, time_major, activation: have no other values.
+    Raises:
+      ValueError: an argument has another value.
+      NotImplementedError: both directions, which no kernel of the NPU stack has either.
+    """
+
+    gate_order, reset_after = _kept("gate_order"), _kept("reset_after")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        dtype: Any,
+        direction: str = _UNIDIRECTIONAL,
+        cell_depth: int = 1,
+        keep_prob: float = 1.0,
+        cell_clip: float = -1.0,
+        num_proj: int = 0,
+        time_major: bool = True,
+        activation: str = "tanh",
+        gate_order: str = "zrh",
+        reset_after: bool = True,
+        is_training: bool = True,
+    ):
+        super().__init__(
+            hidden_size=hidden_size,
+            dtype=dtype,
+            direction=direction,
+            cell_depth=cell_depth,
+            keep_prob=keep_prob,
+            cell_clip=cell_clip,
+            num_proj=num_proj,
+            time_major=time_major,
+            activation=activation,
+            gate_order=gate_order,
+            reset_after=reset_after,
+            is_training=is_training,
+        )
+
+    def call(self, x: tf.Tensor, seq_length: Any = None, init_h: Any = None) -> list[tf.Tensor]:
+        """Runs over all steps.
+
+        Args:
+          x: [T, B, D].
+          seq_length: int [B]; past it y and the gates are 0 and the state stays. None for all steps.
+          init_h: [B, H]; None for zeros.
+        Returns:
+          y, h, update, reset, new and the hidden part of new, each [T, B, H].
+        """
+        (h,) = self._state(init_h, x)
+        return recurrent.gru(x, self._of_gates, h, self._rule, seq_length)
+
+    @property
+    def _rule(self) -> GruRule:
+        return GruRule(self.gate_order, self.reset_after)
+
+    def _make_weights(self, depth: int) -> None:
+        bound = self.hidden_size**-0.5
+        width = 3 * self.hidden_size
+
+        def make(name: str, *shape: int) -> tf.Variable:
+            return self.add_weight(name, shape, initializer=tf.keras.initializers.RandomUniform(-bound, bound))
+
+        self._of_gates = GruWeights(
+            make("weight_input", depth, width),
+            make("weight_hidden", self.hidden_size, width),
+            make("bias_input", width),
+            make("bias_hidden", width),
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.gate_order not in GATE_ORDERS:
+            expected = " or ".join(map(repr, GATE_ORDERS))
+            raise self._error("gate_order is unknown", expected, repr(self.gate_order), "Use one of these.")
+        if self.direction == _BIDIRECTIONAL:
+            raise not_available(
+                type(self).__name__, f"direction={_BIDIRECTIONAL!r}", "Use two layers, and tf.reverse_sequence."
+            )
+
+
+class DynamicAUGRU(DynamicGRUV2):
+    """A `DynamicGRUV2` whose update gate is weakened by attention: (1 - attention)·update takes its place.
+
+    Variables are called `dynamicaugru/...`. Arguments and errors are those of `DynamicGRUV2`.
+    """
+
+    def call(self, x: tf.Tensor, weight_att: Any, seq_length: Any = None, init_h: Any = None) -> list[tf.Tensor]:
+        """Runs over all steps.
+
+        Args:
+          x, seq_length, init_h: as in `DynamicGRUV2`.
+          weight_att: attention, [T, B].
+        Returns:
+          As `DynamicGRUV2`, with the weakened update gate after the update gate.
+        """
+        (h,) = self._state(init_h, x)
+        attention = tf.cast(weight_att, x.dtype)
+        return recurrent.attentional_gru(x, attention, self._of_gates, h, self._rule, seq_length)

@@ -1,0 +1,325 @@
+"""The operators of the documented interface, computed by TensorFlow.
+
+They work in a TF 1 graph, in a `tf.function` and eagerly. `docs/operators.md` has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.operators import channels, dropping, positions, recurrent, updates
+from npu_bridge.operators.unavailable import not_available
+from npu_bridge.operators.updates import Moments
+from npu_bridge.options.errors import message
+
+__all__ = [
+    "LARS",
+    "LARSV2",
+    "NPUInit",
+    "NPUShutdown",
+    "adam_apply_one_assign",
+    "adam_apply_one_with_decay_assign",
+    "basic_lstm_cell",
+    "channel_get_next",
+    "dropout",
+    "initialize_system",
+    "k_means_centroids",
+    "npu_onnx_graph_op",
+    "outfeed_dequeue_op",
+    "outfeed_enqueue_op",
+    "scatter_elements",
+    "shutdown_system",
+    "stop_outfeed_dequeue_op",
+]
+
+
+def initialize_system(name: str | None = None) -> tf.Operation | None:
+    """Starts the communication between ranks.
+
+    Args:
+      name: of the op.
+    Returns:
+      An op that scripts run once; it has nothing left to do. None eagerly.
+    Ranks: with several ranks, Horovod starts here unless it runs already.
+    """
+    collective.current()
+    return tf.no_op(name=name or "initialize_system")
+
+
+def shutdown_system(name: str | None = None) -> tf.Operation | None:
+    """The counterpart of `initialize_system`: an op that does nothing, as communication ends with the process."""
+    return tf.no_op(name=name or "shutdown_system")
+
+
+NPUInit = initialize_system
+NPUShutdown = shutdown_system
+
+
+def dropout(
+    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
+) -> tf.Tensor:
+    """Keeps elements with a probability, multiplied by its inverse; the others become 0.
+
+    It always drops: a script that evaluates passes `keep_prob=1.0` then. Its gradient drops the same elements.
+
+    Args:
+      x: float tensor.
+      keep_prob: probability to keep an element, a number in (0, 1] or a scalar tensor. 1.0 returns x itself.
+      noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
+      seed: as operators of TensorFlow take it.
+      name: of the op.
+    Returns:
+      Tensor of the shape and dtype of x.
+    Raises:
+      ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
+    """
+    return dropping.dropout(x, keep_prob, noise_shape, seed, name, "npu_ops.dropout")
+
+
+def LARSV2(  # noqa: N802 - the documented name
+    input_weight: Any,
+    input_grad: Any,
+    weight_decay: Any,
+    learning_rate: Any,
+    hyperpara: float = 0.001,
+    epsilon: float = 0.00001,
+    use_clip: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
+    """A gradient scaled to its weight: c·(g + weight_decay·w), c = hyperpara·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
+
+    Args:
+      input_weight, input_grad: weight and gradient.
+      weight_decay, learning_rate: scalars. The result is not multiplied by the learning rate.
+      hyperpara, epsilon: as in the formula.
+      use_clip: whether c is divided by the learning rate and clipped to [0, 1].
+      name: scope of the ops.
+    Returns:
+      Tensor of the shape of the weight.
+    """
+    with tf.name_scope(name or "LARSV2"):
+        rate = learning_rate if use_clip else None
+        return updates.lars_gradient(input_weight, input_grad, weight_decay, hyperpara, epsilon, rate)
+
+
+def LARS(  # noqa: N802 - the documented name
+    inputs_w: Sequence[Any],
+    inputs_g: Sequence[Any],
+    weight_decay: Any,
+    hyperpara: float = 0.001,
+    epsilon: float = 0.00001,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """The rule of `LARSV2` without clipping for lists of weights and gradients.
+
+    Returns:
+      List of scaled gradients.
+    Raises:
+      ValueError: the lists differ in length.
+    """
+    if len(inputs_w) != len(inputs_g):
+        got = f"{len(inputs_w)} weights and {len(inputs_g)} gradients"
+        raise ValueError(message("npu_ops.LARS", "the lists differ in length", "pairs", got, "Pass them in one order."))
+    with tf.name_scope(name or "LARS"):
+        return [
+            updates.lars_gradient(weight, gradient, weight_decay, hyperpara, epsilon)
+            for weight, gradient in zip(inputs_w, inputs_g)
+        ]
+
+
+def basic_lstm_cell(
+    x: Any,
+    h: Any,
+    c: Any,
+    w: Any,
+    b: Any,
+    keep_prob: float,
+    forget_bias: float,
+    state_is_tuple: bool,
+    activation: str,
+    name: str | None = None,
+) -> tuple[tf.Tensor, ...]:
+    """One LSTM step: [x, h]·w + b holds the gates i, j, f, o; c' = σ(f + forget_bias)·c + σ(i)·tanh(j).
+
+    Args:
+      x: [B, D].
+      h, c: [B, H].
+      w: [D + H, 4H].
+      b: [4H].
+      keep_prob: 1.
+      forget_bias: added to f.
+      state_is_tuple: without effect.
+      activation: "tanh".
+      name: scope of the ops.
+    Returns:
+      c', h' = tanh(c')·σ(o), the activated gates i, j, f and o, and tanh(c').
+    Raises:
+      ValueError: `keep_prob` or `activation` has another value.
+    """
+    where = "npu_ops.basic_lstm_cell"
+    if keep_prob != 1:
+        mend = "Put npu_ops.dropout around h."
+        raise ValueError(message(where, "keep_prob has no other value", "1", repr(keep_prob), mend))
+    if activation != "tanh":
+        mend = "Use a cell of tf.keras."
+        raise ValueError(message(where, "activation has no other value", "'tanh'", repr(activation), mend))
+    with tf.name_scope(name or "basic_lstm_cell"):
+        z = tf.matmul(tf.concat([x, h], axis=1), w) + b
+        new = recurrent.lstm_step(z, tf.convert_to_tensor(c), forget_bias)
+    return (new.c, new.h, new.i, new.j, new.f, new.o, new.tanh_c)
+
+
+def adam_apply_one_assign(
+    input0: Any,
+    input1: tf.Variable,
+    input2: tf.Variable,
+    input3: tf.Variable,
+    input4: Any,
+    mul0_x: Any,
+    mul1_x: Any,
+    mul2_x: Any,
+    mul3_x: Any,
+    add2_y: Any,
+    name: str | None = None,
+) -> tf.Operation | None:
+    """A step of Adam without bias correction: m ← β1·m + (1-β1)·g, v ← β2·v + (1-β2)·g², var ← var - lr·m/(√v + ε).
+
+    Args:
+      input0: gradient g.
+      input1, input2, input3: variables v, m and var; updated in place.
+      input4: learning rate.
+      mul0_x, mul1_x, mul2_x, mul3_x: β1, 1-β1, β2, 1-β2.
+      add2_y: ε.
+      name: scope of the ops.
+    Returns:
+      The op to run; None eagerly, where it is done.
+    Raises:
+      TypeError: one of the three is no variable.
+    """
+    where = "npu_ops.adam_apply_one_assign"
+    with tf.name_scope(name or "adam_apply_one_assign"):
+        moments = Moments(mul0_x, mul1_x, mul2_x, mul3_x)
+        return updates.adam_step((input1, input2, input3), input0, input4, moments, add2_y, None, where)
+
+
+def adam_apply_one_with_decay_assign(
+    input0: Any,
+    input1: tf.Variable,
+    input2: tf.Variable,
+    input3: tf.Variable,
+    input4: Any,
+    mul0_x: Any,
+    mul1_x: Any,
+    mul2_x: Any,
+    mul3_x: Any,
+    mul4_x: Any,
+    add2_y: Any,
+    name: str | None = None,
+) -> tf.Operation | None:
+    """As `adam_apply_one_assign` with weight decay: var ← var - lr·(m/(√v + ε) + mul4_x·var)."""
+    where = "npu_ops.adam_apply_one_with_decay_assign"
+    with tf.name_scope(name or "adam_apply_one_with_decay_assign"):
+        moments = Moments(mul0_x, mul1_x, mul2_x, mul3_x)
+        return updates.adam_step((input1, input2, input3), input0, input4, moments, add2_y, mul4_x, where)
+
+
+def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name: str | None = None) -> tf.Tensor:
+    """A copy of data with single elements replaced: for axis 0, out[indices[i, j], j] = updates[i, j].
+
+    Args:
+      data: tensor.
+      indices: integers, as many axes as data.
+      updates: of the shape of indices.
+      axis: the axis that indices count along.
+      name: scope of the ops.
+    Raises:
+      ValueError: indices and updates differ in shape, or there is no such axis.
+    """
+    with tf.name_scope(name or "scatter_elements"):
+        return positions.scatter_elements(data, indices, updates, axis, "npu_ops.scatter_elements")
+
+
+def k_means_centroids(
+    x: Any,
+    y: Any,
+    sum_square_y: Any,
+    sum_square_x: Any,
+    use_actual_distance: bool = False,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gives each row of x to its nearest centroid, and adds up.
+
+    Args:
+      x: rows [m, d].
+      y: centroids [n, d].
+      sum_square_y: [1, n], ‖centroid‖².
+      sum_square_x: [m, 1], ‖row‖².
+      use_actual_distance: whether ‖row‖² is part of the distance.
+      name: scope of the ops.
+    Returns:
+      Sums of the rows of each centroid [n, d], their numbers [n, 1] and the total squared distance [1].
+    """
+    with tf.name_scope(name or "k_means_centroids"):
+        return positions.k_means_step(x, y, sum_square_y, sum_square_x if use_actual_distance else None)
+
+
+def npu_onnx_graph_op(inputs: Any, tout: Any, model_path: str, name: str | None = None) -> Any:
+    """Not available: it runs an ONNX file on the device. Run the model with ONNX Runtime in a `tf.numpy_function`."""
+    raise not_available(
+        "npu_ops.npu_onnx_graph_op",
+        "an ONNX file that the device runs",
+        "Convert the model to TensorFlow, or run it with ONNX Runtime in a tf.numpy_function.",
+    )
+
+
+def outfeed_enqueue_op(channel_name: str, inputs: Sequence[Any], name: str | None = None) -> tf.Operation | None:
+    """Puts tensors into a channel, from which any other graph of the process can read them.
+
+    Args:
+      channel_name: the channel; made when it is first named.
+      inputs: list of tensors.
+      name: scope of the op.
+    Returns:
+      The op to run; None eagerly, where it is done.
+    """
+    with tf.name_scope(name or "outfeed_enqueue"):
+        return channels.write(channel_name, inputs)
+
+
+def outfeed_dequeue_op(
+    channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any], name: str | None = None
+) -> list[tf.Tensor]:
+    """Reads what was put into a channel, and waits for it.
+
+    Waiting takes one of the threads that run operators: end a channel with `stop_outfeed_dequeue_op`. The channel
+    `_npu_log` ends at once, as prints reach standard error without it.
+
+    Args:
+      channel_name: the channel.
+      output_types: list of dtypes.
+      output_shapes: list of shapes.
+      name: scope of the op.
+    Returns:
+      List of tensors; `tf.errors.OutOfRangeError` when they are run after the end of the channel.
+    """
+    with tf.name_scope(name or "outfeed_dequeue"):
+        return channels.read(channel_name, output_types, output_shapes)
+
+
+def channel_get_next(channel_name: str, output_types: Sequence[Any], output_shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """Short for `outfeed_dequeue_op`."""
+    return outfeed_dequeue_op(channel_name, output_types, output_shapes)
+
+
+def stop_outfeed_dequeue_op(channel_name: str, name: str | None = None) -> tf.Operation | None:
+    """Ends a channel: who has read what is in it gets `tf.errors.OutOfRangeError`.
+
+    Returns:
+      The op to run; None eagerly, where it is done.
+    """
+    with tf.name_scope(name or "stop_outfeed_dequeue"):
+        return channels.end(channel_name)

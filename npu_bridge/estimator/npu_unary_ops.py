@@ -1,0 +1,27 @@
+"""Operators of one tensor."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.operators import activations
+
+__all__ = ["gelu", "npu_unary_ops"]
+
+
+def gelu(x: Any) -> tf.Tensor:
+    """0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))): `tf.nn.gelu(x, approximate=True)`.
+
+    Args:
+      x: float tensor.
+    Returns:
+      Tensor of the same shape and dtype.
+    """
+    return activations.gelu(x)
+
+
+# Scripts import this name from the module of the same name.
+npu_unary_ops = types.SimpleNamespace(gelu=gelu)

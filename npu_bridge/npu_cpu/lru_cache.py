@@ -1,0 +1,24 @@
+"""The name of a cache that the NPU stack has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.operators.unavailable import not_available
+
+__all__ = ["LruCache"]
+
+
+class LruCache:
+    """Not available: a cache of embeddings on the host. Look rows up with `tf.nn.embedding_lookup`.
+
+    Raises:
+      NotImplementedError: always.
+    """
+
+    def __init__(self, cache_size: int = 100000, load_factor: float = 1, dtype: Any = tf.uint32):
+        raise not_available(
+            "lru_cache.LruCache", "a cache between host and device", "Look rows up with tf.nn.embedding_lookup."
+        )

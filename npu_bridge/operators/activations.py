@@ -1,0 +1,87 @@
+"""Functions of one tensor: activations and normalisations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+# The second-order fit of the error function of I-BERT (Kim et al., 2021), L(x) = sgn(x)·(a·(min(|x|, -b) + b)² + 1).
+_FIT_A, _FIT_B = -0.2888, -1.769
+
+
+def gelu(x: Any) -> tf.Tensor:
+    """0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))."""
+    return tf.nn.gelu(x, approximate=True)
+
+
+def fast_gelu(x: Any) -> tf.Tensor:
+    """x·σ(1.702·x)."""
+    x = tf.convert_to_tensor(x)
+    return x * tf.sigmoid(1.702 * x)
+
+
+def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
+    """x·(L(x/√2) + 1) / 2 with a polynomial of second order for the error function."""
+    x = tf.convert_to_tensor(x)
+    clipped = tf.minimum(tf.abs(x) * 0.5**0.5, -_FIT_B)
+    half_erf = tf.sign(x) * (_FIT_A / 2 * tf.square(clipped + _FIT_B) + 0.5)
+    return x * (half_erf + 0.5)
+
+
+def prelu(x: Any, weight: Any) -> tf.Tensor:
+    """max(x, 0) + weight·min(x, 0), with a weight that broadcasts to x."""
+    x = tf.convert_to_tensor(x)
+    return tf.maximum(x, 0) + tf.cast(weight, x.dtype) * tf.minimum(x, 0)
+
+
+def centralize(x: Any, axes: Any) -> tf.Tensor:
+    """x without its mean over some axes."""
+    x = tf.convert_to_tensor(x)
+    return x - tf.reduce_mean(x, axes, keepdims=True)
+
+
+def layer_norm(
+    x: Any, gamma: Any, beta: Any, begin_norm_axis: int, begin_params_axis: int, epsilon: float, where: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Normalises over the axes from one on; mean and variance are computed in float32 at least.
+
+    Returns:
+      y, and mean and biased variance with 1 in the normalised axes, all in the dtype of x.
+    Raises:
+      ValueError: x has no known rank, an axis is not one of x, or gamma and beta do not have the shape of x from
+        `begin_params_axis` on.
+    """
+    x = tf.convert_to_tensor(x)
+    rank = x.shape.rank
+    if rank is None:
+        raise ValueError(message(where, "x has no known rank", "a known number of axes", str(x), "Set its shape."))
+    norm_axis, params_axis = (
+        _axis(axis, rank, name, where)
+        for axis, name in ((begin_norm_axis, "begin_norm_axis"), (begin_params_axis, "begin_params_axis"))
+    )
+    parameters = [tf.convert_to_tensor(parameter, x.dtype) for parameter in (gamma, beta)]
+    for parameter in parameters:
+        if not parameter.shape.is_compatible_with(x.shape[params_axis:]):
+            raise ValueError(
+                message(
+                    where,
+                    "gamma or beta does not fit x",
+                    f"shape {x.shape[params_axis:]}",
+                    f"shape {parameter.shape}",
+                    "Set begin_params_axis.",
+                )
+            )
+    wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
+    mean, variance = tf.nn.moments(wide, list(range(norm_axis, rank)), keepdims=True)
+    normalised = tf.cast((wide - mean) * tf.math.rsqrt(variance + epsilon), x.dtype)
+    scale, shift = parameters
+    return normalised * scale + shift, tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+
+
+def _axis(axis: int, rank: int, name: str, where: str) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(message(where, f"{name} is no axis of x", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
+    return axis % rank

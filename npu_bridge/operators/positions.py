@@ -1,0 +1,115 @@
+"""Operators about where things are: scattering, non-zero elements, random choices and nearest centroids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.operators.dropping import stateless_seed
+from npu_bridge.options.errors import message
+
+
+def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: str) -> tf.Tensor:
+    """A copy of data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1.
+
+    Raises:
+      ValueError: indices and updates differ in shape, or `axis` is not one of data.
+    """
+    data, updates = tf.convert_to_tensor(data), tf.convert_to_tensor(updates)
+    indices = tf.cast(indices, tf.int64)
+    if not indices.shape.is_compatible_with(updates.shape):
+        got = f"shapes {indices.shape} and {updates.shape}"
+        raise ValueError(message(where, "indices and updates differ", "one shape", got, "Give each update an index."))
+    rank = data.shape.rank
+    if not -rank <= axis < rank:
+        raise ValueError(message(where, "axis is none of data", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
+    shape = tf.shape(indices, tf.int64)
+    places = tf.meshgrid(*[tf.range(shape[i]) for i in range(rank)], indexing="ij")
+    places[axis] = indices
+    return tf.tensor_scatter_nd_update(data, tf.stack(places, axis=-1), updates)
+
+
+def nonzero(x: Any, transpose: bool, dtype: Any) -> tf.Tensor:
+    """Indices of the elements that are not 0, one column for each, or with `transpose` one row."""
+    rows = tf.cast(tf.where(tf.cast(x, tf.bool)), dtype)
+    return rows if transpose else tf.transpose(rows)
+
+
+def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Elements that are not 0, their indices and their number, padded with 0 so that shapes depend on x's shape only.
+
+    Returns:
+      Values, a vector as long as x has elements; indices, twice as long: first all rows, then all columns, or with
+      `transpose` a row and a column in turn; the number, of shape [1].
+    Raises:
+      ValueError: x is not a matrix.
+    """
+    x = tf.convert_to_tensor(x)
+    if x.shape.rank != 2:
+        raise ValueError(message(where, "x is no matrix", "2 axes", f"shape {x.shape}", "Reshape it."))
+    places = tf.where(tf.cast(x, tf.bool))
+    size, count = tf.size(x), tf.shape(places)[0]
+    values = tf.pad(tf.gather_nd(x, places), [[0, size - count]])
+    padded = tf.pad(places, [[0, size - count], [0, 0]])
+    indices = tf.reshape(padded if transpose else tf.transpose(padded), [-1])
+    values.set_shape([x.shape.num_elements()])
+    return values, tf.cast(indices, dtype), tf.cast(count[tf.newaxis], dtype)
+
+
+def random_choice(x: Any, count: int, seed: int, seed2: int, where: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Some of the places where a boolean tensor is True, at random and without repetition.
+
+    Args:
+      count: how many; 0 for all.
+      seed, seed2: as TensorFlow's operators take them; both 0 for other places each time.
+    Returns:
+      int32 of shape [count, rank], and which of its rows are places: where there are fewer, rows of 0 follow.
+    Raises:
+      ValueError: `count` is negative.
+    """
+    return _choice(
+        x, count, lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=seed, seed2=seed2), where
+    )
+
+
+def stateless_random_choice(x: Any, count: int, seed: Any, offset: Any, where: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `random_choice`; the same seed and offset always choose the same."""
+    return _choice(x, count, lambda shape: tf.random.stateless_uniform(shape, stateless_seed(seed, offset)), where)
+
+
+def _choice(x, count, draw, where):
+    if count < 0:
+        raise ValueError(message(where, "count is negative", "0 or more", str(count), "0 takes all places."))
+    places = tf.cast(tf.where(tf.cast(x, tf.bool)), tf.int32)
+    found = tf.shape(places)[0]
+    shuffled = tf.gather(places, tf.argsort(draw(found[tf.newaxis])))
+    if count == 0:
+        return shuffled, tf.ones([found], tf.bool)
+    taken = tf.minimum(found, count)
+    chosen = tf.pad(shuffled[:taken], [[0, count - taken], [0, 0]])
+    chosen.set_shape([count, None])
+    return chosen, tf.range(count) < taken
+
+
+def k_means_step(
+    rows: Any, centroids: Any, square_centroids: Any, square_rows: Any | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """What one step of k-means needs to know about the rows nearest to each centroid.
+
+    Args:
+      rows: [m, d].
+      centroids: [n, d].
+      square_centroids: [1, n], ‖centroid‖².
+      square_rows: [m, 1], ‖row‖²; None leaves it out of the distance, which then is not the actual one.
+    Returns:
+      Sums of the rows of each centroid [n, d], their numbers [n, 1], and the sum of squared distances [1].
+    """
+    rows, centroids = tf.convert_to_tensor(rows), tf.convert_to_tensor(centroids)
+    distances = square_centroids - 2 * tf.matmul(rows, centroids, transpose_b=True)
+    if square_rows is not None:
+        distances += square_rows
+    nearest = tf.one_hot(tf.argmin(distances, axis=1), tf.shape(centroids)[0], dtype=rows.dtype)
+    sums = tf.matmul(nearest, rows, transpose_a=True)
+    counts = tf.reduce_sum(nearest, axis=0)[:, tf.newaxis]
+    return sums, counts, tf.reduce_sum(tf.reduce_min(distances, axis=1))[tf.newaxis]

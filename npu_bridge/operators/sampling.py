@@ -1,0 +1,154 @@
+"""Images between their pixels: bilinear sampling, warping, deformable convolution, and decoding to a size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+
+def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Values between the pixels of images; outside an image everything is 0.
+
+    Args:
+      images: [N, H, W, C].
+      rows, columns: float32 [N, ...], where to look.
+    Returns:
+      [N, ..., C] in the dtype of images.
+    """
+    shape = tf.shape(images)
+    height, width = shape[1], shape[2]
+    flat = tf.reshape(images, [shape[0], height * width, images.shape[3]])
+    top, left = tf.floor(rows), tf.floor(columns)
+    sampled = 0.0
+    for row in (top, top + 1):
+        for column in (left, left + 1):
+            near = (1 - tf.abs(rows - row)) * (1 - tf.abs(columns - column))
+            row_number, column_number = tf.cast(row, tf.int32), tf.cast(column, tf.int32)
+            is_inside = (row_number >= 0) & (row_number < height) & (column_number >= 0) & (column_number < width)
+            pixel = tf.where(is_inside, row_number * width + column_number, 0)
+            value = tf.gather(flat, pixel, batch_dims=1)
+            weight = tf.where(is_inside, near, 0.0)[..., tf.newaxis]
+            sampled += weight * tf.cast(value, tf.float32)
+    return tf.cast(sampled, images.dtype)
+
+
+def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
+    """output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]]; beyond the border, the border's value.
+
+    Raises:
+      ValueError: image or flow does not have 4 axes, or flow not 2 channels.
+    """
+    image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
+    if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape[3] != 2:
+        got = f"shapes {image.shape} and {flow.shape}"
+        raise ValueError(message(where, "a shape does not fit", "[N, H, W, C] and [N, H, W, 2]", got, "Reshape."))
+    flow = tf.cast(flow, tf.float32)
+    height, width = (tf.cast(tf.shape(image)[axis], tf.float32) for axis in (1, 2))
+    rows = tf.range(height)[:, tf.newaxis] - flow[..., 0]
+    columns = tf.range(width) - flow[..., 1]
+    return bilinear(image, tf.clip_by_value(rows, 0.0, height - 1), tf.clip_by_value(columns, 0.0, width - 1))
+
+
+def deformable_conv2d(
+    x: tf.Tensor,
+    kernel: tf.Tensor,
+    offsets: tf.Tensor,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+    deformable_groups: int,
+    where: str,
+) -> tf.Tensor:
+    """Deformable convolution with a mask: every tap of the kernel looks beside its pixel and is weighted.
+
+    Args:
+      x: [N, H, W, C].
+      kernel: [kh, kw, C / groups, F].
+      offsets: [N, H', W', 3·deformable_groups·kh·kw]: for every group and tap first all offsets to the right, then all
+        offsets downwards, then all weights.
+      strides, dilations: down and right.
+      pads: top, bottom, left, right.
+    Returns:
+      [N, H', W', F] in the dtype of x.
+    Raises:
+      ValueError: the channels or the size of the offsets do not fit, or a number of groups does not divide.
+    """
+    kernel_height, kernel_width, _, filters = kernel.shape
+    taps, channels = kernel_height * kernel_width, x.shape[3]
+    _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where)
+    paddings = (pads[0] + pads[1], pads[2] + pads[3])
+    size = list(map(_places, x.shape[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
+    if not offsets.shape[1:3].is_compatible_with(size):
+        raise ValueError(
+            message(
+                where,
+                "offsets do not fit the output",
+                f"height and width {size}",
+                f"shape {offsets.shape}",
+                "Compute them with the same strides, pads and dilations.",
+            )
+        )
+    shape = tf.shape(offsets)
+    count, height, width = shape[0], shape[1], shape[2]
+    # One column of places for every group and tap: [N, H', W', 3, deformable groups, kh, kw].
+    moved = tf.reshape(
+        tf.cast(offsets, tf.float32), [count, height, width, 3, deformable_groups, kernel_height, kernel_width]
+    )
+    right, down, weights = tf.unstack(moved, axis=3)
+    rows = _taps(height, strides[0], pads[0])[:, None, None, None, None] + _taps(kernel_height, dilations[0])[:, None]
+    columns = _taps(width, strides[1], pads[2])[:, None, None, None] + _taps(kernel_width, dilations[1])
+    rows, columns = rows + down, columns + right
+    of_groups = [
+        bilinear(part, rows[:, :, :, group], columns[:, :, :, group])
+        * tf.cast(weights[:, :, :, group, ..., None], x.dtype)
+        for group, part in enumerate(tf.split(x, deformable_groups, axis=3))
+    ]
+    sampled = tf.reshape(tf.concat(of_groups, axis=-1), [count, height, width, taps, groups, channels // groups])
+    kernels = tf.reshape(kernel, [taps, channels // groups, groups, filters // groups])
+    convolved = tf.einsum("nhwkgc,kcgf->nhwgf", sampled, tf.cast(kernels, x.dtype))
+    return tf.ensure_shape(tf.reshape(convolved, [count, height, width, filters]), [*offsets.shape[:3], filters])
+
+
+def decode_to_size(image: Any, size: Any, window: Any | None = None) -> tf.Tensor:
+    """Decodes a JPEG, or a window of it, to RGB and resizes it.
+
+    Args:
+      image: scalar string tensor, the file's bytes.
+      size: height and width.
+      window: top, left, height and width of what is decoded; None for all.
+    Returns:
+      uint8 [height, width, 3].
+    """
+    if window is None:
+        pixels = tf.io.decode_jpeg(image, channels=3)
+    else:
+        pixels = tf.io.decode_and_crop_jpeg(image, tf.cast(window, tf.int32), channels=3)
+    return tf.saturate_cast(tf.round(tf.image.resize(pixels, tf.cast(size, tf.int32))), tf.uint8)
+
+
+def _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where):
+    channels, filters = x.shape[3], kernel.shape[3]
+    if channels % groups or filters % groups or channels % deformable_groups:
+        got = f"{channels} channels, {filters} filters, groups={groups}, deformable_groups={deformable_groups}"
+        raise ValueError(message(where, "groups do not divide the channels", "divisors", got, "Correct them."))
+    if kernel.shape[2] * groups != channels:
+        got = f"{kernel.shape[2]} for {channels} channels in {groups} groups"
+        raise ValueError(message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Correct it."))
+    if offsets.shape[3] != 3 * deformable_groups * taps:
+        expected = f"3·deformable_groups·kh·kw = {3 * deformable_groups * taps} channels"
+        raise ValueError(message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Correct it."))
+
+
+def _places(length, padding, kernel, dilation, stride):
+    """How often a dilated kernel fits; None when the length is unknown."""
+    return length and (length + padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _taps(count, step, before=0):
+    """float32 0, step, 2·step, ... from `-before` on."""
+    return tf.cast(tf.range(count) * step - before, tf.float32)

@@ -1,0 +1,153 @@
+"""Update rules: what an optimizer computes from a gradient and its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+
+class Moments(NamedTuple):
+    """Decay of the two moments of a gradient.
+
+    Attributes:
+      keep_first, add_first: m ← keep_first·m + add_first·g, usually β1 and 1 - β1.
+      keep_second, add_second: v ← keep_second·v + add_second·g², usually β2 and 1 - β2.
+    """
+
+    keep_first: Any
+    add_first: Any
+    keep_second: Any
+    add_second: Any
+
+
+def lars_gradient(
+    weight: Any,
+    gradient: Any,
+    weight_decay: Any,
+    trust: float,
+    epsilon: float,
+    largest_rate: Any = None,
+) -> tf.Tensor:
+    """c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
+
+    Args:
+      largest_rate: c is divided by it and clipped to [0, 1]; None leaves c as it is.
+    """
+    weight, gradient = tf.convert_to_tensor(weight), tf.convert_to_tensor(gradient)
+    weight_decay = tf.cast(weight_decay, weight.dtype)
+    weight_norm, gradient_norm = tf.norm(weight), tf.norm(gradient)
+    scale = trust * weight_norm / (gradient_norm + weight_decay * weight_norm + epsilon)
+    if largest_rate is not None:
+        scale = tf.clip_by_value(scale / tf.cast(largest_rate, scale.dtype), 0.0, 1.0)
+    return scale * (gradient + weight_decay * weight)
+
+
+def adam_step(
+    variables: Sequence[tf.Variable],
+    gradient: Any,
+    learning_rate: Any,
+    moments: Moments,
+    epsilon: Any,
+    weight_decay: Any,
+    where: str,
+) -> tf.Operation | None:
+    """Updates v, m and a variable in place, without bias correction.
+
+    var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v.
+
+    Args:
+      variables: v, m and the variable.
+      weight_decay: None for none.
+    Returns:
+      The op to run; None eagerly, where it is done.
+    Raises:
+      TypeError: one of `variables` is no variable.
+    """
+    second, first, variable = _check_variables(variables, where)
+    new_first, new_second = _next_moments(first, second, gradient, moments)
+    update = new_first / (tf.sqrt(new_second) + tf.cast(epsilon, new_second.dtype))
+    if weight_decay is not None:
+        update += tf.cast(weight_decay, update.dtype) * variable
+    new_value = variable - tf.cast(learning_rate, update.dtype) * update
+    # A variable of the older kind is read where it is used: nothing may be written before all has been computed.
+    with tf.control_dependencies(_graph_tensors(new_first, new_second, new_value)):
+        written = [second.assign(new_second), first.assign(new_first), variable.assign(new_value)]
+    return None if tf.executing_eagerly() else tf.group(*written)
+
+
+def lamb_direction(
+    slots: Sequence[tf.Variable],
+    gradient: Any,
+    weight: Any,
+    moments: Moments,
+    epsilon: Any,
+    steps: Any,
+    weight_decay: Any,
+    where: str,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Updates v and m in place and gives the direction of a LAMB step.
+
+    With m̂ = m / (1 - β1^steps) and v̂ = v / (1 - β2^steps), the direction is m̂ / (√v̂ + ε) + weight_decay·weight.
+
+    Args:
+      slots: v and m.
+    Returns:
+      The direction, the new v and the new m.
+    Raises:
+      TypeError: one of `slots` is no variable.
+    """
+    second, first = _check_variables(slots, where)
+    new_first, new_second = _next_moments(first, second, gradient, moments)
+    dtype = new_first.dtype
+    steps = tf.cast(steps, dtype)
+    corrected_first = new_first / (1 - tf.cast(moments.keep_first, dtype) ** steps)
+    corrected_second = new_second / (1 - tf.cast(moments.keep_second, dtype) ** steps)
+    direction = corrected_first / (tf.sqrt(corrected_second) + tf.cast(epsilon, dtype))
+    direction += tf.cast(weight_decay, dtype) * tf.cast(weight, dtype)
+    with tf.control_dependencies(_graph_tensors(direction)):
+        written = [second.assign(new_second), first.assign(new_first)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else written):
+        return tf.identity(direction), tf.identity(new_second), tf.identity(new_first)
+
+
+def lamb_step(
+    weight_norm: Any, direction_norm: Any, learning_rate: Any, direction: Any, variable: tf.Variable, where: str
+) -> Any:
+    """var ← var - ratio·lr·direction, where ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1.
+
+    Returns:
+      The variable with its new value.
+    Raises:
+      TypeError: `variable` is no variable.
+    """
+    (variable,) = _check_variables([variable], where)
+    dtype = variable.dtype.base_dtype
+    weight_norm, direction_norm = (tf.cast(norm, dtype) for norm in (weight_norm, direction_norm))
+    ratio = tf.where(
+        (weight_norm > 0) & (direction_norm > 0), tf.math.divide_no_nan(weight_norm, direction_norm), tf.ones([], dtype)
+    )
+    return variable.assign_sub(ratio * tf.cast(learning_rate, dtype) * tf.cast(direction, dtype))
+
+
+def _next_moments(first, second, gradient, moments):
+    dtype = first.dtype.base_dtype
+    gradient = tf.cast(gradient, dtype)
+    new_first = tf.cast(moments.keep_first, dtype) * first + tf.cast(moments.add_first, dtype) * gradient
+    new_second = tf.cast(moments.keep_second, dtype) * second + tf.cast(moments.add_second, dtype) * gradient**2
+    return new_first, new_second
+
+
+def _graph_tensors(*tensors):
+    return [] if tf.executing_eagerly() else tensors
+
+
+def _check_variables(variables, where):
+    for variable in variables:
+        if not isinstance(variable, tf.Variable):
+            got = type(variable).__name__
+            raise TypeError(message(where, "an input that is updated is none", "a tf.Variable", got, "Pass variables."))
+    return variables
