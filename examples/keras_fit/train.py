@@ -4,6 +4,8 @@ python examples/keras_fit/train.py                         # one process
 npu-run -np 2 examples/keras_fit/train.py                  # two ranks that share every batch
 python examples/keras_fit/train.py --float16               # layers compute in float16
 python examples/keras_fit/train.py --steps 600             # goes on from out/keras_fit/model.keras, if it is there
+
+A run that was interrupted goes on likewise, and ends with the very weights it would have had.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def read_flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="steps of the whole training")
     parser.add_argument("--batch_size", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--save_steps", type=int, default=100, help="steps between two times the model is saved")
     parser.add_argument("--float16", action="store_true", help="layers compute in float16, variables stay float32")
     parser.add_argument("--output_dir", type=pathlib.Path, default="out/keras_fit")
     return parser.parse_args()
@@ -65,11 +68,11 @@ def make_digits(seed=1):
     return pictures[..., np.newaxis], digits
 
 
-def share_of_this_rank(pictures, digits, batch_size):
-    """Batches without end. Every rank shuffles alike and takes its own part of each batch: equal steps for all."""
+def share_of_this_rank(pictures, digits, batch_size, done):
+    """Batches without end, from number `done` on. Every rank shuffles alike and takes its own part of each batch."""
     size, rank = get_npu_rank_size(), get_npu_rank_id()
     whole = tf.data.Dataset.from_tensor_slices((pictures, digits)).shuffle(IMAGES, seed=1).repeat()
-    return whole.shard(size, rank).batch(batch_size // size, drop_remainder=True)
+    return whole.skip(done * batch_size).shard(size, rank).batch(batch_size // size, drop_remainder=True)
 
 
 def make_model():
@@ -112,6 +115,27 @@ class ShowProgress(tf.keras.callbacks.Callback):
             )
 
 
+class SaveModel(tf.keras.callbacks.Callback):
+    """Saves the model now and then, and in the end."""
+
+    def __init__(self, path, every_steps):
+        super().__init__()
+        self._path, self._every_steps = path, every_steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self._every_steps == 0:
+            self._save()
+
+    def on_train_end(self, logs=None):
+        self._save()
+
+    def _save(self):
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_name("unfinished.keras")
+        self.model.save(unfinished)
+        unfinished.replace(self._path)  # in one move: whenever the run is killed, there is a whole file
+
+
 def steps_done(model):
     """Steps of the model on rank 0, skipped ones included; the same answer on every rank."""
     own = tf.cast(model.optimizer.iterations, tf.int64) + model.optimizer.skipped_steps
@@ -130,13 +154,12 @@ def main():
         print(f"going on from {saved}")
 
     first_step = steps_done(model)
-    callbacks = npu_callbacks_append([ShowProgress(first_step, flags.steps)] if is_first else [])
-    dataset = share_of_this_rank(*make_digits(), flags.batch_size)
+    own_callbacks = [ShowProgress(first_step, flags.steps), SaveModel(saved, flags.save_steps)] if is_first else []
+    callbacks = npu_callbacks_append(own_callbacks)
+    dataset = share_of_this_rank(*make_digits(), flags.batch_size, first_step)
     if first_step < flags.steps:
         model.fit(dataset, steps_per_epoch=flags.steps - first_step, callbacks=callbacks, verbose=0)
     if is_first:
-        flags.output_dir.mkdir(parents=True, exist_ok=True)
-        model.save(saved)
         loss, accuracy = model.evaluate(*make_digits(seed=2), batch_size=256, verbose=0)
         print(f"new pictures: loss {loss:.4f}, {accuracy:.1%} right; saved to {saved}")
 

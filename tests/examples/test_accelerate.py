@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-def run(folder, *flags):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    script = REPOSITORY / "examples" / "accelerate" / "train.py"
-    command = [sys.executable, str(script), "--output_dir", str(folder), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from tests.examples.commands import run
 
 
 @pytest.mark.parametrize(
@@ -30,7 +17,7 @@ def run(folder, *flags):
     ],
 )
 def test_both_ways(tmp_path, flags, low_steps):
-    said = run(tmp_path / "out", *flags)
+    said = run("python examples/accelerate/train.py", "--output_dir", tmp_path / "out", *flags)
     rows = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     if low_steps is None:
         low_steps = next(step for step, row in enumerate(rows) if row["loss"] <= 2.0) + 1

@@ -1,42 +1,57 @@
-"""The Keras example, run as people run it: on one process, gone on with, and on two ranks."""
+"""The Keras example, run as people run it: on one process, on two ranks, killed and gone on with."""
 
 from __future__ import annotations
 
-import os
-import pathlib
+import io
 import re
-import subprocess
-import sys
+import zipfile
 
+import h5py
+import numpy as np
 import pytest
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
-SCRIPT = str(REPOSITORY / "examples" / "keras_fit" / "train.py")
+from tests.examples.commands import run, run_until_killed
 
-
-def run(folder, *flags, ranks=1):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    launcher = [sys.executable] if ranks == 1 else [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
-    command = [*launcher, SCRIPT, "--output_dir", str(folder), *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+ALONE = "python examples/keras_fit/train.py"
+TOGETHER = "npu-run -np 2 examples/keras_fit/train.py"
 
 
 def result_of(printed):
     return float(re.search(r"new pictures: loss (\d+\.\d+)", printed).group(1))
 
 
-@pytest.mark.ranks(2)
-def test_one_process_and_two_ranks_train_alike_and_go_on(tmp_path):
-    alone = run(tmp_path / "alone", "--steps", "12")
-    assert re.search(r"step 12/12  mean loss [0-9.]+  accuracy [0-9.]+%  loss scale 32768  skipped 0", alone)
-    together = run(tmp_path / "together", "--steps", "12", ranks=2)
-    assert abs(result_of(together) - result_of(alone)) < 1e-3
-    assert not re.search(r"\[rank 1\] step", together), "rank 0 speaks alone"
+def state_of(model):
+    """Weights, slots, counters and loss scale of a saved model; not the running means of its metrics."""
+    state = {}
 
-    again = run(tmp_path / "together", "--steps", "16", ranks=2)
-    assert "going on from" in again
-    assert "step 13/16" in again
-    assert "step 16/16" in again
-    assert "step 12/16" not in again
+    def keep(name, item):
+        if isinstance(item, h5py.Dataset) and not name.startswith("metrics/"):
+            state[name] = item[()]
+
+    with h5py.File(io.BytesIO(zipfile.ZipFile(model).read("model.weights.h5"))) as weights:
+        weights.visititems(keep)
+    return state
+
+
+@pytest.mark.ranks(2)
+def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_one_process(tmp_path):
+    cut, whole, alone = (tmp_path / name for name in ("cut", "whole", "alone"))
+    saved = cut / "model.keras"
+    # Killed in the middle of anything, even of saving: what is in the folder is whole.
+    run_until_killed(TOGETHER, "--steps", 100_000, "--save_steps", 5, "--output_dir", cut, is_time=saved.exists)
+    reached = int(state_of(saved)["optimizer/vars/0"])
+    flags = ("--steps", reached + 15, "--output_dir")
+    printed = run(TOGETHER, *flags, cut)
+    assert f"going on from {saved}" in printed
+    assert re.findall(r"^step (\d+)/", printed, re.MULTILINE)[0] == str(reached + 1)
+    assert not re.search(r"\[rank 1\] step", printed), "rank 0 speaks alone"
+
+    uninterrupted = run(TOGETHER, *flags, whole)
+    expected, got = state_of(whole / "model.keras"), state_of(saved)
+    assert expected.keys() == got.keys()
+    assert [name for name in expected if not np.array_equal(expected[name], got[name])] == []
+    assert result_of(uninterrupted) == result_of(printed)
+
+    of_one = run(ALONE, *flags, alone)
+    assert re.search(r"mean loss [0-9.]+  accuracy [0-9.]+%  loss scale 32768  skipped 0", of_one)
+    assert abs(result_of(of_one) - result_of(printed)) < 1e-2

@@ -46,6 +46,27 @@ def test_code_runs_as_it_stands(number, tmp_path):
     assert re.search(EXPECTED[number], run([sys.executable, "train.py"], tmp_path))
 
 
+def test_every_example_has_a_command_and_a_page_that_shows_it():
+    commands = re.findall(r"^\| `python (examples/\S+\.py)` \|", README, re.MULTILINE)
+    scripts = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("examples/*/*.py") if is_script(path)}
+    assert len(commands) == len(set(commands)) and set(commands) == scripts
+    for script in scripts:
+        page = REPOSITORY / pathlib.Path(script).with_name("README.md")
+        assert f"python {script}" in page.read_text()
+        assert f"({page.relative_to(REPOSITORY)})" in README
+
+
+def is_script(path):
+    return '__name__ == "__main__"' in path.read_text()
+
+
+def test_the_index_of_pages_is_complete():
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    index = (REPOSITORY / "docs" / "README.md").read_text()
+    assert "(docs/README.md)" in README
+    assert [page for page in sorted(pages) if f"]({page})" not in index] == []
+
+
 def test_horovod_is_installed_as_the_library_says():
     shown = " ".join(README.replace("\\\n", " ").split())
     assert INSTALL_HOROVOD in shown

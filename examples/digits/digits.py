@@ -1,0 +1,36 @@
+"""Real handwritten digits: the 1797 pictures of 8 x 8 pixels that ship with scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from npu_bridge.npu_init import get_rank_id, get_rank_size, tf
+
+HELD_OUT = 360
+
+
+def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Pictures (float32, 8 x 8 x 1, from 0 to 1) and digits (int32): those to learn from, and those held out."""
+    pictures, digits = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(digits))
+    pictures = (pictures[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    digits = digits[order].astype(np.int32)
+    return (pictures[HELD_OUT:], digits[HELD_OUT:]), (pictures[:HELD_OUT], digits[:HELD_OUT])
+
+
+def training_batches(batch_size: int, done: int = 0) -> tf.data.Dataset:
+    """This rank's share of an endless stream of batches, from batch number `done` on.
+
+    Every rank shuffles alike and takes its own part of each batch. So any number of ranks trains on the same batches,
+    and a training that goes on after `done` of them sees what it would have seen.
+
+    Args:
+      batch_size: pictures of all ranks together.
+      done: batches to pass over.
+    """
+    pictures, digits = load()[0]
+    ranks, rank = get_rank_size(), get_rank_id()
+    stream = tf.data.Dataset.from_tensor_slices((pictures, digits)).shuffle(len(digits), seed=1).repeat()
+    own = stream.skip(done * batch_size).shard(ranks, rank)
+    return own.batch(batch_size // ranks, drop_remainder=True).prefetch(2)

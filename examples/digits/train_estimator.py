@@ -1,0 +1,87 @@
+"""Handwritten digits with an NPUEstimator: train, evaluate on the way, go on after an interruption, draw.
+
+    python examples/digits/train_estimator.py
+    npu-run -np 2 examples/digits/train_estimator.py
+
+Run the same command again to continue where it stopped. What is written: README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from digits import load, training_batches
+from network import logits_of, new_loss_scale
+from picture import draw
+
+from npu_bridge.npu_init import NPUEstimator, NPUEstimatorSpec, NPUOptimizer, NPURunConfig, get_rank_id, tf
+from npu_bridge.reporting import History, HistoryHook
+
+
+def model_fn(features, labels, mode):
+    """The Estimator's view of the network, in training, evaluation and prediction."""
+    logits = logits_of(features["pictures"])
+    answers = {"digit": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        outputs = {"serving_default": tf.estimator.export.PredictOutput(answers)}
+        return NPUEstimatorSpec(mode, answers, export_outputs=outputs)
+    loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+    if mode == tf.estimator.ModeKeys.EVAL:
+        metrics = {"accuracy": tf.metrics.accuracy(labels, answers["digit"])}
+        return NPUEstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+    optimizer = NPUOptimizer(tf.train.AdamOptimizer(2e-3), new_loss_scale(), is_distributed=True, is_loss_scale=True)
+    return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf.train.get_global_step()))
+
+
+def held_out_input_fn():
+    """Pictures that training never sees, once."""
+    pictures, digits = load()[1]
+    return tf.data.Dataset.from_tensor_slices(({"pictures": pictures}, digits)).batch(90)
+
+
+def make_estimator(model_dir, **options):
+    """The Estimator that trains into a folder, or continues what is in it."""
+    return NPUEstimator(model_fn, config=NPURunConfig(model_dir=model_dir, tf_random_seed=1, **options))
+
+
+def batches_done(model_dir, history):
+    """How many batches the newest checkpoint has seen: its updates, and the steps that were skipped."""
+    checkpoint = tf.train.latest_checkpoint(model_dir)
+    step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
+    return step + history.skipped_until(step)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="updates of the whole training")
+    parser.add_argument("--batch_size", type=int, default=64, help="pictures of all ranks together")
+    parser.add_argument("--save_steps", type=int, default=50, help="updates between checkpoints and evaluations")
+    parser.add_argument("--output_dir", default="out/digits")
+    flags = parser.parse_args()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+
+    history = History(os.path.join(flags.output_dir, "history.jsonl"))
+    done = batches_done(flags.output_dir, history)
+
+    def input_fn():
+        return training_batches(flags.batch_size, done).map(lambda pictures, digits: ({"pictures": pictures}, digits))
+
+    estimator = make_estimator(flags.output_dir, save_checkpoints_steps=flags.save_steps)
+    # Rank 0 evaluates after each of its checkpoints; the others wait for it in their next step.
+    tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(input_fn, max_steps=flags.steps, hooks=[HistoryHook(history)]),
+        tf.estimator.EvalSpec(held_out_input_fn, steps=None, throttle_secs=0, start_delay_secs=0),
+    )
+    if get_rank_id() == 0:
+        result = estimator.evaluate(held_out_input_fn)
+        accuracy, step = result["accuracy"], result["global_step"]
+        print(f"held out: loss {result['loss']:.4f}, {accuracy:.1%} right after {step} steps")
+        print(f"picture: {draw(history, flags.output_dir)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
