@@ -51,7 +51,8 @@ def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]
         cls._declared_as = owner  # type: ignore[attr-defined]
         cls._option_table = table  # type: ignore[attr-defined]
         lines = [f"  {o.name}: {o.doc} {_sentence_start(o.expected)}." for o in table.of(owner)]
-        cls.__doc__ = "\n    ".join([(cls.__doc__ or "").rstrip(), "", "Args:", *lines, ""])
+        summary, title, errors = (cls.__doc__ or "").rstrip().partition("Raises:")
+        cls.__doc__ = "\n    ".join([summary.rstrip(), "", "Args:", *lines, title + errors, ""])
         return cls
 
     return give_constructor

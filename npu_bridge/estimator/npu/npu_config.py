@@ -117,13 +117,12 @@ class NPURunConfig(tf.estimator.RunConfig):
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
     its model function is built under the options too: `hcom_parallel=False` needs that.
 
+    Raises:
+      TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
     Ranks: only rank 0 writes checkpoints and summaries. On other ranks the properties
     `save_checkpoints_steps`, `save_checkpoints_secs` and `log_step_count_steps` read None and
     `save_summary_steps` reads 0, whatever was given; the values given are kept for `replace`, copies and
     `TrainingOptions`.
-
-    Raises:
-      TypeError, ValueError: the first illegal value or combination, or TF_CONFIG does not fit.
     """
 
     @classmethod

@@ -176,7 +176,9 @@ class DynamicRNN(_DynamicLayer):
 
 
 class DynamicGRUV2(_DynamicLayer):
-    """A GRU: h ← (1 - update)·new + update·h, with update = σ(W_z·x + b_z + U_z·h + c_z), reset likewise, and
+    """A gated recurrent unit: h ← (1 - update)·new + update·h.
+
+    In it update = σ(W_z·x + b_z + U_z·h + c_z), reset likewise, and
     new = tanh(W_n·x + b_n + reset·(U_n·h + c_n)), or tanh(W_n·x + b_n + U_n·(reset·h) + c_n) without `reset_after`.
 
     Variables, uniform within ±1/√H: `dynamicgruv2/weight_input` [D, 3H], `weight_hidden` [H, 3H], `bias_input` and
