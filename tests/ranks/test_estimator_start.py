@@ -1,0 +1,139 @@
+"""What Estimators on several ranks start from, the order of their hooks, and who exports."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+
+def input_fn():
+    rank = collective.current().rank
+    return tf.data.Dataset.from_tensors({"x": np.float32([rank])}).repeat()
+
+
+def model_fn(features, mode, params):
+    """Each step adds 1 to the weight: the mean over two ranks of what features say, 0 and 1, doubled."""
+    weight = tf1.get_variable("weight", [], initializer=tf1.constant_initializer(params["start"]))
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return NPUEstimatorSpec(mode, predictions={"weight": features["x"] + weight})
+    loss = -2 * tf.reduce_sum(features["x"] * weight)
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0))
+    train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=params.get("hooks"))
+
+
+def estimator_of(folder, job=None, **params):
+    params = {"start": 100.0 * collective.current().rank, **params}
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=2, log_step_count_steps=None)
+    return NPUEstimator(model_fn, config=config, params=params, job_start_file=job)
+
+
+def write_job(folder, size, source):
+    rank = collective.current().rank
+    path = os.path.join(folder, f"job_{rank}.json")
+    content = {"device_info": {"Index": rank}, "rank_table_file": "", "rank_size": size, "local_checkpoint_dir": source}
+    with open(path, "w") as file:
+        json.dump(content, file)
+    return path
+
+
+def start_from_the_job(folder):
+    """On a rank: trains a folder, then another that starts from the first; gives the weights."""
+    source = os.path.join(folder, "source")
+    estimator_of(source).train(input_fn, max_steps=3)
+    with pytest.raises(RuntimeError, match="npu-run -np 4"):
+        estimator_of(source, write_job(folder, 4, source))
+    started, seen = estimator_of(os.path.join(folder, "started"), write_job(folder, 2, source)), []
+
+    class Weight(tf.estimator.SessionRunHook):
+        def begin(self):
+            (self.weight,) = tf1.trainable_variables()
+
+        def after_create_session(self, session, coord):
+            seen.append(float(session.run(self.weight)))
+
+        def end(self, session):
+            seen.append(float(session.run(self.weight)))
+
+    started.train(input_fn, hooks=[Weight()], max_steps=2)
+    return seen
+
+
+def test_every_rank_starts_where_the_job_says(on_ranks, tmp_path):
+    assert on_ranks(2, start_from_the_job, str(tmp_path)) == [[3.0, 5.0], [3.0, 5.0]]
+
+
+class Named(tf.estimator.SessionRunHook):
+    def __init__(self, name, log):
+        self._name, self._log = name, log
+
+    def begin(self):
+        self._log.append(self._name)
+
+    def __deepcopy__(self, memo):  # an Estimator copies its params
+        return self
+
+
+def order_of_hooks(folder):
+    """On a rank: the names of hooks as they begin."""
+    log = []
+    with pytest.MonkeyPatch.context() as patch:
+        for hook_class in (NPUBroadcastGlobalVariablesHook, NPUCheckpointSaverHook):
+
+            def begin(self, of_class=hook_class.begin, name=hook_class.__name__):
+                log.append(name)
+                of_class(self)
+
+            patch.setattr(hook_class, "begin", begin)
+        estimator_of(folder, hooks=[Named("of the spec", log)]).train(input_fn, hooks=[Named("given", log)], steps=1)
+    return log
+
+
+def test_hooks_come_in_order(on_ranks, tmp_path):
+    of_rank_0, of_rank_1 = on_ranks(2, order_of_hooks, str(tmp_path))
+    assert of_rank_0 == ["NPUCheckpointSaverHook", "NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
+    assert of_rank_1 == ["NPUBroadcastGlobalVariablesHook", "given", "of the spec"]
+
+
+def train_evaluate_and_export(folder):
+    """On a rank: the stock loop in a folder that ranks share."""
+
+    def serving_input_fn():
+        x = tf1.placeholder(tf.float32, [None])
+        return tf.estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    results, exported = tf.estimator.train_and_evaluate(
+        estimator_of(folder),
+        tf.estimator.TrainSpec(input_fn, max_steps=4),
+        tf.estimator.EvalSpec(
+            input_fn,
+            steps=1,
+            throttle_secs=0,
+            start_delay_secs=0,
+            exporters=[tf.estimator.FinalExporter("last", serving_input_fn)],
+        ),
+    )
+    return results, [path.decode() for path in exported or []]
+
+
+def test_rank_0_alone_evaluates_and_exports(on_ranks, tmp_path):
+    of_rank_0, of_rank_1 = on_ranks(2, train_evaluate_and_export, str(tmp_path))
+    assert of_rank_1 == (None, [])
+    results, (exported,) = of_rank_0
+    assert results == {"loss": 0.0, "global_step": 4}
+    assert os.listdir(tmp_path / "export" / "last") == [os.path.basename(exported)]
+    serve = tf.saved_model.load(exported).signatures["serving_default"]
+    np.testing.assert_array_equal(serve(x=tf.constant([0.5]))["weight"], [4.5])
