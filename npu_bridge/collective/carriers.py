@@ -1,4 +1,4 @@
-"""How a tensor gets into and out of Horovod 0.28: in which dtype it travels, and that it travels at all.
+"""How tensors get into and out of Horovod 0.28: in which dtype they travel, in one piece, and that they travel at all.
 
 Dtypes without a wire format: what is only moved may travel as any dtype of the same width, bit for bit; what is added
 up on the way must travel as a number that holds it.
@@ -27,6 +27,9 @@ _SAME_BITS = {
     tf.complex128: tf.int64,
 }
 
+# As many as make 64 bytes in 16 bits and more, which is what TensorFlow calls aligned.
+_ALIGNED_ELEMENTS = 32
+
 
 def widened(dtype: tf.DType) -> tf.DType:
     """The dtype in which tensors of `dtype` are reduced."""
@@ -44,6 +47,45 @@ def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
     if carrier is None:
         return move(tensor)
     return tf.bitcast(move(tf.bitcast(tensor, carrier)), tensor.dtype)
+
+
+def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors of one dtype as one vector; a single one as it is.
+
+    Horovod's one thread copies the tensors of a group into a buffer and out of it while nothing is on the wire. One
+    tensor it sends from where it is, and TensorFlow's threads make that one while others are on the wire.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def parted(whole: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list:
+    """What has become of `tensors`, in their shapes, when `whole` has become of `joined(tensors)`."""
+    return [_shaped(part, tensor) for part, tensor in zip(_parts(whole, tensors), tensors)]
+
+
+def _parts(whole, tensors):
+    if len(tensors) == 1:
+        return [whole]
+    counts = [element_count(tensor) for tensor in tensors]
+    if all(isinstance(count, int) and count % _ALIGNED_ELEMENTS == 0 for count in counts):
+        # Rows of aligned parts share the memory of the whole; others are copied.
+        rows = tf.reshape(whole, [-1, _ALIGNED_ELEMENTS])
+        return tf.split(rows, [count // _ALIGNED_ELEMENTS for count in counts])
+    return tf.split(whole, counts, num=len(counts))
+
+
+def _shaped(part, tensor):
+    if tensor.shape.is_fully_defined():
+        return part if part.shape == tensor.shape else tf.reshape(part, tensor.shape)
+    return tf.reshape(part, tf.shape(tensor))
+
+
+def element_count(tensor: tf.Tensor) -> Any:
+    """A Python number where the static shape tells it, so that the graph stays small; else a tensor."""
+    count = tensor.shape.num_elements()
+    return tf.size(tensor) if count is None else count
 
 
 def unfolded(tensors: Sequence[tf.Tensor]) -> list:

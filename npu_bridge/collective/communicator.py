@@ -30,7 +30,14 @@ class Communicator(abc.ABC):
     members: tuple[int, ...]
 
     @abc.abstractmethod
-    def all_reduce(self, tensors: Sequence[Any], name: str, average: bool = True, prescale: float = 1.0) -> list:
+    def all_reduce(
+        self,
+        tensors: Sequence[Any],
+        name: str,
+        average: bool = True,
+        prescale: float = 1.0,
+        after: Sequence[Any] = (),
+    ) -> list:
         """Sums or averages each tensor over the ranks, the whole list as one transfer.
 
         Args:
@@ -39,6 +46,7 @@ class Communicator(abc.ABC):
           average: divide the sums by the number of ranks.
           prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not
             above 1 / size keeps the sum of finite values finite.
+          after: what must have been computed before the transfer starts; the tensors are made ready to travel before.
         Returns:
           Tensors in the order, shapes and dtypes of `tensors`.
         """

@@ -8,7 +8,15 @@ import tensorflow as tf
 
 from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
-from npu_bridge.collective.carriers import moved, unfolded, unmerged, widened, widened_to_scatter
+from npu_bridge.collective.carriers import (
+    joined,
+    moved,
+    parted,
+    unfolded,
+    unmerged,
+    widened,
+    widened_to_scatter,
+)
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.options import environment
 
@@ -48,19 +56,23 @@ class HorovodCommunicator(Communicator):
         self.members = tuple(range(self.size))
         self._known_sets = {}
 
-    def all_reduce(self, tensors, name, average=True, prescale=1.0):
+    def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
-            wire_dtype = widened(dtype)
-            reduced = self._hvd.grouped_allreduce(
-                unfolded(tf.cast(tensors[position], wire_dtype) for position in positions),
+            wide = [tf.cast(tensors[position], widened(dtype)) for position in positions]
+            vector = joined(unfolded(wide))
+            if prescale != 1.0:
+                vector *= tf.cast(prescale, vector.dtype)
+            with tf.control_dependencies(after):
+                vector = tf.identity(vector)
+            # A group of one, because only groups are never joined with what happens to meet them.
+            (total,) = self._hvd.grouped_allreduce(
+                [vector],
                 op=self._hvd.Average if average else self._hvd.Sum,
-                prescale_factor=prescale,
                 name=f"{name}_{dtype.name}",
                 process_set=self._process_set,
             )
-            unmerged(reduced[0])
-            for position, tensor in zip(positions, reduced):
+            for position, tensor in zip(positions, parted(unmerged(total), wide)):
                 results[position] = tf.cast(tensor, dtype)
         return results
 

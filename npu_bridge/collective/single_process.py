@@ -22,7 +22,7 @@ class SingleProcess(Communicator):
     def __init__(self, world_rank=0):
         self.members = (world_rank,)
 
-    def all_reduce(self, tensors, name, average=True, prescale=1.0):
+    def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         return [tensor if prescale == 1.0 else tensor * tf.cast(prescale, tensor.dtype) for tensor in tensors]
 
     def reduce(self, tensor, reduction, name):

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.collective import carriers
 from npu_bridge.collective.communicator import Communicator
 
 FORMATS = ("none", "float16", "bfloat16")
@@ -45,13 +46,14 @@ def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 
-def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str) -> list:
+def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, after: Sequence = ()) -> list:
     """The mean over the ranks of tensors of 16-bit floats, taken in float32.
 
     Args:
       communicator: the ranks, at least two.
       tensors: dense tensors of float16 and bfloat16, of the same shapes on every rank.
       name: prefix of the transfers' names; the same on every rank and unique in its graph.
+      after: what must have been computed before anything is sent.
     Returns:
       float32 tensors in the order and shapes of `tensors`, with the same bits on every rank.
     Ranks: collective.
@@ -60,26 +62,28 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str) ->
     results = [None] * len(tensors)
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
-        joined = tf.concat([tf.reshape(tensors[position], [-1]) for position in positions], axis=0)
-        means = mean_of_vector(communicator, joined, f"{name}_{dtype}")
-        split = tf.split(means, [_element_count(tensors[position]) for position in positions])
-        for position, values in zip(positions, split):
-            results[position] = tf.reshape(values, _shape(tensors[position]))
+        alike = [tensors[position] for position in positions]
+        vector = tf.reshape(carriers.joined(alike), [-1])
+        means = mean_of_vector(communicator, vector, f"{name}_{dtype}", after)
+        for position, values in zip(positions, carriers.parted(means, alike)):
+            results[position] = values
     return results
 
 
-def _mean_of_two(communicator, vector, name):
+def _mean_of_two(communicator, vector, name, after):
     own, size = _padded(vector, 2)
     pairs = tf.bitcast(tf.reshape(own, [-1, 2]), tf.int32)
-    (total,) = communicator.all_reduce([pairs], name, average=False)
+    (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
     # Unsigned, because only there is wrapping around part of the arithmetic.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
     other = tf.reshape(tf.bitcast(others, vector.dtype), [-1])
     return (tf.cast(own, tf.float32) + tf.cast(other, tf.float32))[:size] / 2
 
 
-def _mean_of_many(communicator, vector, name):
+def _mean_of_many(communicator, vector, name, after):
     padded, size = _padded(vector, communicator.size)
+    with tf.control_dependencies(after):
+        padded = tf.identity(padded)
     part = tf.size(padded) // communicator.size
     received, _ = communicator.all_to_all(padded, tf.fill([communicator.size], part), f"{name}_parts")
     parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32)
@@ -91,15 +95,5 @@ def _mean_of_many(communicator, vector, name):
 
 def _padded(vector, multiple):
     """The vector with zeros at its end, so that its length is a multiple; and its own length."""
-    size = _element_count(vector)
+    size = carriers.element_count(vector)
     return tf.pad(vector, [[0, -size % multiple]]), size
-
-
-def _element_count(tensor):
-    """A Python number where the static shape tells it, so that the graph stays small; else a tensor."""
-    count = tensor.shape.num_elements()
-    return tf.size(tensor) if count is None else count
-
-
-def _shape(tensor):
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)

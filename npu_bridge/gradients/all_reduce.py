@@ -92,8 +92,8 @@ class AllReduce(Stage):
             waits_for = [] if len(sent) < fragments.IN_FLIGHT else [sent[-fragments.IN_FLIGHT]]
             if decision is not None and positions[0] in in_last_fragment:
                 waits_for.append(decision)
-            tensors = _after(waits_for, [gradients[position] for position in positions])
-            reduced = route.reduce(tensors, f"{self._name}_fragment_{number}")
+            tensors = [gradients[position] for position in positions]
+            reduced = route.reduce(tensors, f"{self._name}_fragment_{number}", waits_for)
             sent.append(reduced[0])
             results.update(zip(positions, reduced))
         return results
@@ -104,13 +104,6 @@ class AllReduce(Stage):
             for position, grad in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }
-
-
-def _after(waits_for, tensors):
-    if not waits_for:
-        return tensors
-    with tf.control_dependencies(waits_for):
-        return [tf.identity(tensor) for tensor in tensors]
 
 
 class _AsItIs:
@@ -127,8 +120,8 @@ class _AsItIs:
         self._communicator = communicator
         self.size = communicator.size
 
-    def reduce(self, tensors, name):
-        return self._communicator.all_reduce(tensors, name)
+    def reduce(self, tensors, name, after):
+        return self._communicator.all_reduce(tensors, name, after=after)
 
     def gather(self, grad, name):
         return self._gather_weighted(sum_repeated_rows(grad), 1.0 / self._communicator.size, name)
@@ -150,8 +143,8 @@ class _Scaled(_AsItIs):
         self._prescale = fragments.lossless_prescale(communicator.size)
         self.leftover = communicator.size * self._prescale
 
-    def reduce(self, tensors, name):
-        return self._communicator.all_reduce(tensors, name, average=False, prescale=self._prescale)
+    def reduce(self, tensors, name, after):
+        return self._communicator.all_reduce(tensors, name, average=False, prescale=self._prescale, after=after)
 
     def gather(self, grad, name):
         return self._gather_weighted(sum_repeated_rows(grad), self._prescale, name)
@@ -160,8 +153,8 @@ class _Scaled(_AsItIs):
 class _Rounded(_AsItIs):
     """Gradients travel in 16 bits and arrive as means; rows of sparse ones were added up before they were rounded."""
 
-    def reduce(self, tensors, name):
-        return wire.mean(self._communicator, tensors, name)
+    def reduce(self, tensors, name, after):
+        return wire.mean(self._communicator, tensors, name, after)
 
     def gather(self, grad, name):
         gathered = self._gather_weighted(grad, 1.0, name)
