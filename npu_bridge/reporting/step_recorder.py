@@ -28,6 +28,7 @@ from npu_bridge.session.run_view import computed_ops, elements_of
 _LOG = logging.getLogger(__name__)
 # What an optimizer ends in; Assign is left out, as initializers and restored checkpoints are made of it.
 _TRAINS = re.compile(r"(Resource)?(Sparse)?Apply|ResourceScatter|Scatter(Add|Sub|NdAdd|NdSub)")
+_GATES = ("Switch", "RefSwitch", "Enter", "RefEnter", "Identity")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
 
 
@@ -152,9 +153,16 @@ def _has_update(graph, ops):
     global_step = tf.compat.v1.train.get_global_step(graph)
     counter = None if global_step is None else global_step.op
     for op in ops:
-        if op.type in _INCREMENTS and counter is not None and op.inputs[0].op is counter:
+        if op.type in _INCREMENTS and counter is not None and _behind_gates(op.inputs[0].op) is counter:
             return True
     return any(_TRAINS.match(kind) for kind in _types_in(graph, ops))
+
+
+def _behind_gates(op):
+    """The variable a conditional hands to the ops inside it."""
+    while op.type in _GATES:
+        op = op.inputs[0].op
+    return op
 
 
 def _types_in(graph, ops):
