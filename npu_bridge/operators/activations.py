@@ -75,8 +75,13 @@ def layer_norm(
                 )
             )
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
-    mean, variance = tf.nn.moments(wide, list(range(norm_axis, rank)), keepdims=True)
-    normalised = tf.cast((wide - mean) * tf.math.rsqrt(variance + epsilon), x.dtype)
+    # Not tf.nn.moments: TensorFlow 2.15 on x86 takes its operators with what follows for a pattern it can fuse, and
+    # its rewriter dies of a segmentation fault when gamma is fed or computed.
+    axes = list(range(norm_axis, rank))
+    mean = tf.reduce_mean(wide, axes, keepdims=True)
+    centred = wide - mean
+    variance = tf.reduce_mean(tf.square(centred), axes, keepdims=True)
+    normalised = tf.cast(centred * tf.math.rsqrt(variance + epsilon), x.dtype)
     scale, shift = parameters
     return normalised * scale + shift, tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
 

@@ -49,10 +49,11 @@ def write(name: str, tensors: Sequence[Any]) -> tf.Operation | None:
 
 def read(name: str, dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[tf.Tensor]:
     """Tensors that wait for the next ones put into a channel; `tf.errors.OutOfRangeError` when it has ended."""
-    tensors = tf.numpy_function(_channel(name).get, [], list(dtypes))
+    # Eagerly, a single result comes without a list around it.
+    tensors = tf.nest.flatten(tf.numpy_function(_channel(name).get, [], list(dtypes)))
     for tensor, shape in zip(tensors, shapes):
         tensor.set_shape(shape)
-    return list(tensors)
+    return tensors
 
 
 def end(name: str) -> tf.Operation | None:

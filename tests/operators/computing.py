@@ -1,0 +1,56 @@
+"""Running an operator as people do: eagerly and in a TF 1 graph, with the gradients that come of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+# What a formula may differ by when it is computed in another order, in units of the dtype's last place around 1.
+PLACES = 16
+# Long enough for the differences of float32, short enough for their limit.
+STEP = 5e-3
+
+
+def computed(function, *arrays):
+    """What a function of tensors gives, as numpy; the same eagerly and in a graph."""
+    eagerly = tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        placeholders = [tf.compat.v1.placeholder(array.dtype, array.shape) for array in map(np.asarray, arrays)]
+        in_graph = session.run(function(*placeholders), dict(zip(placeholders, arrays)))
+    for one, other in zip(tf.nest.flatten(eagerly), tf.nest.flatten(in_graph)):
+        close(one, other)
+    return eagerly
+
+
+def close(actual, expected):
+    """Equal but for rounding, in shape and dtype too."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    if actual.dtype.kind != "f":
+        np.testing.assert_array_equal(actual, expected)
+        return
+    tolerance = PLACES * np.finfo(actual.dtype).eps
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * max(1, np.abs(expected).max()))
+
+
+def differentiable(function, *arrays):
+    """The gradient in random directions is the limit of differences in these directions."""
+    random = np.random.default_rng(len(arrays))
+    given = [tf.constant(array) for array in arrays]
+    weights = random.normal(size=function(*given).shape)
+
+    @tf.function
+    def weighted(*values):
+        return tf.reduce_sum(function(*values) * tf.cast(weights, given[0].dtype))
+
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        value = weighted(*given)
+    for place, gradient in enumerate(tape.gradient(value, given)):
+        direction = tf.constant(random.normal(size=gradient.shape), gradient.dtype)
+        ahead, behind = (
+            weighted(*given[:place], given[place] + step * direction, *given[place + 1 :]) for step in (STEP, -STEP)
+        )
+        slope = tf.reduce_sum(gradient * direction)
+        assert abs(slope) > 1e-3
+        np.testing.assert_allclose(slope, (ahead - behind) / (2 * STEP), rtol=5e-3, atol=1e-3)
