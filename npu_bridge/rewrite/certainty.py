@@ -15,7 +15,11 @@ import tensorflow as tf
 from npu_bridge.rewrite.transfers import is_flag_transfer
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
-_SAME_NORM = (*_SAME_VALUES, "Abs", "Neg", "Cast")
+_SAME_NORM = ("Abs", "Neg", "Cast")
+# What gives some of the values, by the position of the input that has them all.
+_PARTS = {"StridedSlice": 0, "Slice": 0, "SplitV": 0, "Split": 1}
+# Of n terms, a sum is no larger than the root of n times their norm. Ours: nobody has memory for more of them.
+_ROOT_OF_MOST_TERMS = 2.0**20
 _ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
 _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
 
@@ -56,6 +60,19 @@ class Certainty:
         """True for the ops through which gradients travel."""
         return op.name in self._transfers
 
+    def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
+        """False when transfers only decide whether the tensor is computed, and its value has nothing of them."""
+        reached, frontier = set(), [tensor.op]
+        while frontier:
+            op = frontier.pop()
+            if op.name in self._transfers:
+                return True
+            if op.name not in reached and self._depends(op):
+                reached.add(op.name)
+                sources = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
+                frontier.extend(source.op for source in sources)
+        return False
+
     def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
         """The ops that depend on transfers and that `op` depends on, both included, in graph order."""
         before = index.ancestors([op]) & self._dependent
@@ -69,6 +86,8 @@ class Certainty:
         return self._once("bound", tensor, self._bound)
 
     def _once(self, what, tensor, build):
+        while tensor.op.type in ("Switch", "RefSwitch"):  # gives what it is given, or nothing
+            tensor = tensor.op.inputs[0]
         key = what, tensor.name
         if key not in self._known:
             self._known[key] = build(tensor)
@@ -77,7 +96,7 @@ class Certainty:
     def _true(self, tensor):
         op = tensor.op
         if not self._depends(op):
-            return tf.reduce_all(tensor)
+            return tf.reduce_all(_outside(tensor))
         if op.type == "IsFinite":
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
@@ -92,7 +111,7 @@ class Certainty:
     def _false(self, tensor):
         op = tensor.op
         if not self._depends(op):
-            return tf.logical_not(tf.reduce_any(tensor))
+            return tf.logical_not(tf.reduce_any(_outside(tensor)))
         if op.type in ("IsNan", "IsInf"):
             return tf.math.is_finite(self.norm_bound(op.inputs[0]))
         if op.type == "LogicalNot":
@@ -118,10 +137,16 @@ class Certainty:
         op = tensor.op
         if op.name in self._transfers:
             transfer = self._transfers[op.name]
-            bound = self._bounds_of_transfers()[tensor.name]
-            return _through(tensor.dtype, _through(transfer.wire_dtype, bound))
+            bound = self._bounds_of_transfers().get(tensor.name)
+            if bound is None:
+                raise UnknownCheckError(f"{op.name} ({op.type})")
+            return _through(tensor.dtype, _through(transfer.wire_dtype, bound)) if transfer.adds_up else bound
         if not self._depends(op):
-            return _norm(tensor)
+            return _norm(_outside(tensor))
+        if op.type in _SAME_VALUES:
+            return self.norm_bound(op.inputs[0])
+        if op.type in _PARTS:
+            return self.norm_bound(op.inputs[_PARTS[op.type]])
         return _through(tensor.dtype, self._bound_of_result(op))
 
     def _bounds_of_transfers(self):
@@ -129,8 +154,8 @@ class Certainty:
         if not self._arriving:
             squares, factors = {}, []
             for transfer in self._transfers.values():
-                for position, tensor in enumerate(transfer.op.outputs[: len(transfer.inputs)]):
-                    squares[tensor.name] = tf.nn.l2_loss(_in_float32(transfer.sent(position)))
+                for arrived, sent in zip(transfer.arrived, transfer.sent):
+                    squares[arrived.name] = tf.nn.l2_loss(_in_float32(sent))
                     factors.append(self._ranks * max(transfer.factor, 1.0))
             bounds = _norms(tf.stack(list(squares.values()))) * tf.constant(factors)
             self._arriving = dict(zip(squares, tf.unstack(bounds)))
@@ -144,9 +169,11 @@ class Certainty:
         if op.type == "Mul":
             return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
         if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _keeps_shape(op):
-            return self.norm_bound(op.inputs[0]) / _smallest(op.inputs[1])
+            return self.norm_bound(op.inputs[0]) / _smallest(_outside(op.inputs[1]))
         if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
             return tf.add_n([self.norm_bound(term) for term in op.inputs])
+        if op.type in ("Sum", "UnsortedSegmentSum"):
+            return self.norm_bound(op.inputs[0]) * _ROOT_OF_MOST_TERMS
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _depends(self, op):
@@ -161,6 +188,16 @@ def _votes_against(op):
         if is_flag_transfer(op.inputs[one].op) and tf.get_static_value(op.inputs[other]) == 0:
             return op.inputs[one].op.inputs[0]
     return None
+
+
+def _outside(tensor):
+    """A tensor that exists in every run: what is made inside a condition may not."""
+    if tensor.op._get_control_flow_context() is None:
+        return tensor
+    value = tf.get_static_value(tensor)
+    if value is None:
+        raise UnknownCheckError(f"{tensor.op.name} ({tensor.op.type})")
+    return tf.constant(value)
 
 
 def _norm(tensor):

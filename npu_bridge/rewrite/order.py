@@ -27,7 +27,7 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size:
     Graph: an identity in front of each transfer but those of the first fragments.
     """
     made = {op.name: number for number, op in enumerate(index.ops)}
-    ready = sorted(transfers, key=lambda transfer: made[transfer.sent().op.name])
+    ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
     sizes = [transfer.size_bytes for transfer in ready]
     strategy = groups.of_this_process().strategies.of(groups.WORLD)
     cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
@@ -43,5 +43,5 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size:
 
 
 def _hold_back(transfer):
-    for position in transfer.inputs:
+    for _, position in transfer.routes:
         transfer.entry._update_input(position, tf.identity(transfer.entry.inputs[position]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
+NO_GRADIENTS = "no gradient travels in this graph"
+
 
 @dataclasses.dataclass
 class Fragment:
@@ -24,7 +26,7 @@ class TailingReport:
     """What was found and changed.
 
     Attributes:
-      fragments: the gradients' transfers in the order they are issued.
+      fragments: the gradients' transfers in the order they are issued; where nothing was changed each by itself.
       freed: names of the decisions that are now taken from local gradients, each with the ops that wait for it.
       kept: what still waits for the last fragment by the nature of the graph, and why.
       unchanged_because: why nothing was changed; "" when something was.
@@ -40,10 +42,16 @@ class TailingReport:
         """True when the graph is not what it was."""
         return bool(self.freed)
 
+    @property
+    def has_found_gradients(self) -> bool:
+        """True when gradients travel in the graph; without any, there was nothing to do."""
+        return self.unchanged_because != NO_GRADIENTS
+
     def text(self) -> str:
         """A few lines to read."""
         sizes = ", ".join(f"{fragment.size_bytes / 1e6:.1f} MB" for fragment in self.fragments)
-        lines = [f"tail optimisation: {len(self.fragments)} fragments ({sizes})"] if self.fragments else []
+        count = f"{len(self.fragments)} fragment{'' if len(self.fragments) == 1 else 's'}"
+        lines = [f"tail optimisation: {count} ({sizes})"] if self.fragments else []
         if not self.has_changed:
             return "\n".join([*lines, f"tail optimisation: nothing was changed: {self.unchanged_because}"])
         for decision, waiting in self.freed.items():

@@ -17,8 +17,8 @@ from npu_bridge.collective import Communicator
 from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
 from npu_bridge.rewrite.index import GraphIndex
 from npu_bridge.rewrite.order import issue_in_order
-from npu_bridge.rewrite.report import Fragment, TailingReport
-from npu_bridge.rewrite.transfers import find_transfers
+from npu_bridge.rewrite.report import NO_GRADIENTS, Fragment, TailingReport
+from npu_bridge.rewrite.transfers import find_transfers, hidden_transfer
 
 _LOG = logging.getLogger(__name__)
 _SCOPE = "tail_optimization"
@@ -39,7 +39,8 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     index = GraphIndex(graph)
     transfers = find_transfers(index.ops)
     report = TailingReport()
-    report.unchanged_because = _reason_against(transfers, communicator)
+    report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
+    report.unchanged_because = _reason_against(transfers, index, communicator)
     if report.unchanged_because:
         return report
     dependent = index.followers([transfer.op for transfer in transfers])
@@ -50,21 +51,21 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
             _free(decision, f"{_SCOPE}_{number}", index, certainty, communicator, report)
         if report.has_changed:
             report.fragments = issue_in_order(transfers, index, communicator.size)
-        else:
-            report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
     if not report.has_changed:
         report.unchanged_because = "; ".join(report.kept.values()) or "no update waits for a check of reduced gradients"
     return report
 
 
-def _reason_against(transfers, communicator):
+def _reason_against(transfers, index, communicator):
     if communicator.size == 1:
         return "one rank trains alone"
-    if not transfers:
-        return "no gradient travels in this graph"
-    if any(transfer.op._get_control_flow_context() is not None for transfer in transfers):
-        return "gradients travel inside a condition or a loop"
-    return ""
+    inside = next((transfer.op for transfer in transfers if transfer.op._get_control_flow_context() is not None), None)
+    if inside is not None:
+        return f"gradients travel inside a condition or a loop: {inside.name}"
+    hidden = hidden_transfer(index.ops, transfers)
+    if hidden:
+        return f"gradients travel inside a function: {hidden}"
+    return "" if transfers else NO_GRADIENTS
 
 
 def _decisions(index, dependent):
@@ -88,15 +89,20 @@ def _behind_identities(tensor):
 
 def _free(decision, name, index, certainty, communicator, report):
     readers = index.readers(decision)
+    context = decision.op._get_control_flow_context()
     try:
         sure_here = certainty.is_true(decision)
     except UnknownCheckError as error:
-        report.kept[decision.op.name] = f"it is made by {error}, whose outcome cannot be told early"
+        if certainty.is_made_of_transfers(decision):
+            report.kept[decision.op.name] = f"it is made by {error}, whose outcome cannot be told early"
         return
     sure = communicator.all_true(sure_here, name)
     _skip_check_when(sure, decision, index, certainty)
     # A merge is ready as soon as one of its inputs is; the other one never comes.
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
+    if context is not None:
+        # A decision inside a condition comes only when that condition holds; so must the early one.
+        at_once = context.AddValue(at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
         op._update_input(position, early)

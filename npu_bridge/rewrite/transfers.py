@@ -7,105 +7,121 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-_SUMS = ("HorovodAllreduce", "HorovodGroupedAllreduce")
-_GATHER = "HorovodAllgather"
-_BRANCHES = ("If", "StatelessIf")
-_CHANGES_OF_DTYPE = ("Identity", "Cast")
+from npu_bridge.rewrite import branches, encoded
+from npu_bridge.rewrite.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A place where tensors go from rank to rank: averaged, added up or joined.
+    """A place where floating-point tensors go from rank to rank: averaged, added up or joined.
 
     Attributes:
       op: whose outputs arrive: a Horovod op, or the end of a branch that holds one, as `hvd.DistributedOptimizer`
-        builds it.
+        builds it, or of the ops that turn numbers into what travels and back.
       entry: whose inputs are sent; mostly the same op.
-      first_input: position of the first tensor that travels among the inputs of `entry`; output i of `op` belongs to
-        the input `first_input + i`.
+      routes: of each tensor, its position among the outputs of `op` and among the inputs of `entry`.
       factor: what the sum over the ranks is multiplied by besides a mean's division.
       wire_dtype: the dtype in which they travel.
+      adds_up: a sum is taken in `wire_dtype`, which may overflow. Otherwise no number that arrives is larger than the
+        largest one sent.
     """
 
     op: tf.Operation
     entry: tf.Operation
-    first_input: int
+    routes: tuple[tuple[int, int], ...]
     factor: float
     wire_dtype: tf.DType
-
-    def sent(self, position: int = 0) -> tf.Tensor:
-        """The tensor of this rank that becomes output `position`."""
-        return self.entry.inputs[self.first_input + position]
+    adds_up: bool = True
 
     @property
-    def _count(self):
-        return len(self.op.outputs) if self.op is self.entry else 1
+    def sent(self) -> list[tf.Tensor]:
+        """The tensors of this rank, in the order of `arrived`."""
+        return [self.entry.inputs[position] for _, position in self.routes]
 
     @property
-    def inputs(self) -> range:
-        """Positions of what travels among the inputs of `entry`."""
-        return range(self.first_input, self.first_input + self._count)
+    def arrived(self) -> list[tf.Tensor]:
+        """What they become."""
+        return [self.op.outputs[position] for position, _ in self.routes]
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensors as far as static shapes tell."""
-        elements = sum((self.entry.inputs[position].shape.num_elements() or 0) for position in self.inputs)
-        return elements * self.wire_dtype.size
+        return sum((tensor.shape.num_elements() or 0) for tensor in self.sent) * self.wire_dtype.size
 
 
 def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
     """The transfers among ops of a TF 1 graph, in order; those of integers, flags among them, are left out."""
     found = (_transfer(op) for op in ops)
-    return [transfer for transfer in found if transfer is not None and transfer.wire_dtype.is_floating]
+    return [transfer for transfer in found if transfer is not None]
+
+
+def hidden_transfer(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
+    """The name of a gradient's transfer in a function that some op runs and that is none of these; "" for none."""
+    known = {transfer.op.name for transfer in transfers}
+    inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
+    return next(inside, "")
 
 
 def is_flag_transfer(op: tf.Operation) -> bool:
     """True for a sum of one integer over the ranks, as a joint decision is made of."""
-    return op.type in _SUMS and len(op.outputs) == 1 and op.outputs[0].dtype.is_integer and op.outputs[0].shape == []
+    return op.type in SUMS and len(op.outputs) == 1 and op.outputs[0].dtype.is_integer and op.outputs[0].shape == []
 
 
 def _transfer(op):
-    if op.type in _SUMS and op.outputs:
+    if op.type in SUMS and op.outputs:
+        if not op.outputs[0].dtype.is_floating:
+            return _of_way(encoded.way_of_swap(op))
         factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor"))
-        return _out_of_its_branch(Transfer(op, op, 0, factor, op.outputs[0].dtype))
-    if op.type == _GATHER:
-        return _out_of_its_branch(Transfer(op, op, 0, 1.0, op.outputs[0].dtype))
-    if op.type in _BRANCHES and len(op.inputs) == 2 and len(op.outputs) == 1:
-        inside = _only_transfer_inside(op)
-        if inside is not None:
-            factor, wire_dtype = inside
-            return Transfer(op, op, 1, factor, wire_dtype)
+        return _out_of_its_branch(Transfer(op, op, _straight(op), factor, op.outputs[0].dtype))
+    if op.type in JOINS and op.outputs:
+        way = encoded.way_of_mean(op) or encoded.way_of_join(op)
+        if way is not None:
+            return _of_way(way)
+        if op.outputs[0].dtype.is_floating:
+            return _out_of_its_branch(Transfer(op, op, _straight(op), 1.0, op.outputs[0].dtype, adds_up=False))
+    if op.type in branches.TYPES:
+        exchange = branches.exchange_in(op)
+        if exchange is not None:
+            return Transfer(op, op, exchange.routes, exchange.factor, exchange.wire_dtype, exchange.adds_up)
     return None
+
+
+def _straight(op):
+    return tuple((position, position) for position in range(len(op.outputs)))
+
+
+def _of_way(way):
+    if way is None:
+        return None
+    return Transfer(way.end, way.entry, ((0, 0),), 1.0, way.end.outputs[0].dtype, adds_up=False)
 
 
 def _out_of_its_branch(transfer):
     """A transfer in a branch made of switches goes from the switch that lets its input in to the merge at its end."""
-    if transfer.op._get_control_flow_context() is None or len(transfer.op.outputs) != 1:
+    if transfer.op._get_control_flow_context() is None or len(transfer.routes) != 1:
         return transfer
     end, start = transfer.op, transfer.op.inputs[0].op
     while end.type != "Merge":
         users = end.outputs[0].consumers()
-        if len(users) != 1 or users[0].type not in ("Merge", *_CHANGES_OF_DTYPE):
+        if len(users) != 1 or not _leads_on(users[0], end):
             return transfer
         end = users[0]
-    while start.type in _CHANGES_OF_DTYPE:
+    while start.type in CHANGES_OF_DTYPE:
         start = start.inputs[0].op
-    return dataclasses.replace(transfer, op=end, entry=start) if start.type == "Switch" else transfer
+    if start.type != "Switch" or not _is_unchanged_otherwise(end, start):
+        return transfer
+    return dataclasses.replace(transfer, op=end, entry=start, routes=((0, 0),))
 
 
-def _only_transfer_inside(branch):
-    """Factor and dtype of a branch that sends its input to the other ranks and gives the result back, or None.
+def _leads_on(user, op):
+    """Whether `user` passes on what `op` gives, no larger than it is: rows that were joined are averaged that way."""
+    if user.type == "RealDiv" and user.inputs[0].op is op:
+        divisor = tf.get_static_value(user.inputs[1])
+        return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1
+    return user.type in ("Merge", *CHANGES_OF_DTYPE)
 
-    Between the input and the output there may be nothing but changes of dtype.
-    """
-    body = branch.graph._get_function(branch.get_attr("then_branch").name).cached_definition
-    nodes = {node.name: node for node in body.node_def}
-    found, reference = None, body.ret[body.signature.output_arg[0].name]
-    while (node := nodes.get(reference.partition(":")[0])) is not None:
-        if node.op == "HorovodAllreduce" and found is None:
-            factor = abs(node.attr["prescale_factor"].f * node.attr["postscale_factor"].f)
-            found = factor, tf.as_dtype(node.attr["T"].type)
-        elif node.op not in _CHANGES_OF_DTYPE:
-            return None
-        reference = node.input[0]
-    return found
+
+def _is_unchanged_otherwise(merge, start):
+    """Whether the branch without transfer gives what was sent."""
+    others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
+    return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name

@@ -52,7 +52,7 @@ class TailingHook(tf.estimator.SessionRunHook):
         finally:
             if was_finalized:
                 graph.finalize()
-        if report.fragments and ranks.rank == 0:
+        if report.has_found_gradients and ranks.rank == 0:
             self._publish(report)
 
     def _publish(self, report: TailingReport):

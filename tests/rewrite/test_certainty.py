@@ -45,7 +45,7 @@ class Exchange:
             self.local = tf1.placeholder(tf.float32, [4])
             arrived = tf.raw_ops.Snapshot(input=self.local)
             self.arrived, self.outcome = arrived, check(arrived)
-            transfer = Transfer(arrived.op, arrived.op, 0, 1.0, tf.float32)
+            transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
             dependent = GraphIndex(self.graph).followers([arrived.op])
             self.certain = Certainty({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
             self.session = tf1.Session()

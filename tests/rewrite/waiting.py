@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_COUNTERS = ("power", "global_step", "iter", "loss_scale", "good_steps", "bad_steps")
 WRITES = ("Assign", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "AssignAdd", "AssignSub")
 
 
@@ -33,8 +34,56 @@ def nodes_of_proto(graph_def):
     return nodes
 
 
+def nodes_of_run(metadata):
+    """The nodes of the graph that a run with `output_partition_graphs` has executed."""
+    nodes = {}
+    for partition in metadata.partition_graphs:
+        nodes.update(nodes_of_proto(partition))
+    return nodes
+
+
 def is_update(node):
     return node.kind in WRITES or node.kind.startswith(("ResourceApply", "Apply", "ResourceSparseApply", "SparseApply"))
+
+
+def gradient_transfers(nodes):
+    """Names of the Horovod ops, without the decisions."""
+    horovod = (node.name for node in nodes.values() if node.kind.startswith("Horovod"))
+    return [name for name in horovod if "decision" not in name and "tail_optimization" not in name]
+
+
+def superfluous_waits(nodes, results=()):
+    """Where the tail is longer than it has to be: pairs of a transfer that no other one waits for, and what does.
+
+    What may wait for it is made of it, or only keeps the books after a step, which nothing else waits for.
+
+    Args:
+      nodes: the nodes of a graph by name.
+      results: names of other nodes that have to be early, besides updates of variables, transfers and decisions.
+    """
+    transfers = gradient_transfers(nodes)
+    updates = {node.name for node in nodes.values() if is_update(node) and not is_counter(variable_of(node, nodes))}
+    horovod = {node.name for node in nodes.values() if node.kind.startswith("Horovod")}
+    found = []
+    for transfer in transfers:
+        waiting = waiting_for(nodes, [transfer])
+        if not waiting.intersection(transfers) - {transfer}:
+            late = waiting & (updates | horovod | set(results)) - {transfer}
+            found += [(transfer, name) for name in sorted(late - computed_from(nodes, [transfer]))]
+    return found
+
+
+def variable_of(update, nodes):
+    """The name of the variable an update writes, which may be handed in through switches."""
+    node = nodes[update.data[0]]
+    while node.kind in ("Switch", "RefSwitch", "Identity"):
+        node = nodes[node.data[0]]
+    return node.name
+
+
+def is_counter(name):
+    """Whether a variable counts steps, which comes after the step, as in the optimizers themselves."""
+    return any(word in name for word in _COUNTERS)
 
 
 def waiting_for(nodes, awaited):

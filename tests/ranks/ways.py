@@ -1,0 +1,92 @@
+"""The ways to train on several ranks with a loss scale whose tail can be optimised."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_session import decorate_sessions
+from npu_bridge.gradients import Pipeline, PipelineOptimizer
+from npu_bridge.gradients.graph_mode import classic_control_flow
+
+tf1 = tf.compat.v1
+FIRST_SCALE = 2.0**10
+WIRES = ("none", "float16")
+
+
+def in_one(optimizer, wire, name, is_tailing):
+    manager, scale = _our_scale()
+    return NPUOptimizer(optimizer, manager, True, True, is_tailing, name=name, wire=wire), scale
+
+
+def in_two(optimizer, wire, name, is_tailing):
+    del is_tailing  # the pass does it
+    manager, scale = _our_scale()
+    return NPULossScaleOptimizer(NPUDistributedOptimizer(optimizer, name=name, wire=wire), manager, True), scale
+
+
+def scale_outside(optimizer, wire, name, is_tailing):
+    del is_tailing
+    scale = _stock_scale()
+    distributed = _horovod(_of_tf1(optimizer, name), wire, name)
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(distributed, scale), scale()
+
+
+def scale_inside(optimizer, wire, name, is_tailing):
+    del is_tailing
+    scale = _stock_scale()
+    scaled = tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(_of_tf1(optimizer, name), scale)
+    return _horovod(scaled, wire, name), scale()
+
+
+# Functions of an optimizer, a wire format, a name that is unique in the graph and whether the tail is optimised. They
+# give what trains, and its loss scale.
+WAYS = {
+    "NPUOptimizer": in_one,
+    "NPULossScaleOptimizer": in_two,
+    "scale outside": scale_outside,
+    "scale inside": scale_inside,
+}
+
+
+def _our_scale():
+    manager = ExponentialUpdateLossScaleManager(FIRST_SCALE, 4, 1, 2, 0.5)
+    return manager, manager.get_loss_scale()
+
+
+def _stock_scale():
+    return tf1.mixed_precision.DynamicLossScale(FIRST_SCALE, increment_period=4)
+
+
+def _of_tf1(optimizer, name):
+    """Stock wrappers take no Keras optimizer in a graph."""
+    if isinstance(optimizer, tf1.train.Optimizer):
+        return optimizer
+    return PipelineOptimizer(optimizer, Pipeline([]), f"{name}_inner")
+
+
+def _horovod(optimizer, wire, name):
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    compression = hvd.Compression.fp16 if wire == "float16" else hvd.Compression.none
+    return hvd.DistributedOptimizer(optimizer, name=name, compression=compression)
+
+
+def control_flow(is_classic):
+    """Inside, conditions are built as TF 1 does, or as TensorFlow 2 does."""
+    return classic_control_flow() if is_classic else contextlib.nullcontext()
+
+
+def open_session(is_tailing):
+    """A session whose map says whether the tail is optimised."""
+    decorate_sessions()
+    config = npu_config_proto()
+    (entry,) = config.graph_options.rewrite_options.custom_optimizers
+    entry.parameter_map["is_tailing_optimization"].b = is_tailing
+    return tf1.Session(config=config)

@@ -1,0 +1,43 @@
+"""What the pass says of its work, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+
+from npu_bridge.rewrite.report import NO_GRADIENTS, Fragment, TailingReport
+
+
+def test_what_moved_and_what_still_waits_is_told_with_the_bytes_of_every_fragment():
+    report = TailingReport(
+        fragments=[Fragment(["late", "middle"], 8_000_000), Fragment(["early"], 250_000)],
+        freed={"All": ["cond/Switch", "update"]},
+        kept={"clipped": "it is made by Sqrt (Sqrt), whose outcome cannot be told early"},
+    )
+    assert report.text().splitlines() == [
+        "tail optimisation: 2 fragments (8.0 MB, 0.2 MB)",
+        "  All is decided from local gradients; 2 ops wait for it",
+        "  clipped still waits for the last fragment: it is made by Sqrt (Sqrt), whose outcome cannot be told early",
+    ]
+    assert json.loads(report.json()) == {
+        "fragments": [
+            {"transfers": ["late", "middle"], "size_bytes": 8_000_000},
+            {"transfers": ["early"], "size_bytes": 250_000},
+        ],
+        "freed": {"All": ["cond/Switch", "update"]},
+        "kept": {"clipped": "it is made by Sqrt (Sqrt), whose outcome cannot be told early"},
+        "unchanged_because": "",
+    }
+
+
+def test_where_nothing_was_changed_it_says_why():
+    report = TailingReport(fragments=[Fragment(["sum"], 4)], unchanged_because="gradients travel inside a loop")
+    assert report.text().splitlines() == [
+        "tail optimisation: 1 fragment (0.0 MB)",
+        "tail optimisation: nothing was changed: gradients travel inside a loop",
+    ]
+    assert not report.has_changed and report.has_found_gradients
+    assert json.loads(report.json())["unchanged_because"] == "gradients travel inside a loop"
+
+
+def test_a_graph_without_gradients_is_nothing_to_tell():
+    assert not TailingReport(unchanged_because=NO_GRADIENTS).has_found_gradients
