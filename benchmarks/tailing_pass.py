@@ -21,7 +21,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-NODES_PER_LAYER = 112  # of a layer below, its gradient, exchange, check and update
+NODES_PER_LAYER = 70  # of a layer below, its gradient, exchange, check and update
 
 
 def secs_of_pass(layers):

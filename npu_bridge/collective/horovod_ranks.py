@@ -60,9 +60,10 @@ class HorovodCommunicator(Communicator):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
             wide = [tf.cast(tensors[position], widened(dtype)) for position in positions]
-            vector = joined(unfolded(wide))
-            if prescale != 1.0:
-                vector *= tf.cast(prescale, vector.dtype)
+            if prescale == 1.0:
+                vector = joined(unfolded(wide))
+            else:
+                vector = joined(wide) * unfolded([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
             # A group of one, because only groups are never joined with what happens to meet them.

@@ -9,6 +9,8 @@ rank is near an overflow, the check that was there decides, as it did, so the nu
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 
 import tensorflow as tf
@@ -36,6 +38,23 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
     Ranks: collective: every rank calls it on the same graph, and runs it.
     """
+    with _no_garbage_collection():
+        return _freed(graph, communicator)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """Thousands of new ops, none of them garbage, would have Python look through the whole graph again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _freed(graph, communicator):
     index = GraphIndex(graph)
     transfers = find_transfers(index.ops)
     report = TailingReport()
