@@ -1,4 +1,4 @@
-"""Scripts as the migration guides and the porting tool leave them: every pattern trains, alone and on two ranks."""
+"""What docs/ported.md says: scripts of the migration guides and the porting tool train, alone and on two ranks."""
 
 from __future__ import annotations
 
