@@ -80,7 +80,7 @@ def lstm(
     Returns:
       y, h, c, i, j, f, o and tanh(c), each [T, B, H].
     """
-    depth = x.shape[2]
+    depth = x.shape.as_list()[2]
     w_hidden = w[depth:]
 
     def step(state, inputs):
@@ -141,7 +141,7 @@ def attentional_gru(
 
 def _gru(x, weights, h, rule, lengths, attention):
     of_hidden, hidden_bias = weights.of_hidden, weights.hidden_bias
-    width = of_hidden.shape[0]
+    width = of_hidden.shape.as_list()[0]
 
     def step(state, inputs):
         (h,) = state
@@ -189,7 +189,7 @@ def _over_time(
     _, _, written = tf.while_loop(lambda time, *_: time < steps, body, (tf.constant(0), tuple(state), written))
     stacked = [array.stack() for array in written]
     for values in stacked:
-        values.set_shape([inputs[0].shape[0], *state[0].shape])
+        values.set_shape(inputs[0].shape[:1].concatenate(state[0].shape))
     return stacked[: len(state)], stacked[len(state) :]
 
 

@@ -21,7 +21,7 @@ def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
     """
     shape = tf.shape(images)
     height, width = shape[1], shape[2]
-    flat = tf.reshape(images, [shape[0], height * width, images.shape[3]])
+    flat = tf.reshape(images, [shape[0], height * width, images.shape.as_list()[3]])
     top, left = tf.floor(rows), tf.floor(columns)
     sampled = 0.0
     for row in (top, top + 1):
@@ -43,7 +43,7 @@ def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
       ValueError: image or flow does not have 4 axes, or flow not 2 channels.
     """
     image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
-    if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape[3] != 2:
+    if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"
         raise ValueError(message(where, "a shape does not fit", "[N, H, W, C] and [N, H, W, 2]", got, "Reshape."))
     flow = tf.cast(flow, tf.float32)
@@ -78,11 +78,11 @@ def deformable_conv2d(
     Raises:
       ValueError: the channels or the size of the offsets do not fit, or a number of groups does not divide.
     """
-    kernel_height, kernel_width, _, filters = kernel.shape
-    taps, channels = kernel_height * kernel_width, x.shape[3]
+    kernel_height, kernel_width, _, filters = kernel.shape.as_list()
+    taps, channels = kernel_height * kernel_width, x.shape.as_list()[3]
     _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where)
     paddings = (pads[0] + pads[1], pads[2] + pads[3])
-    size = list(map(_places, x.shape[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
+    size = list(map(_places, x.shape.as_list()[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
     if not offsets.shape[1:3].is_compatible_with(size):
         raise ValueError(
             message(
@@ -111,7 +111,9 @@ def deformable_conv2d(
     sampled = tf.reshape(tf.concat(of_groups, axis=-1), [count, height, width, taps, groups, channels // groups])
     kernels = tf.reshape(kernel, [taps, channels // groups, groups, filters // groups])
     convolved = tf.einsum("nhwkgc,kcgf->nhwgf", sampled, tf.cast(kernels, x.dtype))
-    return tf.ensure_shape(tf.reshape(convolved, [count, height, width, filters]), [*offsets.shape[:3], filters])
+    return tf.ensure_shape(
+        tf.reshape(convolved, [count, height, width, filters]), offsets.shape[:3].concatenate([filters])
+    )
 
 
 def decode_to_size(image: Any, size: Any, window: Any | None = None) -> tf.Tensor:
@@ -132,14 +134,15 @@ def decode_to_size(image: Any, size: Any, window: Any | None = None) -> tf.Tenso
 
 
 def _check_channels(x, kernel, offsets, taps, groups, deformable_groups, where):
-    channels, filters = x.shape[3], kernel.shape[3]
+    channels = x.shape.as_list()[3]
+    *_, inputs, filters = kernel.shape.as_list()
     if channels % groups or filters % groups or channels % deformable_groups:
         got = f"{channels} channels, {filters} filters, groups={groups}, deformable_groups={deformable_groups}"
         raise ValueError(message(where, "groups do not divide the channels", "divisors", got, "Correct them."))
-    if kernel.shape[2] * groups != channels:
-        got = f"{kernel.shape[2]} for {channels} channels in {groups} groups"
+    if inputs * groups != channels:
+        got = f"{inputs} for {channels} channels in {groups} groups"
         raise ValueError(message(where, "filter does not fit x", f"{channels // groups} inputs", got, "Correct it."))
-    if offsets.shape[3] != 3 * deformable_groups * taps:
+    if offsets.shape.as_list()[3] != 3 * deformable_groups * taps:
         expected = f"3·deformable_groups·kh·kw = {3 * deformable_groups * taps} channels"
         raise ValueError(message(where, "offsets do not fit", expected, f"shape {offsets.shape}", "Correct it."))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -11,10 +13,23 @@ PLACES = 16
 STEP = 5e-3
 
 
+@contextlib.contextmanager
+def tf1_graph():
+    """Inside, a graph of its own in which sizes and loops are those of scripts that switch TensorFlow 2 off."""
+    tf.compat.v1.disable_v2_tensorshape()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            yield graph
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+        tf.compat.v1.enable_v2_tensorshape()
+
+
 def computed(function, *arrays):
-    """What a function of tensors gives, as numpy; the same eagerly and in a graph."""
+    """What a function of tensors gives, as numpy; the same eagerly and in a TF 1 graph."""
     eagerly = tf.nest.map_structure(np.asarray, function(*map(tf.constant, arrays)))
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    with tf1_graph(), tf.compat.v1.Session() as session:
         placeholders = [tf.compat.v1.placeholder(array.dtype, array.shape) for array in map(np.asarray, arrays)]
         in_graph = session.run(function(*placeholders), dict(zip(placeholders, arrays)))
     for one, other in zip(tf.nest.flatten(eagerly), tf.nest.flatten(in_graph)):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from npu_bridge.estimator import npu_ops
 from npu_bridge.estimator.npu.npu_dynamic_rnn import DynamicAUGRU, DynamicGRUV2, DynamicRNN
 from npu_bridge.estimator.npu.npu_rnn import npu_dynamic_rnn
-from tests.operators.computing import close, computed, differentiable
+from tests.operators.computing import close, computed, differentiable, tf1_graph
 
 tf1 = tf.compat.v1
 STEPS, BATCH, DEPTH, HIDDEN = 5, 3, 4, 2
@@ -63,6 +63,13 @@ def gru(x, weights, h, order="zrh", reset_after=True, attention=None, lengths=No
     return [np.stack(values).astype(np.float32) for values in zip(*outputs)]
 
 
+@pytest.fixture(params=[False, True], ids=["TF 2", "TF 1"])
+def any_graph(request):
+    """A graph with the behaviour of TensorFlow 2, and one with that of 1."""
+    with tf1_graph() if request.param else tf.Graph().as_default():
+        yield
+
+
 def all_close(actual, expected):
     assert len(actual) == len(expected)
     for one, other in zip(actual, expected):
@@ -87,6 +94,7 @@ def test_lstm_layer(forget_bias, lengths):
     all_close(layer(X, lengths, weight=2 * w, bias=-b), lstm(X, 2 * w, -b, zeros, zeros, forget_bias, lengths))
 
 
+@pytest.mark.filterwarnings("ignore:.*rnn_cell.* is deprecated")
 def test_lstm_layer_agrees_with_the_cell_of_tensorflow(graph):
     layer = DynamicRNN(HIDDEN, tf.float32, forget_bias=1.0)
     y, output_h, output_c, *_ = layer(X, seq_length=LENGTHS)
@@ -163,16 +171,13 @@ def test_gradients():
     differentiable(lambda x, attention: gru_layer(x, attention, LENGTHS)[0] ** 2, X, ATTENTION)
 
 
-def test_layers_train_in_a_graph_with_a_batch_of_any_size(graph):
+def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
     x = tf1.placeholder(tf.float32, [STEPS, None, DEPTH])
     layers = [DynamicRNN(HIDDEN, tf.float32), DynamicRNN(HIDDEN, tf.float32, direction="BIDIRECTIONAL")]
     layers += [DynamicGRUV2(HIDDEN, tf.float32)]
     outputs = [layer(x)[0] for layer in layers]
-    assert [output.shape.as_list() for output in outputs] == [
-        [STEPS, None, HIDDEN],
-        [2, STEPS, None, HIDDEN],
-        [STEPS, None, HIDDEN],
-    ]
+    sizes = [STEPS, None, HIDDEN]
+    assert [output.shape.as_list() for output in outputs] == [sizes, [2, *sizes], sizes]
     loss = tf.add_n([tf.reduce_mean(tf.square(output - 0.5)) for output in outputs])
     train = tf1.train.AdamOptimizer(0.2).minimize(loss)
     names = {variable.op.name: variable.shape.as_list() for variable in tf1.trainable_variables()}
@@ -196,7 +201,7 @@ def test_layers_train_in_a_graph_with_a_batch_of_any_size(graph):
 @pytest.mark.parametrize("make", [DynamicRNN, DynamicGRUV2])
 @pytest.mark.parametrize("batch, entries", [(BATCH, BATCH), (None, 16)])
 @pytest.mark.parametrize("steps, value", [(STEPS, STEPS), (None, 1)])
-def test_variable_of_lengths_is_in_checkpoints(make, batch, entries, steps, value, graph):
+def test_variable_of_lengths_is_in_checkpoints(make, batch, entries, steps, value, any_graph):
     make(HIDDEN, tf.float32)(tf1.placeholder(tf.float32, [steps, batch, DEPTH]))
     (lengths,) = (variable for variable in tf1.global_variables() if variable.name == "dynamicbase/seq_length:0")
     assert lengths not in tf1.trainable_variables()
@@ -252,7 +257,7 @@ def test_illegal_arguments(make, change, error):
         make(**{"hidden_size": HIDDEN, "dtype": tf.float32, **change})
 
 
-def test_depth_must_be_known(graph):
+def test_depth_must_be_known(any_graph):
     with pytest.raises(ValueError, match="DynamicRNN: the depth of x is unknown"):
         DynamicRNN(HIDDEN, tf.float32)(tf1.placeholder(tf.float32, [STEPS, BATCH, None]))
 
@@ -268,7 +273,8 @@ def test_one_step():
             npu_ops.basic_lstm_cell(x, h, c, w, b, keep_prob, 1.0, True, activation)
 
 
-def test_unrolled_rnn_is_the_static_one_of_tensorflow(graph):
+@pytest.mark.filterwarnings("ignore:.*rnn_cell.* is deprecated")
+def test_unrolled_rnn_is_the_static_one_of_tensorflow(any_graph):
     cells = [tf1.nn.rnn_cell.GRUCell(HIDDEN, name="gru_cell") for _ in range(2)]
     outputs, state = npu_dynamic_rnn(cells[0], X, dtype=tf.float32, sequence_length=LENGTHS)
     with tf1.variable_scope("", reuse=True):

@@ -52,7 +52,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables for inputs [T, B, D]; ValueError when D is unknown."""
-        steps, batch, depth = input_shape
+        steps, batch, depth = tf.TensorShape(input_shape).as_list()
         if depth is None:
             raise self._error("the depth of x is unknown", "[T, B, D] with known D", f"shape {input_shape}", "Set it.")
         self._make_weights(depth)
@@ -86,7 +86,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
         """The state before the first step for each direction, [B, H]; zeros unless given."""
         shape = [directions, tf.shape(x)[1], self.hidden_size]
         state = tf.zeros(shape, x.dtype) if given is None else tf.reshape(tf.cast(given, x.dtype), shape)
-        return tf.unstack(tf.ensure_shape(state, [directions, x.shape[1], self.hidden_size]))
+        return tf.unstack(tf.ensure_shape(state, [directions, x.shape.as_list()[1], self.hidden_size]))
 
 
 class DynamicRNN(_DynamicLayer):

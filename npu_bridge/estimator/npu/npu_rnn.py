@@ -34,7 +34,7 @@ def npu_dynamic_rnn(
       ValueError: T is unknown, or neither `initial_state` nor `dtype` is given.
     """
     inputs = tf.convert_to_tensor(inputs)
-    if inputs.shape.rank is None or inputs.shape[0] is None:
+    if inputs.shape.rank is None or inputs.shape.as_list()[0] is None:
         mend = "Set it, or use tf.nn.dynamic_rnn with time_major=True."
         got = f"shape {inputs.shape}"
         raise ValueError(message("npu_dynamic_rnn", "the number of steps is unknown", "[T, B, ...]", got, mend))
