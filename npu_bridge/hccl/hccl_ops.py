@@ -20,6 +20,7 @@ from npu_bridge.collective.differentiable import sum_over_ranks, without_gradien
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.pairs import receive_from, send_to
 from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, is_integer
+from npu_bridge.operators.unavailable import not_available
 
 __all__ = [
     "all_to_all_v",
@@ -381,7 +382,4 @@ def _name(call, detail=None):
 
 
 def _needs_addresses(op, alternative):
-    return NotImplementedError(
-        f"hccl_ops.{op}: not available. Expected a collective over tensors; got an access by raw device address. "
-        f"{alternative}."
-    )
+    return not_available(f"hccl_ops.{op}", "an access by raw device address", f"{alternative}.")

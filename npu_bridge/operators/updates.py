@@ -73,9 +73,7 @@ def adam_step(
     if weight_decay is not None:
         update += tf.cast(weight_decay, update.dtype) * variable
     new_value = variable - tf.cast(learning_rate, update.dtype) * update
-    # A variable of the older kind is read where it is used: nothing may be written before all has been computed.
-    with tf.control_dependencies(_graph_tensors(new_first, new_second, new_value)):
-        written = [second.assign(new_second), first.assign(new_first), variable.assign(new_value)]
+    written = [second.assign(new_second), first.assign(new_first), variable.assign(new_value)]
     return None if tf.executing_eagerly() else tf.group(*written)
 
 
@@ -108,8 +106,7 @@ def lamb_direction(
     corrected_second = new_second / (1 - tf.cast(moments.keep_second, dtype) ** steps)
     direction = corrected_first / (tf.sqrt(corrected_second) + tf.cast(epsilon, dtype))
     direction += tf.cast(weight_decay, dtype) * tf.cast(weight, dtype)
-    with tf.control_dependencies(_graph_tensors(direction)):
-        written = [second.assign(new_second), first.assign(new_first)]
+    written = [second.assign(new_second), first.assign(new_first)]
     with tf.control_dependencies([] if tf.executing_eagerly() else written):
         return tf.identity(direction), tf.identity(new_second), tf.identity(new_first)
 
@@ -139,10 +136,6 @@ def _next_moments(first, second, gradient, moments):
     new_first = tf.cast(moments.keep_first, dtype) * first + tf.cast(moments.add_first, dtype) * gradient
     new_second = tf.cast(moments.keep_second, dtype) * second + tf.cast(moments.add_second, dtype) * gradient**2
     return new_first, new_second
-
-
-def _graph_tensors(*tensors):
-    return [] if tf.executing_eagerly() else tensors
 
 
 def _check_variables(variables, where):
