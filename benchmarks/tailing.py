@@ -1,6 +1,7 @@
 """What hides the tail of the gradient exchange: step times with tail optimisation on and off, beside stock wrappings.
 
     python benchmarks/tailing.py [--rates 1gbit,300mbit] [--optimizers lamb,adam] [--models layers,bert] [--rounds 8]
+    python benchmarks/tailing.py --rates 1gbit --optimizers lamb --models layers --picture off_and_on.svg
 
 Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; where that is not
 allowed, on this machine's loopback). All contenders train in one job and take turns. Printed are median step times, the
@@ -9,6 +10,8 @@ the gradients take on the wire and the time the processor works on a step. Nothi
 
 Aims: tailing on at most 0.85 of the best loss-scaled peer and at most 0.90 of tailing off where the exchange is long,
 and nowhere above 1.02 of tailing off.
+
+`--picture` draws a step with tailing off and one with tailing on, one below the other, on one scale.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -77,7 +81,12 @@ def bert_model(tf1, width=384, depth=6, batch=4, length=48, words=8192):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits))
 
 
-MODELS = {"layers": layers_model, "bert": bert_model}
+def small_model(tf1):
+    """Too little work to measure; to see that all of this runs."""
+    return layers_model(tf1, width=40, depth=8, batch=16)
+
+
+MODELS = {"layers": layers_model, "bert": bert_model, "small": small_model}
 
 
 def make_optimizer(name):
@@ -163,6 +172,7 @@ def measure(options):
     """On a rank: seconds of a step and of its processor time, per round and contender; rank 0 prints them as JSON."""
     import tensorflow as tf
 
+    from benchmarks.lab.tail_record import record_steps
     from npu_bridge import collective
 
     rank = collective.current().rank
@@ -176,6 +186,8 @@ def measure(options):
             for number in range(options.rounds + 1):
                 order = random.Random(number).sample(sorted(steps), len(steps))  # the same on every rank
                 rounds.append({name: _timed(session, steps[name]) for name in order})
+            if options.picture:
+                record_steps(session, {name: steps[name] for name in (OFF, ON)}, options.picture, rank)
     if rank == 0:
         print("result " + json.dumps({"parameters": parameters, "variables": count, "rounds": rounds[1:]}))
 
@@ -188,12 +200,11 @@ def _timed(session, step):
     return (time.perf_counter() - start) / 2, (time.process_time() - work) / 2
 
 
-def run(options, rate):
-    """Starts the ranks of one setting; gives what rank 0 reported and where they ran."""
+def run_ranks(script, words, rate):
+    """Starts the workers of a benchmark as two ranks; gives what rank 0 reported and where they ran."""
     from benchmarks.lab.two_hosts import reason_for_no_hosts, two_hosts
 
-    words = [__file__, "--worker", "--rounds", options.rounds]
-    words += ["--optimizers", options.optimizers, "--models", options.models]
+    words = [script, "--worker", *words]
     reason = reason_for_no_hosts()
     if reason:
         command = [sys.executable, "-m", "npu_bridge.run", "-np", "2", *map(str, words)]
@@ -203,7 +214,7 @@ def run(options, rate):
             text, place = hosts.run_ranks(*words).text, rate
     results = [line.partition("result ")[2] for line in text.splitlines() if "result {" in line]
     if not results:
-        sys.exit(f"tailing: the ranks did not finish:\n{text}")
+        sys.exit(f"{pathlib.Path(script).stem}: the ranks did not finish:\n{text}")
     return json.loads(results[0]), place
 
 
@@ -230,21 +241,30 @@ def report(result, place, optimizer, model):
 
 
 def main():
+    from benchmarks.lab.tail_record import draw_steps
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default="1gbit,300mbit", help="of each host's link, as tc writes them")
     parser.add_argument("--optimizers", default="lamb,adam")
     parser.add_argument("--models", default="layers,bert")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--picture", metavar="FILE", help="SVG of a step with tailing off and on")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         measure(options)
         return
+    if options.picture and "," in options.models + options.optimizers + options.rates:
+        parser.error("--picture shows one setting: choose one of --models, one of --optimizers and one of --rates")
     for model in options.models.split(","):
         for optimizer in options.optimizers.split(","):
             for rate in options.rates.split(","):
-                setting = argparse.Namespace(rounds=options.rounds, optimizers=optimizer, models=model)
-                report(*run(setting, rate), optimizer, model)
+                words = ["--rounds", options.rounds, "--optimizers", optimizer, "--models", model]
+                with tempfile.TemporaryDirectory() as folder:
+                    words += ["--picture", folder] if options.picture else []
+                    report(*run_ranks(__file__, words, rate), optimizer, model)
+                    if options.picture:
+                        draw_steps(folder, (OFF, ON), 2, options.picture)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
 from npu_bridge.reporting.tail_picture import draw_step
+from npu_bridge.reporting.tail_speeds import measured_speeds
 
 
 class Tail(NamedTuple):
@@ -36,9 +38,8 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
       OSError: a file cannot be written.
     """
     traces = merge(found)
-    first = min(trace.rank for trace in traces)
-    own = [trace for trace in traces if trace.rank == first]
-    shown = sorted(own, key=lambda trace: trace.exposed_ms)[(len(own) - 1) // 2]
+    shown = typical_step(traces)
+    own = [trace for trace in traces if trace.rank == shown.rank]
     tail = Tail(
         sorted(trace.step for trace in own),
         round(statistics.median(trace.exposed_ms for trace in own), 4),
@@ -46,10 +47,20 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     )
     with open(picture, "w", encoding="utf-8") as file:
         file.write(draw_step(shown, ranks=len(found)))
-    described = {"rank": first, **tail._asdict(), "shown_step": shown.step}
+    speeds = measured_speeds(traces)
+    described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
+    if speeds is not None:
+        described["speeds"] = dataclasses.asdict(speeds)
     with open(facts, "w", encoding="utf-8") as file:
         json.dump({**described, "traces": [trace.as_facts() for trace in traces]}, file)
     return tail
+
+
+def typical_step(traces: Sequence[StepTrace]) -> StepTrace:
+    """Of the lowest rank, the step whose exposed tail is the median."""
+    first = min(trace.rank for trace in traces)
+    own = sorted((trace for trace in traces if trace.rank == first), key=lambda trace: trace.exposed_ms)
+    return own[(len(own) - 1) // 2]
 
 
 def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:

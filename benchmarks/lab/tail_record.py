@@ -1,0 +1,52 @@
+"""Recording a few steps of contenders on every rank, and drawing one step of each on one scale."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+_STEPS = range(2, 9)  # the first ones are slow
+
+
+def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int) -> None:
+    """Runs and records training steps on a rank.
+
+    Args:
+      session: whose graph has no global step.
+      steps: training steps by the name of their contender.
+      folder: for a file of each contender and rank.
+      rank: this rank; all ranks call it.
+    """
+    from tensorflow.python.client.session import BaseSession
+
+    from npu_bridge.reporting.step_recorder import StepRecorder
+
+    for name, step in steps.items():
+        recorder = StepRecorder(_STEPS, str(_file_of(folder, name, rank)), rank)
+        for _ in range(_STEPS.stop):
+            recorder.run(BaseSession.run, session, step)
+
+
+def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) -> None:
+    """Draws the typical step of two contenders, as `record_steps` has recorded them, one below the other.
+
+    Args:
+      folder: as `record_steps` got it.
+      names: the contenders.
+      ranks: number of ranks that have recorded.
+      picture: SVG file to write.
+    """
+    from npu_bridge.reporting.tail_picture import compare
+    from npu_bridge.reporting.tail_report import merge, typical_step
+
+    shown = []
+    for name in names:
+        found = [json.loads(_file_of(folder, name, rank).read_text())["npu_bridge"] for rank in range(ranks)]
+        shown.append(typical_step(merge(found)))
+    pathlib.Path(picture).write_text(compare(*shown, names), encoding="utf-8")
+
+
+def _file_of(folder, name, rank):
+    return pathlib.Path(folder, f"{name.replace(' ', '_').replace(',', '')}_{rank}.json")
