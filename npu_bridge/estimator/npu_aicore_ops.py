@@ -198,7 +198,7 @@ _OPERATORS = (
     "tabulatefusionsea",
     "tabulatefusionseagrad",
 )
-__all__ = [*_OPERATORS, "npu_aicore_ops"]  # noqa: PLE0604
+__all__ = [*_OPERATORS, "npu_aicore_ops"]
 
 # Scripts import this name from the module of the same name.
 npu_aicore_ops = types.SimpleNamespace(**{name: globals()[name] for name in _OPERATORS})
