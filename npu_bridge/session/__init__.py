@@ -5,7 +5,7 @@ of its own. `effects.py` is the face: settings for a session, hooks for its runs
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
-from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError
+from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, space_for
 from npu_bridge.session.effects import (
     apply_process_settings,
     close_hooks,
@@ -35,6 +35,7 @@ __all__ = [
     "name_step",
     "prepare_session_config",
     "run_with_hooks",
+    "space_for",
     "steps_per_run",
     "train_in_loops",
 ]

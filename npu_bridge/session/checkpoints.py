@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge.options.errors import message
 
-__all__ = ["CarefulSaver", "CheckpointNotSavedError"]
+__all__ = ["CarefulSaver", "CheckpointNotSavedError", "space_for"]
 
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.
@@ -52,7 +54,7 @@ class CarefulSaver:
             latest = tf.train.latest_checkpoint(folder)
             if prefix not in (latest, *kept):
                 self._clear_away(prefix, files, kept)
-            raise CheckpointNotSavedError(_explain(global_step, folder, latest, error)) from error
+            raise CheckpointNotSavedError(_explain(f"that of step {global_step}", folder, error)) from error
 
     def _clear_away(self, prefix, files, kept):
         self._saver.recover_last_checkpoints(kept)
@@ -62,13 +64,31 @@ class CarefulSaver:
             tf.io.gfile.remove(file)
 
 
-def _explain(step, folder, latest, error):
+@contextlib.contextmanager
+def space_for(file: str) -> Iterator[None]:
+    """Inside, a file is written beside its place and moved there, as TensorFlow does; no space is an error.
+
+    Args:
+      file: the path it will have.
+    Raises:
+      CheckpointNotSavedError: there is no space; what was half-written is deleted.
+    """
+    try:
+        yield
+    except _NO_SPACE as error:
+        for half_written in tf.io.gfile.glob(f"{file}.tmp*"):
+            tf.io.gfile.remove(half_written)
+        raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
+
+
+def _explain(what, folder, error):
+    latest = tf.train.latest_checkpoint(folder)
     # A long message: what failed stands before the line that names the operator.
     found = re.search(r"([^\n]+)\n\s*\[\[", error.message)
     reason = found.group(1) if found else error.message.strip().splitlines()[-1]
     return message(
         "checkpoint",
-        f"that of step {step} is not saved",
+        f"{what} is not saved",
         f"space in {folder}",
         f"{type(error).__name__}: {reason}",
         f"Free some space; the latest checkpoint is {os.path.basename(latest) if latest else 'none'}.",

@@ -160,7 +160,7 @@ def test_saver_hook_saves_when_due_and_in_the_end(graph, tmp_path, caplog):
 
 
 FULL_DISK = """
-import logging, resource, signal, sys
+import logging, os, resource, shutil, signal, sys
 import numpy as np, tensorflow as tf
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -189,58 +189,75 @@ class DiskIsFull(tf.estimator.SessionRunHook):
         if self.runs == self.room_again:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-for folder, hooks in (("small", []), ("for_some_time", [DiskIsFull(7)]), ("for_good", [DiskIsFull(0)])):
+def fill(folder):
+    with open(os.path.join(folder, "filler"), "wb", buffering=0) as file:
+        try:
+            while os.path.ismount(folder):
+                file.write(bytes(1000))
+        except OSError:
+            pass
+
+trainings = ("small", []), ("small", []), ("for_some_time", [DiskIsFull(7)]), ("for_good", [DiskIsFull(0)])
+for number, (folder, hooks) in enumerate(trainings):
     print("---", flush=True)
     estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=folder, save_checkpoints_steps=2))
     try:
         estimator.train(input_fn, max_steps=8, hooks=hooks)
     except OSError as error:
         print("raised", type(error).__name__, error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    shutil.copytree(folder, f"seen_{number}")
+    fill(folder)
 """
+
+
+# A file system with room for two checkpoints, which ends with the process.
+MOUNT_AND_RUN = 'mount -t tmpfs -o size=1200k tmpfs small && exec "$0" "$@"'
+ON_SMALL_DISK = ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT_AND_RUN]
 
 
 @pytest.fixture(scope="module")
 def full_disk(tmp_path_factory):
-    """Trains without enough space: gives the folder, and what was said in each of three trainings.
+    """Trains four times without enough space: gives the folders as each left them, and what each said.
 
-    The first is in a file system of its own, with room for two checkpoints, where the system lets us make one. In the
-    others files may not grow, which to a process is much the same.
+    The first two are on a small disk of their own: on the second one it is full from the start. In the others files may
+    not grow, which to a process is much the same. Where no disk can be made, the first two are None.
     """
     folder = tmp_path_factory.mktemp("disk")
-    small = folder / "small"
-    small.mkdir()
+    (folder / "small").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", FULL_DISK]
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(small)]
-    is_small = bool(shutil.which("mount")) and subprocess.run(mount, capture_output=True).returncode == 0
-    try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr[-4000:]
-        yield folder, done.stdout.split("---")[1:], is_small
-    finally:
-        if is_small:
-            subprocess.run(["umount", str(small)], check=True)
+    has_disk = False
+    if shutil.which("unshare"):
+        has_disk = subprocess.run([*ON_SMALL_DISK, "true"], cwd=folder, capture_output=True).returncode == 0
+    command = [*(ON_SMALL_DISK if has_disk else []), sys.executable, "-c", FULL_DISK]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen = [(folder / f"seen_{number}", said) for number, said in enumerate(done.stdout.split("---")[1:])]
+    return seen if has_disk else [None, None, *seen[2:]]
+
+
+def of_training(full_disk, number):
+    if full_disk[number] is None:
+        pytest.skip("no disk of its own can be made here")
+    return full_disk[number]
 
 
 @pytest.mark.parametrize(
-    "name, kept, reason",
+    "number, name, kept, reason",
     [
-        ("small", [0, 2], "No space left on device"),
-        ("for_some_time", [0, 2, 8], "File too large"),
-        ("for_good", [0, 2], "File too large"),
+        (0, "small", [0, 2], "No space left on device"),
+        (2, "for_some_time", [0, 2, 8], "File too large"),
+        (3, "for_good", [0, 2], "File too large"),
     ],
 )
-def test_a_full_disk_takes_no_checkpoint_away(full_disk, name, kept, reason):
-    folder, said, is_small = full_disk
-    if name == "small" and not is_small:
-        pytest.skip("a file system of its own needs root")
-    said = said[["small", "for_some_time", "for_good"].index(name)]
+def test_a_full_disk_takes_no_checkpoint_away(full_disk, number, name, kept, reason):
+    folder, said = of_training(full_disk, number)
     for step in (4, 6):
         assert f"checkpoint: that of step {step} is not saved. Expected space in {name}; got " in said
     assert reason in said and "the latest checkpoint is model.ckpt-2. Training goes on." in said
     is_raised = "raised CheckpointNotSavedError checkpoint: that of step 8 is not saved." in said
     assert is_raised == (name != "for_some_time") and ("raised" in said) == is_raised
-    model_dir = str(folder / name)
+    model_dir = str(folder)
     paths = tf.train.get_checkpoint_state(model_dir).all_model_checkpoint_paths
     assert [os.path.basename(path) for path in paths] == [f"model.ckpt-{step}" for step in kept]
     endings = ("data-00000-of-00001", "index", "meta")
@@ -251,3 +268,10 @@ def test_a_full_disk_takes_no_checkpoint_away(full_disk, name, kept, reason):
     assert tf.train.load_variable(latest, "global_step") == kept[-1]
     kernel = tf.train.load_variable(latest, "kernel")  # the mean over 1000 columns, times 1000
     np.testing.assert_array_equal(kernel, np.full([100, 1000], -kept[-1], np.float32))
+
+
+def test_no_space_at_the_start_is_said(full_disk):
+    folder, said = of_training(full_disk, 1)
+    assert "raised CheckpointNotSavedError checkpoint: graph.pbtxt is not saved. Expected space in small; got " in said
+    assert "No space left on device. Free some space; the latest checkpoint is model.ckpt-2." in said
+    assert [entry for entry in os.listdir(folder) if entry.startswith("graph")] == ["graph.pbtxt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, TextIO
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from npu_bridge.session import (
     HostCallHook,
     create_loop_variables,
     load_loop_variables,
+    space_for,
 )
 
 __all__ = [
@@ -226,6 +228,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     ):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
         self._is_behind = False
+
+    def after_create_session(self, session, coord):
+        with space_for(os.path.join(self._checkpoint_dir, "graph.pbtxt")):
+            super().after_create_session(session, coord)
 
     def after_run(self, run_context, run_values):
         if _LOG.isEnabledFor(logging.INFO):
