@@ -126,4 +126,11 @@ def _why_nothing(found: list[dict[str, Any]]) -> str:
             "them with TensorBoard."
         )
     first, last = seen[0]["first_step_seen"], seen[0]["last_step_seen"]
+    pace = seen[0]["steps_per_run"]
+    if pace > 1:
+        return (
+            f"Of a run of {pace} steps only the last one can be recorded (iterations_per_loop). Expected one of those; got "
+            f"steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
+            f"iterations_per_loop=1."
+        )
     return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."

@@ -52,6 +52,7 @@ class StepRecorder:
         self._runs = 0
         self._first_seen: int | None = None
         self._last_seen: int | None = None
+        self._steps_per_run = 1
         self._recorded: dict[int, Any] = {}
         self._training_runs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_over = False
@@ -104,7 +105,7 @@ class StepRecorder:
 
     def _step(self, run, session):
         """Number of the step that is about to run, of several the last one."""
-        steps = steps_per_run(session)
+        steps = self._steps_per_run = steps_per_run(session)
         global_step = tf.compat.v1.train.get_global_step(session.graph)
         first = self._runs * steps if global_step is None else int(run(session, global_step))
         return first + steps - 1
@@ -118,6 +119,7 @@ class StepRecorder:
             "host": socket.gethostname(),
             "first_step_seen": self._first_seen,
             "last_step_seen": self._last_seen,
+            "steps_per_run": self._steps_per_run,
             "steps": [trace.as_facts() for trace in traces],
         }
         events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]

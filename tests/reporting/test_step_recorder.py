@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession
 
+from npu_bridge.launch.timeline import Recording
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
 
@@ -85,6 +86,20 @@ def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
     (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
     assert step["step"] == 3
     assert step["updates"]
+
+
+def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(graph, tmp_path):
+    train = name_step(minimized())
+    recording = Recording(4, 6, str(tmp_path))
+    recorder = StepRecorder(recording.steps, recording.path_of(0), rank=0)
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        train_in_loops(session, 4)
+        for _ in range(2):
+            recorder.run(BaseSession.run, session, train)
+    said = recording.conclude(1)
+    assert said.startswith("timeline: nothing was recorded of steps 4-5. Of a run of 4 steps only the last one")
+    assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
 
 
 def test_options_of_the_script_are_kept(graph, tmp_path):
