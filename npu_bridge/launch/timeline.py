@@ -129,8 +129,8 @@ def _why_nothing(found: list[dict[str, Any]]) -> str:
     pace = seen[0]["steps_per_run"]
     if pace > 1:
         return (
-            f"Of a run of {pace} steps only the last one can be recorded (iterations_per_loop). Expected one of those; got "
-            f"steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
+            f"Of a run of {pace} steps only the last one can be recorded (iterations_per_loop). Expected one of those; "
+            f"got steps {first} to {last} at intervals of {pace}. Say --timeline {last}:{last + 1}, or set "
             f"iterations_per_loop=1."
         )
     return f"Expected steps that are trained; got steps {first} to {last} in this run. Choose among these."
