@@ -28,9 +28,13 @@ def training_batches(batch_size: int, done: int = 0) -> tf.data.Dataset:
     Args:
       batch_size: pictures of all ranks together.
       done: batches to pass over.
+    Raises:
+      ValueError: the ranks cannot share a batch evenly.
     """
     pictures, digits = load()[0]
     ranks, rank = get_rank_size(), get_rank_id()
+    if batch_size % ranks:
+        raise ValueError(f"--batch_size: expected a multiple of the {ranks} ranks; got {batch_size}.")
     stream = tf.data.Dataset.from_tensor_slices((pictures, digits)).shuffle(len(digits), seed=1).repeat()
     own = stream.skip(done * batch_size).shard(ranks, rank)
     return own.batch(batch_size // ranks, drop_remainder=True).prefetch(2)
