@@ -5,21 +5,29 @@ from __future__ import annotations
 import pathlib
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests.rewrite.waiting import computed_from, is_update, nodes_of_graph, waiting_for
+from npu_bridge.session.tailing_hook import report_of
+from tests.ranks.ways import WAYS, control_flow, open_session
+from tests.rewrite.waiting import (
+    computed_from,
+    is_counter,
+    is_update,
+    nodes_of_graph,
+    nodes_of_run,
+    superfluous_waits,
+    variable_of,
+    waiting_for,
+)
 from tests.training import OPTIMIZERS, TwoLayers, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 
 BERT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "bert_pretrain"
-# What counts steps comes after the step, as in the optimizers themselves.
-COUNTERS = ("power", "global_step", "iter", "loss_scale", "good_steps", "bad_steps")
 
 
 def weights(name, *shape):
@@ -79,29 +87,11 @@ def bert():
 MODELS = (chain, sparse_and_unused, shared, two_heads, convolution, bert)
 
 
-def random_model(random):
-    """Layers of random widths, skips between them, now and then a matrix that was used before, and control edges."""
-    width = int(random.randint(2, 12))
-    values, used = [tf.ones([2, width])], []
-    for layer in range(random.randint(2, 9)):
-        source = values[random.randint(len(values))]
-        fitting = [matrix for matrix in used if matrix.shape[0] == source.shape[-1]]
-        if fitting and random.rand() < 0.3:
-            matrix = fitting[random.randint(len(fitting))]
-        else:
-            matrix = weights(f"layer_{layer}", source.shape[-1], int(random.randint(2, 12)))
-            used.append(matrix)
-        with tf.control_dependencies([values[random.randint(len(values))]] if random.rand() < 0.3 else []):
-            values.append(tf.tanh(tf.matmul(source, matrix)))
-    return tf.add_n([tf.reduce_mean(tf.square(value)) for value in values[1:]])
-
-
 @in_graph
-def superfluous_waits(model, optimizer, is_tailing):
+def waits_for_last_fragment(model, optimizer, is_tailing):
     """On a rank: updates that wait for the last fragment, those of them that are not made of it, and all updates."""
-    loss = model() if callable(model) else random_model(np.random.RandomState(model))
     wrapped = NPUOptimizer(OPTIMIZERS[optimizer](), FixedLossScaleManager(8), True, True, is_tailing)
-    wrapped.minimize(loss, tf1.train.get_or_create_global_step())
+    wrapped.minimize(model(), tf1.train.get_or_create_global_step())
     nodes = nodes_of_graph(tf1.get_default_graph())
     transfers = [name for name, node in nodes.items() if node.kind == "HorovodGroupedAllreduce"]
     last = max(transfers, key=lambda name: int(name.split("_fragment_")[1].split("_")[0]))
@@ -110,37 +100,41 @@ def superfluous_waits(model, optimizer, is_tailing):
     return sorted(waiting), sorted(waiting - computed_from(nodes, [last])), sorted(updates)
 
 
-def variable_of(update, nodes):
-    """The name of the variable an update writes, which may be handed in through switches."""
-    node = nodes[update.data[0]]
-    while node.kind in ("Switch", "RefSwitch", "Identity"):
-        node = nodes[node.data[0]]
-    return node.name
-
-
-def is_counter(name):
-    return any(word in name for word in COUNTERS)
-
-
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "lamb"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_what_is_not_made_of_the_last_fragment_does_not_wait_for_it(on_ranks, model, optimizer):
-    waiting, superfluous, updates = on_ranks(2, superfluous_waits, model, optimizer, True)[0]
+    waiting, superfluous, updates = on_ranks(2, waits_for_last_fragment, model, optimizer, True)[0]
     assert superfluous == []
     assert 0 < len(waiting) < len(updates)
 
 
 def test_without_tail_optimisation_everything_waits(on_ranks):
-    waiting, superfluous, updates = on_ranks(2, superfluous_waits, chain, "adam", False)[0]
+    waiting, superfluous, updates = on_ranks(2, waits_for_last_fragment, chain, "adam", False)[0]
     applied = [name for name in updates if "Apply" in name]
     assert set(applied) <= set(waiting) and len(superfluous) > 20
 
 
-def many_superfluous_waits(seeds):
-    """On a rank: the superfluous waits of random models."""
-    return {seed: superfluous_waits(seed, "momentum", True)[1] for seed in seeds}
+@in_graph
+def superfluous_waits_when_freed(model, way, is_classic):
+    """On a rank: superfluous waits of the graph that was run after the pass, and what the pass says."""
+    with control_flow(is_classic):
+        loss = model()
+        optimizer, _ = WAYS[way](OPTIMIZERS["adam"](), "none", "opt", True)
+        train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+        start = tf1.global_variables_initializer()
+    graph = tf1.get_default_graph()
+    words = {op.outputs[0]: [1, 2, 2] for op in graph.get_operations() if op.type == "Placeholder"}
+    options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+    with open_session(is_tailing=True) as session:
+        session.run(start)
+        session.run([train_op, loss], words, options=options, run_metadata=metadata)
+    report = report_of(graph)
+    return superfluous_waits(nodes_of_run(metadata), [loss.op.name]), report.kept, list(report.freed)
 
 
-def test_random_models(on_ranks):
-    found = on_ranks(2, many_superfluous_waits, range(40))[0]
-    assert {seed: waits for seed, waits in found.items() if waits} == {}
+@pytest.mark.parametrize("way", ["NPULossScaleOptimizer", "scale outside", "scale inside"])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_of_graphs_that_others_have_built_too(on_ranks, model, way):
+    is_classic = model in MODELS[::2]
+    for superfluous, kept, freed in on_ranks(2, superfluous_waits_when_freed, model, way, is_classic):
+        assert superfluous == [] and kept == {} and len(freed) == 1

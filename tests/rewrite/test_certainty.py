@@ -33,6 +33,9 @@ CHECKS = {
     ),
     "stacked": lambda grad: tf.reduce_all(tf.stack([all_finite(grad), all_finite(tf.square(grad))])),
     "sum": lambda grad: all_finite(tf.reshape(grad + grad, [-1])),
+    "rows": lambda grad: all_finite(tf.math.unsorted_segment_sum(grad, [0, 1, 0, 1], 2)),
+    "total": lambda grad: tf.math.is_finite(tf.reduce_sum(grad)),
+    "part": lambda grad: all_finite(tf.split(grad, [1, 3])[1][:2]),
 }
 
 
@@ -96,6 +99,18 @@ def test_ordinary_gradients_are_certain(exchanges, name):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_what_is_not_finite_or_near_the_end_is_not_certain(exchanges, name, bad):
     assert not exchanges[name].is_certain(np.float32([1.0, bad, 0.5, 1.0]))
+
+
+@pytest.mark.parametrize("adds_up", [False, True])
+def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
+    local = tf.constant([6e4, 6e4, -6e4, 1.0], tf.float16)
+    arrived = tf.raw_ops.Snapshot(input=local)
+    outcome = all_finite(tf.reshape(arrived, [2, 2]))
+    transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float16, adds_up)
+    dependent = GraphIndex(graph).followers([arrived.op])
+    certain = Certainty({arrived.op.name: transfer}, dependent, RANKS).is_true(outcome)
+    with tf1.Session() as session:
+        assert session.run(certain) == (not adds_up)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_PREFIXES_OF_WRITES = ("ResourceApply", "Apply", "ResourceSparseApply", "SparseApply", "ResourceScatter", "ScatterAdd")
 _COUNTERS = ("power", "global_step", "iter", "loss_scale", "good_steps", "bad_steps")
 WRITES = ("Assign", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "AssignAdd", "AssignSub")
 
@@ -43,7 +44,7 @@ def nodes_of_run(metadata):
 
 
 def is_update(node):
-    return node.kind in WRITES or node.kind.startswith(("ResourceApply", "Apply", "ResourceSparseApply", "SparseApply"))
+    return node.kind in WRITES or node.kind.startswith(_PREFIXES_OF_WRITES)
 
 
 def gradient_transfers(nodes):
