@@ -10,26 +10,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from npu_bridge.options import environment
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
-# What is sent at once, and how much of it may be under way: whatever small and urgent comes next, as the decision about
-# the step, waits for no more than that; and what has arrived can be worked on meanwhile.
 _FLIGHT_BYTES_PER_RANK = 4_000_000
-IN_FLIGHT = 3
+_IN_FLIGHT = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitStrategy:
-    """How the gradients of one group are cut; percentages of bytes beat indices, which beat the default.
+    """How the gradients of one group are cut; percentages of bytes beat indices, these a measured cut, all the default.
 
     Attributes:
       last_indices: position of each fragment's last gradient, in readiness order, or None.
       percentages: share of the bytes of each fragment, or None.
+      measured: gives the cut from the bytes of each gradient, or None.
     """
 
     last_indices: tuple | None = None
     percentages: tuple | None = None
+    measured: Callable[[Sequence[int]], list[list[int]]] | None = None
 
     def fits(self, count: int) -> bool:
         """True when `count` gradients can be cut."""
@@ -41,18 +43,25 @@ class SplitStrategy:
             return []
         if self.percentages is None and self.last_indices is not None:
             return cut_by_index(len(sizes_bytes), self.last_indices)
+        if self.percentages is None and self.measured is not None:
+            return self.measured(sizes_bytes)
         return cut_by_size(sizes_bytes, self.percentages or DEFAULT_PERCENTAGES)
 
 
 class SplitStrategies:
-    """The strategies that were set, by group name. The first setting of a kind wins until the group is destroyed."""
+    """The strategies that were set, by group name. The first setting of a kind wins until the group is destroyed.
 
-    def __init__(self):
+    Args:
+      unset: strategies of groups while none is set.
+    """
+
+    def __init__(self, unset: Mapping[str, SplitStrategy] | None = None):
+        self._unset = dict(unset or {})
         self._by_group: dict[str, SplitStrategy] = {}
 
     def of(self, group: str) -> SplitStrategy:
         """The strategy of a group; the default one when none was set."""
-        return self._by_group.get(group, SplitStrategy())
+        return self._by_group.get(group) or self._unset.get(group) or SplitStrategy()
 
     def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
         """Sets the cut by index; False when one was set before and stays."""
@@ -130,8 +139,26 @@ def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAU
 
 
 def flight_bytes(world_size: int) -> int:
-    """What is sent at once: more on more ranks, because a ring of n ranks cuts it into n parts and waits for each."""
-    return _FLIGHT_BYTES_PER_RANK * world_size
+    """What is sent at once: more on more ranks, because a ring of n ranks cuts it into n parts and waits for each.
+
+    `FUSION_TENSOR_SIZE` sets another number of bytes.
+
+    Raises:
+      ValueError: the variable is no such number.
+    """
+    return environment.positive_number("FUSION_TENSOR_SIZE", _FLIGHT_BYTES_PER_RANK * world_size, "bytes")
+
+
+def most_in_flight() -> int:
+    """How many transfers of gradients may be under way at once; `NPU_TRANSFERS_IN_FLIGHT` sets another number.
+
+    Whatever small and urgent comes next, as the decision about the step, waits for no more than these; and what has
+    arrived can be worked on meanwhile. With one alone, nothing is on the wire while the next one is prepared.
+
+    Raises:
+      ValueError: the variable is no such number.
+    """
+    return environment.positive_number("NPU_TRANSFERS_IN_FLIGHT", _IN_FLIGHT, "transfers")
 
 
 def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int) -> list[list[int]]:

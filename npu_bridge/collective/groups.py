@@ -12,13 +12,15 @@ Ranks in a group are numbered by ascending rank in the job, whatever the order t
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import zlib
 from collections.abc import Sequence
 
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.current import current
-from npu_bridge.collective.fragments import SplitStrategies
+from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
+from npu_bridge.collective.measured_split import Speeds, fastest_cut
 from npu_bridge.collective.single_process import SingleProcess
 from npu_bridge.options import environment
 
@@ -34,7 +36,7 @@ class Groups:
     """
 
     def __init__(self):
-        self.strategies = SplitStrategies()
+        self.strategies = SplitStrategies({WORLD: _split_of_this_job()})
         self._members_by_name: dict[str, tuple[int, ...]] = {}
         self._opened: dict[tuple[int, ...], Communicator] = {}
         self._meetings = 0
@@ -166,6 +168,15 @@ def of_this_process() -> Groups:
 def find(name: str = WORLD, where: str = "hccl") -> Communicator:
     """The communicator of a group of this process; starts Horovod where needed. Errors as `Groups.find`."""
     return of_this_process().find(name, current(), where)
+
+
+def _split_of_this_job() -> SplitStrategy:
+    """For measured speeds where `npu-run --split` handed them over, else the default."""
+    text = environment.read_variable("NPU_RUN_SPLIT")
+    if text is None:
+        return SplitStrategy()
+    speeds = Speeds.of_facts(json.loads(text))
+    return SplitStrategy(measured=lambda sizes_bytes: fastest_cut(sizes_bytes, speeds, current().size))
 
 
 def check_name(name, where: str) -> None:

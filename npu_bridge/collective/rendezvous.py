@@ -21,13 +21,7 @@ def limit_secs() -> int:
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    text = environment.read_variable("HCCL_CONNECT_TIMEOUT") or str(DEFAULT_LIMIT_SECS)
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise ValueError(
-            f"environment: HCCL_CONNECT_TIMEOUT is not a time. Expected whole seconds, at least 1; got {text!r}. "
-            f"Correct it or unset it for {DEFAULT_LIMIT_SECS} seconds."
-        )
-    return int(text)
+    return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
 
 
 def meet(together: Callable[[], Any], meeting: str, rank: int, size: int) -> Any:

@@ -50,6 +50,8 @@ class AllReduce(Stage):
         )
         plan.settings["wire"] = "none" if self._wire_dtype is None else self._wire_dtype.name
         plan.settings["hcom_parallel"] = may_overlap()
+        plan.settings["FUSION_TENSOR_SIZE"] = fragments.flight_bytes(collective.current().size)
+        plan.settings["NPU_TRANSFERS_IN_FLIGHT"] = fragments.most_in_flight()
 
     def local(self, step):
         if self._wire_dtype is not None and collective.current().size > 1:
@@ -85,11 +87,11 @@ class AllReduce(Stage):
         return _Scaled(communicator) if is_scaled else _AsItIs(communicator)
 
     def _reduce_dense(self, gradients, cut, route, decision):
-        results, sent = {}, []
+        results, sent, most = {}, [], fragments.most_in_flight()
         in_last_fragment = set(cut[-1]) if cut else set()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, route.size)):
-            waits_for = [] if len(sent) < fragments.IN_FLIGHT else [sent[-fragments.IN_FLIGHT]]
+            waits_for = [] if len(sent) < most else [sent[-most]]
             if decision is not None and positions[0] in in_last_fragment:
                 waits_for.append(decision)
             tensors = [gradients[position] for position in positions]

@@ -23,6 +23,7 @@ from npu_bridge.launch.job import Outcome, run_ranks
 from npu_bridge.launch.plan import plan as plan_command
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.split import announce_split
 from npu_bridge.launch.timeline import Recording
 
 __all__ = ["COMMANDS", "main", "run_script"]
@@ -81,6 +82,11 @@ def main(arguments: list[str] | None = None) -> None:
 @click.option(
     "--timeline-dir", default="timeline", show_default=True, metavar="DIR", help="Folder for what --timeline writes."
 )
+@click.option(
+    "--split",
+    metavar="FILE",
+    help="Cut gradients into the fragments that are fastest for the speeds in tail.json of an earlier --timeline.",
+)
 @click.option("--verbose", is_flag=True, help="Say what is started.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
@@ -95,6 +101,7 @@ def run_script(
     stall_secs: float | None,
     timeline: str | None,
     timeline_dir: str,
+    split: str | None,
     verbose: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -107,6 +114,8 @@ def run_script(
     try:
         _check_script(script)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
+        if split is not None:
+            announce_split(split)
         plan = plan_job(size, hosts, hostfile, rank_table)
         if recording is not None:
             recording.announce(plan.size)

@@ -26,6 +26,7 @@ __all__ = [
     "fill_rank_variables",
     "is_flag_on",
     "launched",
+    "positive_number",
     "probable_rank",
     "rank_size_text",
     "read_variable",
@@ -69,6 +70,28 @@ _CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP
 def read_variable(name: str) -> str | None:
     """The text of a variable, or None when it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def positive_number(name: str, default: int, unit: str) -> int:
+    """A whole number of at least 1 from a variable, `default` when it is unset.
+
+    Args:
+      unit: what it counts, for the message.
+    Raises:
+      ValueError: the text is something else.
+    """
+    text = read_variable(name) or str(default)
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise ValueError(
+            message(
+                "environment",
+                f"{name} is no number of {unit}",
+                f"whole {unit}, at least 1",
+                repr(text),
+                f"Correct it, or unset it for {default}.",
+            )
+        )
+    return int(text)
 
 
 def write_variable(name: str, value: object) -> None:

@@ -123,7 +123,16 @@ VARIABLES = (
             ("PRINT_MODEL", "Writes the graph before and after it is split.", _NO_DUMP),
             ("ASCEND_GLOBAL_LOG_LEVEL", "Log level.", recorded("Python's logging decides.")),
             ("ENABLE_DYNAMIC_SHAPE_MULTI_STREAM", "Several streams with dynamic shapes.", _NO_DEVICE),
-            ("FUSION_TENSOR_SIZE", "Bytes of the buffer gradients are fused in.", _COMMUNICATION),
+            (
+                "FUSION_TENSOR_SIZE",
+                "Bytes of the buffer gradients are fused in.",
+                works("Gradients that are sent at once; 4 MB for each rank when unset."),
+            ),
+            (
+                "NPU_TRANSFERS_IN_FLIGHT",
+                "Of this package: transfers of gradients that may be under way at once.",
+                works("3 when unset; a decision about a step waits for no more than these."),
+            ),
         )
     ),
 )

@@ -6,9 +6,12 @@ after its rewriter has renamed, joined and removed operators.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import tensorflow as tf
 
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
@@ -27,6 +30,7 @@ class _Event(NamedTuple):
     name: str
     begin: float  # microseconds since the epoch
     end: float
+    size_bytes: int = 0
 
 
 def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
@@ -78,7 +82,13 @@ def _events(step_stats) -> Iterable[_Event]:
                 begin, length = stats.all_start_nanos / 1000, stats.all_end_rel_nanos / 1000
             else:
                 begin, length = float(stats.all_start_micros), float(stats.all_end_rel_micros)
-            yield _Event(name, begin, begin + length)
+            yield _Event(name, begin, begin + length, sum(map(_size_bytes, stats.output)))
+
+
+def _size_bytes(output):
+    description = output.tensor_description
+    width = tf.as_dtype(description.dtype).size if description.dtype else 0
+    return width * math.prod(dimension.size for dimension in description.shape.dim)
 
 
 def _transfers(events, kinds, in_ms):
@@ -94,6 +104,7 @@ def _transfers(events, kinds, in_ms):
                 end_ms=end_ms,
                 fragment=int(fragment[1]) if fragment else None,
                 is_decision=event.name in kinds.decisions,
+                size_bytes=event.size_bytes,
             )
         )
         before = end_ms

@@ -65,6 +65,7 @@ class Transfer:
       end_ms: its result was there.
       fragment: number of the aggregation fragment; None for other transfers.
       is_decision: it is the joint decision about the step, one number.
+      size_bytes: of what arrived; 0 where that was not recorded.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Transfer:
     end_ms: float
     fragment: int | None = None
     is_decision: bool = False
+    size_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size:
     strategy = groups.of_this_process().strategies.of(groups.WORLD)
     cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
     flights = fragments.cut_for_flight(cut, sizes, world_size)
-    for earlier, later in zip(flights, flights[fragments.IN_FLIGHT :]):
+    for earlier, later in zip(flights, flights[fragments.most_in_flight() :]):
         with tf.control_dependencies([ready[position].op for position in earlier]):
             for position in later:
                 _hold_back(ready[position])

@@ -17,6 +17,7 @@ from npu_bridge.collective.fragments import (
     cut_for_flight,
     flight_bytes,
     lossless_prescale,
+    most_in_flight,
 )
 
 SIZES = st.lists(st.integers(0, 10**9), max_size=60)
@@ -123,6 +124,19 @@ def test_large_fragments_fly_in_parts_that_grow_with_the_ranks():
     assert cut_for_flight(cut, sizes, 2) == [[0, 1], [2], [3], [4]]
     assert cut_for_flight(cut, sizes, 8) == [[0, 1, 2, 3], [4]]
     assert cut_for_flight([], [], 2) == []
+
+
+def test_what_flies_at_once_can_be_set(monkeypatch):
+    assert most_in_flight() == 3
+    monkeypatch.setenv("NPU_TRANSFERS_IN_FLIGHT", "5")
+    monkeypatch.setenv("FUSION_TENSOR_SIZE", "10")
+    assert (most_in_flight(), flight_bytes(2), flight_bytes(64)) == (5, 10, 10)
+    assert cut_for_flight([[0, 1, 2]], [6, 4, 1], 2) == [[0, 1], [2]]
+    for name, read in (("NPU_TRANSFERS_IN_FLIGHT", most_in_flight), ("FUSION_TENSOR_SIZE", lambda: flight_bytes(2))):
+        for text in ("0", "-1", "1.5", "many"):
+            monkeypatch.setenv(name, text)
+            with pytest.raises(ValueError, match=f"{name} .*at least 1; got '{text}'"):
+                read()
 
 
 @given(st.lists(st.integers(0, 20_000_000), max_size=30), st.integers(1, 9), st.integers(2, 6))
