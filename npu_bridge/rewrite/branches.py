@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 TYPES = ("If", "StatelessIf")
-_CALLS = (*TYPES, "PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "Case", "StatelessCase")
+CALLS = (*TYPES, "PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "Case", "StatelessCase")
 SUMS = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 JOINS = ("HorovodAllgather", "HorovodGroupedAllgather")
 CHANGES_OF_DTYPE = ("Identity", "Cast")
@@ -60,7 +60,7 @@ def transfers_inside(op: tf.Operation) -> list[str]:
 
 
 def _nodes_run_by(op) -> Iterator[Any]:
-    if op.type in _CALLS:
+    if op.type in CALLS:
         names, seen = _functions_of(op.node_def), set()
         while names:
             name = names.pop()

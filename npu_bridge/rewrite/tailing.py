@@ -16,6 +16,7 @@ import logging
 import tensorflow as tf
 
 from npu_bridge.collective import Communicator
+from npu_bridge.rewrite import branches
 from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
 from npu_bridge.rewrite.index import GraphIndex
 from npu_bridge.rewrite.order import issue_in_order
@@ -71,7 +72,7 @@ def _freed(graph, communicator):
         if report.has_changed:
             report.fragments = issue_in_order(transfers, index, communicator.size)
     if not report.has_changed:
-        report.unchanged_because = "; ".join(report.kept.values()) or "no update waits for a check of reduced gradients"
+        report.unchanged_because = "; ".join(report.kept.values()) or _reason_without_check(index, dependent, certainty)
     return report
 
 
@@ -85,6 +86,13 @@ def _reason_against(transfers, index, communicator):
     if hidden:
         return f"gradients travel inside a function: {hidden}"
     return "" if transfers else NO_GRADIENTS
+
+
+def _reason_without_check(index, dependent, certainty):
+    for op in index.ops:
+        if op.type in branches.CALLS and op.name in dependent and not certainty.is_transfer(op):
+            return f"what is done with reduced gradients is inside a function: {op.name}"
+    return "no update waits for a check of reduced gradients"
 
 
 def _decisions(index, dependent):

@@ -109,6 +109,33 @@ def test_near_overflow_the_check_that_was_there_decides(on_ranks):
 
 
 @in_graph
+def train_every_other_run(is_tailing):
+    """On a rank: gradients are applied, and checked, inside a condition; the variables and what the pass says."""
+    with control_flow(is_classic=True), tf1.Session() as session:
+        model, is_turn = Chain(), tf1.placeholder(tf.bool, [])
+        optimizer = WRAPPERS["scale outside"](OPTIMIZERS["adam"]())
+        gradients = optimizer.compute_gradients(model.loss)
+        train_op = tf.cond(is_turn, lambda: optimizer.apply_gradients(gradients), tf.no_op)
+        report = free_the_tail(tf1.get_default_graph(), collective.current()) if is_tailing else None
+        session.run(tf1.global_variables_initializer())
+        for number in range(11):
+            poison = np.nan if number in (4, 5, 8) and collective.current().rank == 1 else 0.0
+            feeds = {model.inputs: np.full([2, 8], number / 10), model.poison: poison, is_turn: number % 2 == 1}
+            session.run(train_op, feeds)
+        values = session.run({variable.name: variable for variable in tf1.global_variables()})
+    return values, report and list(report.freed)
+
+
+def test_a_decision_inside_a_condition_comes_only_when_that_holds(on_ranks):
+    as_built, freed = (on_ranks(2, train_every_other_run, is_tailing) for is_tailing in (False, True))
+    for (values, _), (freed_values, decisions) in zip(as_built, freed):
+        assert_same_bits(freed_values, values)
+        assert len(decisions) == 1
+        # Four of five turns were good: the first two, and two after the overflow.
+        assert values["current_loss_scale:0"] == 2.0**9 and values["good_steps:0"] == 2
+
+
+@in_graph
 def updates_that_wait(wrapper, is_freed):
     """On a rank: of the executed graph, updates that wait for the gradient that is ready last, and those made of it."""
     with tf1.Session() as session:
@@ -193,6 +220,12 @@ def in_function(grad):
     return tf.function(send)(grad)
 
 
+def applied_in_function(model):
+    optimizer = WRAPPERS["scale outside"](OPTIMIZERS["adam"]())
+    gradients = optimizer.compute_gradients(model.loss)
+    tf.cond(model.poison < 1.0, lambda: optimizer.apply_gradients(gradients), tf.no_op)
+
+
 # What builds a step, whether with control flow of TF 1, and what is said of it.
 NOT_FREED = {
     "clipped": (clipped, False, "whose outcome cannot be told early"),
@@ -204,6 +237,11 @@ NOT_FREED = {
     "condition, v2": (sent_by(in_condition_with_more), False, "inside a function: cond/sent"),
     "other end": (sent_by(in_condition_with_another_end), True, "inside a condition or a loop: cond/sent"),
     "other end, v2": (sent_by(in_condition_with_another_end), False, "inside a function: cond/sent"),
+    "applied in a function": (
+        applied_in_function,
+        False,
+        "reduced gradients is inside a function: cond",
+    ),
     "function": (sent_by(in_function), False, "inside a function: PartitionedCall"),
 }
 
