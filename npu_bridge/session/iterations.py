@@ -7,8 +7,10 @@ the last step, as is what hooks see, and all other runs of the session are what 
 The steps before the last run inside the graph where the step can be copied into a loop (`rewrite/loop.py`), else one
 by one through a prepared call of the session. That is nearly as fast: an empty one takes 12 µs, while a step of 30
 operators took 0.14 ms in calls and 0.11 ms in the graph, and one of 6 ms the same in both; a run of a monitored session
-with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15). So a step that draws random numbers, has a
-loop of its own or exchanges gradients is prepared, not copied: then it goes on with the very operators of the graph.
+with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15). So a step that draws seeded random numbers,
+has a loop of its own or exchanges gradients is prepared, not copied: then it goes on with the very operators of the
+graph. Where `overlap_loop_steps` says so and all ranks can, steps are copied into a loop in which they overlap
+(`rewrite/crossing.py`), and exchange their gradients there.
 
 When data ends in the middle of a loop the error comes as in any run; the steps that were trained stay trained.
 """
@@ -26,10 +28,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 
+from npu_bridge import collective
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
-from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
+from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_crossing_loop, put_in_loop
 from npu_bridge.session.loop_threads import POOL, LoopThreads
 from npu_bridge.session.run_view import computed_ops
 
@@ -132,14 +135,19 @@ class _Loops:
         if any(op.type == "OneShotIterator" for op in graph.get_operations()):
             say_once(logging.INFO, "iterations_per_loop: a one-shot iterator is fine here; the NPU stack rejects it.")
         reason, is_only_random = self._reason_against_copying(), False
+        options = of_graph.options_of(graph)
+        if options is not None and options.overlap_loop_steps:
+            loop = _loop_of_all_ranks(graph, step, fed, reason)
+            if loop is not None:
+                return _Copied(loop, _FIRST_STEPS)
         if not reason:
             try:
-                return _Copied(_put_in_loop(graph, step, fed))
+                return _Copied(_put_in_loop(put_in_loop, graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
         _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
         # Steps that wait, for other ranks or for a queue, are left to the pool.
-        return _Fed(step) if fed else _Prepared(step, make_callable, LoopThreads() if is_only_random else None)
+        return _Fed(step) if fed else _Prepared(step, make_callable, LoopThreads(None if is_only_random else POOL))
 
     def _reason_against_copying(self):
         if precision_of_session(self._session) is not None:
@@ -149,11 +157,12 @@ class _Loops:
 
 
 class _Copied:
-    """Steps in a loop of the graph."""
+    """Steps in a loop of the graph, at least `fewest_steps` in a call."""
 
-    def __init__(self, loop: InGraphLoop):
+    def __init__(self, loop: InGraphLoop, fewest_steps: int = 1):
         self._loop = loop
-        self._threads = LoopThreads()
+        self._threads = LoopThreads(POOL if loop.fingerprint else None)
+        self._fewest_steps = fewest_steps
         self._steps_per_call = _FIRST_STEPS
 
     def train(self, count: int, feeds: dict, run: Callable) -> None:
@@ -166,14 +175,14 @@ class _Copied:
                 run(None, [self._loop.op], [], {**feeds, self._loop.count.ref(): np.int64(steps)}, options, None)
             secs = time.perf_counter() - start
             self._threads.took(choice, steps, secs)
-            self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), 1)
+            self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), self._fewest_steps)
             count -= steps
 
 
 class _Prepared:
     """Steps one by one through a call that is prepared once, or once for each choice of threads."""
 
-    def __init__(self, step: Iterable[tf.Operation], make_callable: Callable, threads: LoopThreads | None):
+    def __init__(self, step: Iterable[tf.Operation], make_callable: Callable, threads: LoopThreads):
         self._targets = [op.name for op in step]
         self._make_callable = make_callable
         self._threads = threads
@@ -181,7 +190,7 @@ class _Prepared:
 
     def train(self, count: int, feeds: dict, run: Callable) -> None:
         """Trains `count` steps."""
-        choice = POOL if self._threads is None else self._threads.choose()
+        choice = self._threads.choose()
         if choice not in self._calls:
             run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=choice)
             self._calls[choice] = self._make_callable(
@@ -191,8 +200,7 @@ class _Prepared:
         start = time.perf_counter()
         for _ in range(count):
             call()
-        if self._threads is not None:
-            self._threads.took(choice, count, time.perf_counter() - start)
+        self._threads.took(choice, count, time.perf_counter() - start)
 
 
 class _Fed:
@@ -217,11 +225,36 @@ def _run_options(inter_op_thread_pool):
         pywrap_tf_session.TF_DeleteBuffer(options)
 
 
-def _put_in_loop(graph, step, fed):
+def _loop_of_all_ranks(graph, step, fed, reason):
+    """A loop whose steps overlap, if every rank of the job can make the same; else None, and the log says why."""
+    loop = None
+    if not reason:
+        try:
+            loop = _put_in_loop(put_in_crossing_loop, graph, step, fed)
+        except NotLoopableError as error:
+            reason = str(error)
+    if collective.current().size > 1 and not _is_same_on_all_ranks(loop) and not reason:
+        loop, reason = None, "other ranks would run another loop"
+    if reason:
+        _LOG.info("overlap_loop_steps: every step waits for all of the one before, as %s.", reason)
+    return loop
+
+
+def _is_same_on_all_ranks(loop):
+    # Without GPUs: how their memory is used is left to the training's own session.
+    settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as session:
+        own = tf.compat.v1.placeholder(tf.int64, [1])
+        of_ranks = collective.current().all_gather(own, "overlap_loop_steps")
+        fingerprints = set(session.run(of_ranks, {own: [-1 if loop is None else loop.fingerprint]}))
+    return len(fingerprints) == 1
+
+
+def _put_in_loop(put, graph, step, fed):
     was_finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
-        return put_in_loop(graph, step, fed)
+        return put(graph, step, fed)
     finally:
         if was_finalized:
             graph.finalize()

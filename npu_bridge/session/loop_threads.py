@@ -14,12 +14,15 @@ class LoopThreads:
 
     Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms without
     (2 cores, TensorFlow 2.15). Larger steps are better off with the pool. What is computed is the same.
+
+    Args:
+      settled: the choice, where nothing is to be tried.
     """
 
-    def __init__(self):
+    def __init__(self, settled: int | None = None):
         self._has_warmed_up = False
         self._secs: dict[int, list[float]] = {POOL: [], CALLER: []}
-        self._settled: int | None = None
+        self._settled = settled
 
     def choose(self) -> int:
         """For the next loop: `POOL` or `CALLER`."""

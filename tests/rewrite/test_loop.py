@@ -6,80 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.rewrite import NotLoopableError, put_in_loop
+from tests.rewrite.looping import MODELS, Fresh, batches, dense, loss_scaled, train_op_of
 from tests.training import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
 STEPS = 7
 pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers")
-
-
-def batches(poisoned=()):
-    """An iterator's next batch of images; every number of a poisoned batch is infinite."""
-    images = np.random.RandomState(0).randn(12, 4, 8, 8, 2).astype("f")
-    for number in poisoned:
-        images[number] = np.inf
-    iterator = tf1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(images))
-    tf1.add_to_collection("iterators", iterator.initializer)
-    return iterator.get_next()
-
-
-def dense(x):
-    return tf1.layers.dense(tf1.layers.flatten(x), 3, tf.nn.relu)
-
-
-def convolutional(x):
-    x = tf1.layers.conv2d(x, 4, 3, activation=tf.nn.relu)
-    x = tf1.layers.batch_normalization(x, training=True, fused=True)
-    return tf1.layers.max_pooling2d(x, 2, 2)
-
-
-def embedded(x):
-    table = tf1.get_variable("table", [20, 4])
-    return tf.nn.embedding_lookup(table, tf.cast(tf.abs(x[:, 0, :, 0]) * 5, tf.int32) % 20)
-
-
-def attention(x):
-    x = tf1.layers.dense(tf.reshape(x, [-1, 16, 8]), 8)
-    x += tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True) / 8.0), x)
-    x = tf1.layers.batch_normalization(x, training=True)
-    return tf1.layers.dense(x, 4, lambda y: 0.5 * y * (1.0 + tf.math.erf(y / 2.0**0.5)))
-
-
-MODELS = {model.__name__: model for model in (dense, convolutional, embedded, attention)}
-
-
-def loss_scaled(optimizer):
-    manager = ExponentialUpdateLossScaleManager(1024, 2, 1, 2, 0.5)
-    return NPUOptimizer(optimizer, loss_scale_manager=manager, is_loss_scale=True)
-
-
-def train_op_of(model, optimizer, poisoned=()):
-    tf1.set_random_seed(3)
-    global_step = tf1.train.get_or_create_global_step()
-    loss = tf.reduce_mean(tf.square(model(batches(poisoned))))
-    train_op = optimizer.minimize(loss, global_step)
-    return tf.group(train_op, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))
-
-
-class Fresh:
-    """A session of the default graph that can start again from one state."""
-
-    def __init__(self):
-        self.session = tf1.Session()
-        self.session.run(tf1.global_variables_initializer())
-        self._saver = {variable: self.session.run(variable) for variable in tf1.global_variables()}
-        self.restart()
-
-    def restart(self):
-        self.session.run(tf1.get_collection("iterators"))
-        for variable, value in self._saver.items():
-            self.session.run(variable.initializer, {variable.initializer.inputs[1]: value})
-
-    def values(self):
-        return {variable.name: self.session.run(variable) for variable in tf1.global_variables()}
 
 
 def one_by_one_and_looped(train_op, steps=STEPS):
@@ -159,8 +93,21 @@ def test_feeding_one_result_of_an_operator_leaves_the_others(graph):
         np.testing.assert_allclose(session.run(pulled), [35.0, expected], rtol=1e-5)
 
 
-def _with_dropout():
-    return tf1.assign_add(tf1.get_variable("a", [2]), tf.nn.dropout(tf.ones([2]), rate=0.5)).op
+def _with_dropout(seed=1):
+    return tf1.assign_add(tf1.get_variable("a", [2]), tf.nn.dropout(tf.ones([2]), rate=0.5, seed=seed)).op
+
+
+def test_random_numbers_without_a_seed_are_new_in_every_step(graph):
+    """There is no stream of numbers that steps one by one would have had."""
+    seen = tf1.get_variable("seen", [20], initializer=tf1.zeros_initializer(), use_resource=True)
+    count = tf1.get_variable("count", initializer=0, use_resource=True)
+    drawn = tf.random.uniform([])
+    step = tf1.scatter_update(seen, count.assign_add(1) - 1, drawn)
+    loop, fresh = put_in_loop(graph, [step.op]), Fresh()
+    with fresh.session as session:
+        session.run(loop.op, {loop.count: 19})
+        session.run(step)
+        assert len(set(session.run(seen))) == 20
 
 
 def _with_a_loop():
