@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import groups
+from npu_bridge.collective import agreement, groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.readiness import fragments_of
 from npu_bridge.options.errors import message, say_once
 
@@ -52,9 +53,14 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
       List in the same order.
     Raises:
       ValueError: the reduction or the group does not exist, or a value is None.
+      RanksDisagreeError: another rank is about to reduce something else, all ranks taking part and building a graph.
     """
     communicator = collective.group(group, "npu_allreduce")
     _check(values, reduction)
+    if group == groups.WORLD and communicator.size > 1 and building_graph():
+        plan = agreement.Plan("npu_allreduce", [_description(*value) for value in enumerate(values)])
+        plan.settings.update(reduction=reduction, fusion=fusion)
+        agreement.of_this_process().check(plan, communicator.rank, communicator.size)
     name = f"npu_allreduce_{reduction}_{groups.label(communicator)}"
     is_mean = reduction == "mean"
     if is_mean and group != groups.WORLD:
@@ -81,6 +87,15 @@ def _reduce_one(value, reduction, communicator, name):
         return mean_or_sum(value, False, communicator, name)
     reduced = communicator.reduce(tf.convert_to_tensor(value), reduction, name)
     return without_gradient(reduced, f"npu_allreduce with {reduction!r}")
+
+
+def _description(position, value):
+    """What other ranks must have alike in one value."""
+    value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+    if isinstance(value, tf.IndexedSlices):  # of which ranks may have different numbers of rows
+        return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
+    shape = str(tuple(value.shape)) if value.shape.is_fully_defined() else "unknown"
+    return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
 
 
 def _transfers(values, fusion, group):

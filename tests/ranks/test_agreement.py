@@ -15,8 +15,9 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
+from npu_bridge.options import environment
 from tests.training import in_graph
 
 tf1 = tf.compat.v1
@@ -36,6 +37,7 @@ class Build:
     is_dynamic: bool = False
     is_tailing: bool = False
     wire: str = "none"
+    in_flight: str = "3"
     last_indices: tuple = ()
 
 
@@ -57,6 +59,7 @@ DIFFERENCES = {
     "scale": (Build(scale=512.0), "loss_scale=1024.0", "loss_scale=512.0"),
     "tailing": (Build(is_tailing=True), "is_tailing_optimization=False", "is_tailing_optimization=True"),
     "wire": (Build(wire="float16"), "wire=none", "wire=float16"),
+    "window": (Build(in_flight="2"), "NPU_TRANSFERS_IN_FLIGHT=3", "NPU_TRANSFERS_IN_FLIGHT=2"),
     "split strategy": (Build(last_indices=(0, 1)), "bias:0 in fragment 0 of 1", "fragment 1 of 2"),
 }
 
@@ -67,7 +70,8 @@ def build(how):
     if how.last_indices:
         strategies.set_last_indices(groups.WORLD, how.last_indices)
     try:
-        with tf.Graph().as_default():
+        in_flight = environment.temporarily(lambda: {"NPU_TRANSFERS_IN_FLIGHT": how.in_flight})
+        with in_flight, tf.Graph().as_default():
             shapes = {"kernel": [3, 4], "bias": how.bias_shape}
             variables = [tf1.get_variable(name, shapes.get(name, [4]), how.dtype) for name in how.names]
             loss = tf.add_n([_term(variable, how) for variable in variables])
@@ -160,6 +164,26 @@ def test_loss_scaling_around_a_distributed_optimizer_is_compared_too(on_ranks):
     assert sentences
     for sentence in sentences:
         assert sentence.startswith("NPULossScaleOptimizer") and "Expected loss_scale=1.0 as on rank 0" in sentence
+
+
+@in_graph
+def reduced_by_hand():
+    """On a rank: gradients of as many elements, of other shapes; sparse ones may have other numbers of rows."""
+    rank = collective.current().rank
+    rows = tf.IndexedSlices(tf.ones([1 + rank, 2]), tf.range(1 + rank), tf.constant([4, 2]))
+    npu_allreduce([tf.ones([2, 3]), rows], "sum")
+    try:
+        npu_allreduce([tf.ones([2, 3] if rank == 0 else [3, 2]), tf.ones([4])])
+    except RanksDisagreeError as error:
+        return str(error)
+
+
+def test_gradients_reduced_by_hand_are_compared_too(on_ranks):
+    sentences = list(filter(None, on_ranks(2, reduced_by_hand)))
+    assert sentences
+    for sentence in sentences:
+        assert sentence.startswith("npu_allreduce: rank 1 and rank 0 would reduce different gradients.")
+        assert "Expected the shape (2, 3) of value 0 as on rank 0; got (3, 2)." in sentence
 
 
 @in_graph
