@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,13 +71,42 @@ def test_data_that_ends_in_the_loop_keeps_what_was_trained_and_nothing_else(grap
             assert_same_bits(fresh.values(), one_by_one)
 
 
-def test_a_late_reader_sees_the_value_of_its_own_step(graph):
+def slow_number():
+    """A number that takes a while."""
+    product = tf.random.uniform([300, 300])
+    for _ in range(4):
+        product = tf.matmul(product, product)
+    return product[0, 0]
+
+
+def late_numbers():
+    """An iterator's next number, which takes a while and can be cancelled."""
+
+    def wait(number):
+        time.sleep(0.03)
+        return number
+
+    dataset = tf.data.Dataset.range(100).map(lambda number: tf.numpy_function(wait, [number], tf.int64))
+    return tf1.data.make_one_shot_iterator(dataset).get_next()
+
+
+def test_a_slow_step_is_done_before_the_end_of_data_is_told(graph):
+    """What has gone wrong cancels whatever else waits for data in the same run."""
+    numbers = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+    trained = tf1.get_variable("trained", initializer=np.int64(0), use_resource=True)
+    step = trained.assign_add(numbers + 10 * late_numbers())
+    loop, fresh = put_in_crossing_loop(graph, [step.op]), Fresh()
+    with fresh.session as session:
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(loop.op, {loop.count: STEPS})
+        assert session.run(trained) == 11 * (0 + 1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+def test_a_late_reader_sees_the_value_of_its_own_step(graph, use_resource):
     """It reads when the step is nearly over, and the next step would like to write."""
-    number = tf1.get_variable("number", initializer=0.0, use_resource=True)
-    total = tf1.get_variable("total", initializer=0.0, use_resource=True)
-    slow = tf.linalg.matmul(tf.fill([200, 200], number.read_value()), tf.ones([200, 200]))[0, 0]
-    added = number.assign_add(1.0)
-    with tf.control_dependencies([slow, added]):
+    number, total = (tf1.get_variable(name, initializer=0.0, use_resource=use_resource) for name in ("number", "total"))
+    with tf.control_dependencies([slow_number(), number.assign_add(1.0)]):
         late = total.assign_add(number.read_value())
     assert assert_overlapping_steps_give_the_same_bits(tf.group(late))["total:0"] == STEPS * (STEPS + 1) / 2
 
