@@ -72,6 +72,11 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
     )
 
 
+def sends_gradients(name: str, kind: str) -> bool:
+    """Whether an operator of this name and type takes gradients from rank to rank, as its name tells."""
+    return bool(_TRANSFER.match(kind) and _GRADIENT.search(name))
+
+
 def _events(step_stats) -> Iterable[_Event]:
     for device in step_stats.dev_stats:
         for stats in device.node_stats:
@@ -127,7 +132,7 @@ class _Kinds:
         self.transfers = {name for name, node in nodes.items() if _TRANSFER.match(node.op)}
         self.decisions = {name for name in self.transfers if _is_decision(nodes[name])}
         gradients = self.transfers - self.decisions
-        gradients = {name for name in gradients if _GRADIENT.search(name)} or gradients
+        gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
         written = {name for name, node in nodes.items() if _WRITER.match(node.op)}
         self.updates = (_reached(gradients | self.decisions, _waiting(nodes)) | written) - self.transfers
         self.before = _reached(gradients or written, _sources(nodes)) - self.updates - self.transfers

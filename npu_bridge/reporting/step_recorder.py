@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client.timeline import Timeline
 
-from npu_bridge.reporting.step_reading import read_step
+from npu_bridge.reporting.step_reading import read_step, sends_gradients
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.run_view import computed_ops, elements_of
 
@@ -154,6 +154,8 @@ def _traced(session, options):
 def _has_update(graph, ops):
     global_step = tf.compat.v1.train.get_global_step(graph)
     counter = None if global_step is None else global_step.op
+    if any(sends_gradients(op.name, op.type) for op in ops):
+        return True
     for op in ops:
         if op.type in _INCREMENTS and counter is not None and _behind_gates(op.inputs[0].op) is counter:
             return True

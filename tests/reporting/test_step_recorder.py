@@ -62,6 +62,20 @@ def test_without_a_global_step_runs_are_counted(graph, record):
     assert record(range(1, 3), tf1.global_variables_initializer(), *[train] * 5) == ([1, 2], 2)
 
 
+def test_an_update_of_assignments_trains_where_steps_are_counted_if_only_behind_a_gate(graph, record):
+    weight = tf1.get_variable("weight", [3], use_resource=True)
+    move = tf1.assign(weight, weight * 0.9)
+    runs = [tf1.global_variables_initializer(), move, move]
+    assert record(range(0, 2), *runs) == ([], None)
+    counter = tf1.train.get_or_create_global_step()
+    classic = not tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    gated = tf1.cond(weight[0] < 1e9, lambda: tf.group(move, tf1.assign_add(counter, 1)), tf.no_op)
+    if not classic:
+        tf1.enable_control_flow_v2()
+    assert record(range(0, 2), tf1.global_variables_initializer(), gated, gated) == ([0, 1], 1)
+
+
 def test_updates_inside_functions_are_found(graph, record):
     was_on = tf1.control_flow_v2_enabled()
     tf1.enable_control_flow_v2()
