@@ -1,6 +1,6 @@
 """What hides the tail of the gradient exchange: step times with tail optimisation on and off, beside stock wrappings.
 
-    python benchmarks/tailing.py [--rates 1gbit,300mbit] [--optimizers lamb,adam] [--models layers,bert] [--rounds 8]
+    python benchmarks/tailing.py [--rates 2.5gbit,1gbit] [--optimizers lamb,adam] [--models layers,bert] [--rounds 8]
     python benchmarks/tailing.py --rates 1gbit --optimizers lamb --models layers --picture off_and_on.svg
 
 Two ranks with one core each on two hosts (network namespaces joined by a link of the given rate; where that is not
@@ -244,7 +244,7 @@ def main():
     from benchmarks.lab.tail_record import draw_steps
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", default="1gbit,300mbit", help="of each host's link, as tc writes them")
+    parser.add_argument("--rates", default="2.5gbit,1gbit", help="of each host's link, as tc writes them")
     parser.add_argument("--optimizers", default="lamb,adam")
     parser.add_argument("--models", default="layers,bert")
     parser.add_argument("--rounds", type=int, default=8)

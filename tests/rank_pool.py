@@ -3,14 +3,19 @@
 Starting TensorFlow and Horovod takes seconds, a case takes milliseconds. So a pool starts its ranks through the
 launcher like any script, and every rank then waits for cases: files that name a function. What the function returns
 is pickled back. The cases of one pool run strictly one after the other on all ranks.
+
+Idle ranks are stopped: Horovod looks for work all the time, and four pools of idle ranks would take half of two cores
+from the tests that run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pathlib
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -52,8 +57,8 @@ class _Pool:
         self._log = open(folder / "log.txt", "w")  # noqa: SIM115 - lives as long as the ranks
         command = [sys.executable, "-m", "npu_bridge.run", "-np", str(rank_count), __file__, str(folder)]
         environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1")
-        # Idle pools look for work this seldom (Horovod's default is 1 ms): several of them share two cores.
-        environment.setdefault("HOROVOD_CYCLE_TIME", "5")
+        # What a rank was about to receive when it was stopped may come much later.
+        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=self._log, stderr=subprocess.STDOUT
         )
@@ -62,6 +67,21 @@ class _Pool:
         return self._process.poll() is None
 
     def run(self, function, arguments, time_limit_secs):
+        self._signal(signal.SIGCONT)
+        try:
+            return self._run(function, arguments, time_limit_secs)
+        finally:
+            if self.is_alive():
+                self._signal(signal.SIGSTOP)
+
+    def _signal(self, number):
+        """To the launcher and all below it; it must not see ranks that are stopped."""
+        family = _family(self._process.pid)
+        for process_id in family if number == signal.SIGSTOP else reversed(family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, number)
+
+    def _run(self, function, arguments, time_limit_secs):
         number = self._cases
         self._cases += 1
         case = (sys.modules[function.__module__].__file__, function.__qualname__, arguments)
@@ -81,6 +101,7 @@ class _Pool:
         return [value for _, value in outcomes]
 
     def close(self):
+        self._signal(signal.SIGCONT)
         (self._folder / "stop").touch()
         try:
             self._process.wait(timeout=10)
@@ -92,6 +113,19 @@ class _Pool:
     def _tail(self, answers):
         texts = [pickle.loads(answer.read_bytes())[1] for answer in answers if answer.exists()]
         return "\n".join([*map(str, texts), (self._folder / "log.txt").read_text()[-6000:]])
+
+
+def _family(process_id):
+    """A process and all that descend from it, ancestors first; only the process itself where there is no /proc."""
+    children = {}
+    for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(status.parent.name))
+    family = [process_id]
+    for member in family:
+        family.extend(children.get(member, []))
+    return family
 
 
 def _write(path, value):

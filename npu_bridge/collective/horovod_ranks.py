@@ -139,7 +139,9 @@ class HorovodCommunicator(Communicator):
     def exchange(self, numbers, meeting):
         # Read now: once the ranks have met, another one may already be restarting Horovod.
         self._known_sets = self._declared_sets()
-        return rendezvous.meet(lambda: self._gather_lists(numbers, meeting), meeting, self.rank, self.size)
+        return rendezvous.meet(
+            lambda: self._gather_lists(numbers, meeting), meeting, self.rank, self.size, give_up=self._hvd.shutdown
+        )
 
     def open_groups(self, groups, meeting):
         known = self._known_sets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import Any, Callable
 
@@ -9,6 +10,7 @@ from npu_bridge.collective.noticeboard import Noticeboard
 from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
+_END_SECS = 5.0
 
 
 class RanksMissingError(RuntimeError):
@@ -24,7 +26,7 @@ def limit_secs() -> int:
     return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
 
 
-def meet(together: Callable[[], Any], meeting: str, rank: int, size: int) -> Any:
+def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any]) -> Any:
     """Runs a collective that returns only when every rank runs it.
 
     Args:
@@ -33,6 +35,7 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int) -> Any
       meeting: what the ranks meet for, unique in the job.
       rank: this rank.
       size: number of ranks.
+      give_up: makes a collective that still waits fail; called at exit where one was left behind.
     Returns:
       What `together` returned.
     Raises:
@@ -52,10 +55,17 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int) -> Any
     thread.start()
     thread.join(limit)
     if thread.is_alive():
+        atexit.register(_end, thread, give_up)
         raise missing_error(board.missing(size), limit)
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]
+
+
+def _end(thread, give_up):
+    """A thread that comes back from TensorFlow when Python is half gone would abort the process, error and all."""
+    give_up()
+    thread.join(_END_SECS)
 
 
 def missing_error(missing: list[int], limit: int) -> RanksMissingError:

@@ -75,7 +75,7 @@ def run_ranks(
       LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
     """
     streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
-    job = _Job(stall_secs)
+    job = _Job(stall_secs, streams["stderr"])
     with open_slots(plan) as slots, job.heeding_signals():
         try:
             logs = [_open_log(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots]
@@ -121,8 +121,9 @@ def _start_there(host: str, slots: Sequence[Slot], script, arguments, plan, stre
 class _Job:
     """The running ranks and the one loop that watches them."""
 
-    def __init__(self, stall_secs: float | None):
+    def __init__(self, stall_secs: float | None, errors: JointStream):
         self._stall_secs = stall_secs
+        self._errors = errors
         self._warned_of = 0.0
         self._stops: dict[int, float] = {}
         self._ranks: list[_Rank] = []
@@ -210,7 +211,7 @@ class _Job:
         if self._stall_secs is None and secs >= WARN_SECS and since != self._warned_of:
             self._warned_of = since
             text = describe_stall(stills, endings, self._stopped(), secs)
-            print(f"npu-run: {text} The job goes on; --stall-secs N would end it.", file=sys.stderr, flush=True)
+            self._say(f"{text} The job goes on; --stall-secs N would end it.")
         return (self._stall_secs is not None and secs >= self._stall_secs) or self._waits_for_stopped(stills)
 
     def _waits_for_stopped(self, stills: dict[int, Still | None]) -> bool:
@@ -234,7 +235,7 @@ class _Job:
             endings = self._turn()
         self._stop(signal.SIGTERM)
         text = describe_stall(stills, endings, stopped, secs)
-        print(f"npu-run: {text} All ranks were stopped.", file=sys.stderr, flush=True)
+        self._say(f"{text} All ranks were stopped.")
         return STALL_EXIT_CODE
 
     def _stills(self) -> dict[int, Still | None]:
@@ -245,7 +246,7 @@ class _Job:
 
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
-        print(f"npu-run: {signal.Signals(number).name}, stopping {len(self._ranks)} ranks", file=sys.stderr)
+        self._say(f"{signal.Signals(number).name}, stopping {len(self._ranks)} ranks")
         self._stop(number)
         return 128 + number
 
@@ -272,9 +273,13 @@ class _Job:
         lines = cause.trace.splitlines()[-_TRACE_LINES:]
         if lines:
             kind = "traceback" if cause.summary else "last output"
-            print(f"npu-run: {kind} of rank {cause.rank}:", *lines, sep="\n", file=sys.stderr)
-        print(f"npu-run: {describe(cause, endings, len(self._ranks))}", file=sys.stderr, flush=True)
+            self._say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+        self._say(describe(cause, endings, len(self._ranks)))
         return cause.exit_code
+
+    def _say(self, text: str) -> None:
+        """On a line of its own, also when a rank was stopped in the middle of one."""
+        self._errors.write_line(f"npu-run: {text}".encode(errors="replace"))
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)

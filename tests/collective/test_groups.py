@@ -198,7 +198,7 @@ def test_ranks_that_do_not_come_are_waited_for_no_longer_than_the_limit(monkeypa
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     never = threading.Event()
     with pytest.raises(rendezvous.RanksMissingError, match="some rank within 1 seconds"):
-        rendezvous.meet(never.wait, "test", 0, 2)
+        rendezvous.meet(never.wait, "test", 0, 2, give_up=never.set)
     never.set()
 
 
@@ -209,7 +209,7 @@ def test_what_fails_at_a_meeting_is_raised(monkeypatch):
         raise KeyError("shut down")
 
     with pytest.raises(KeyError, match="shut down"):
-        rendezvous.meet(fail, "test", 0, 2)
+        rendezvous.meet(fail, "test", 0, 2, give_up=fail)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])

@@ -40,6 +40,28 @@ def assert_all_gone(pids):
     wait_for(lambda: not any(is_alive(pid) for pid in pids), f"the end of {pids}", limit_secs=5)
 
 
+def test_the_last_line_is_one_of_its_own_when_a_rank_is_stopped_in_the_middle_of_one(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, pathlib, sys, time
+        if os.environ["RANK_ID"] == "0":
+            print("half of a li", end="", file=sys.stderr, flush=True)
+            pathlib.Path("said").touch()
+            time.sleep(60)
+        while not pathlib.Path("said").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        sys.exit(3)
+        """,
+    )
+    code, output = npu_run("-np", "2", "train.py", cwd=tmp_path)
+    assert code == 3
+    first, *_, last = output.splitlines()
+    assert first == "half of a li"
+    assert last.startswith("npu-run: rank 1 of 2 ended with sys.exit(3)")
+
+
 def test_every_rank_gets_its_variables_and_a_share_of_the_cores(tmp_path):
     write_script(
         tmp_path,
