@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from npu_bridge.launch.first_failure import Ending
 from npu_bridge.launch.job import _Job
+from npu_bridge.launch.rank_output import JointStream
 from npu_bridge.launch.stall import Still, describe_stall, waiting_since
 from npu_bridge.launch.standstill import Standstill
 
@@ -117,15 +119,16 @@ def test_waiting_in_tensorflow_is_recognised():
 
 
 @pytest.mark.parametrize(("limit", "ends"), [(None, False), (59.0, True), (600.0, False)])
-def test_a_long_wait_ends_the_job_only_where_a_limit_says_so(capsys, limit, ends):
+def test_a_long_wait_ends_the_job_only_where_a_limit_says_so(limit, ends):
     since = time.monotonic() - 60.5
-    job = _Job(limit)
+    errors = io.BytesIO()
+    job = _Job(limit, JointStream(errors))
     job._ranks = [
         types.SimpleNamespace(rank=rank, still=still, is_running=True, is_stopped=False)
         for rank, still in enumerate([WAITS._replace(since=since), None])
     ]
     assert [job._is_stalled([]) for _ in range(2)] == [ends] * 2
-    said = capsys.readouterr().err.splitlines()
+    said = errors.getvalue().decode().splitlines()
     # Without a limit it is said, and said once.
     assert len(said) == (0 if limit else 1)
     for line in said:
@@ -143,9 +146,9 @@ def test_a_long_wait_ends_the_job_only_where_a_limit_says_so(capsys, limit, ends
         ({0, 1}, 20.5, False),
     ],
 )
-def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(capsys, stopped, stopped_for_secs, ends):
+def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, stopped_for_secs, ends):
     now = time.monotonic()
-    job = _Job(None)
+    job = _Job(None, JointStream(io.BytesIO()))
     job._ranks = [
         types.SimpleNamespace(rank=rank, still=still, is_running=True, is_stopped=rank in stopped)
         for rank, still in enumerate([WAITS._replace(since=now - 25.0), None])
