@@ -24,8 +24,8 @@ class AllReduce(Stage):
     Scaled gradients are multiplied by a power of two not above 1 / ranks on their way into the sum, which loses no
     bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. In a
     16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way. When the decision about
-    the step is known early, only the last fragment waits for it. When the options of the run say `hcom_parallel=False`,
-    no transfer starts before every gradient of this rank exists.
+    the step is known early, only the last fragment waits for it, if it is not large. When the options of the run say
+    `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
 
     Args:
       name: prefix of the transfers' names; the same on every rank.
@@ -88,11 +88,13 @@ class AllReduce(Stage):
 
     def _reduce_dense(self, gradients, cut, route, decision):
         results, sent, most = {}, [], fragments.most_in_flight()
-        in_last_fragment = set(cut[-1]) if cut else set()
         sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
+        last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
+        # A large one would leave the link idle: what the decision sets free keeps the processor from sending it.
+        lets_decision_pass = set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(route.size) else set()
         for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, route.size)):
             waits_for = [] if len(sent) < most else [sent[-most]]
-            if decision is not None and positions[0] in in_last_fragment:
+            if decision is not None and positions[0] in lets_decision_pass:
                 waits_for.append(decision)
             tensors = [gradients[position] for position in positions]
             reduced = route.reduce(tensors, f"{self._name}_fragment_{number}", waits_for)
