@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.current import current
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
-from npu_bridge.collective.measured_split import Speeds, fastest_cut
+from npu_bridge.collective.measured_split import VARIABLE, Speeds, fastest_cut
 from npu_bridge.collective.single_process import SingleProcess
 from npu_bridge.options import environment
 
@@ -172,7 +172,7 @@ def find(name: str = WORLD, where: str = "hccl") -> Communicator:
 
 def _split_of_this_job() -> SplitStrategy:
     """For measured speeds where `npu-run --split` handed them over, else the default."""
-    text = environment.read_variable("NPU_RUN_SPLIT")
+    text = environment.read_variable(VARIABLE)
     if text is None:
         return SplitStrategy()
     speeds = Speeds.of_facts(json.loads(text))

@@ -15,7 +15,10 @@ from typing import Any
 from npu_bridge.collective.cost_model import shortest_sizes
 from npu_bridge.collective.fragments import flight_bytes
 
-__all__ = ["Speeds", "fastest_cut"]
+__all__ = ["VARIABLE", "Speeds", "fastest_cut"]
+
+# In which the launcher hands them over.
+VARIABLE = "NPU_RUN_SPLIT"
 
 # Cuts are searched between so many runs of gradients; more would be finer than what was measured.
 _MOST_PIECES = 120

@@ -21,7 +21,7 @@ def announce_split(path: str) -> None:
     """
     # Speeds live with the collectives, which bring TensorFlow with them; it has nothing to say here.
     with environment.temporarily(lambda: {"TF_CPP_MIN_LOG_LEVEL": "2"}):
-        from npu_bridge.collective.measured_split import Speeds
+        from npu_bridge.collective.measured_split import VARIABLE, Speeds
 
     try:
         speeds = Speeds.of_facts(json.loads(Path(path).read_text(encoding="utf-8"))["speeds"])
@@ -31,4 +31,4 @@ def announce_split(path: str) -> None:
             f"--split {path} cannot be used: {reason}. Expected tail.json of a run whose gradients travelled. Make "
             f"it with npu-run --timeline 20:25 and this script."
         ) from error
-    environment.write_variable("NPU_RUN_SPLIT", speeds.as_text())
+    environment.write_variable(VARIABLE, speeds.as_text())

@@ -76,3 +76,15 @@ class Fresh:
 
     def values(self):
         return {variable.name: self.session.run(variable) for variable in tf1.global_variables()}
+
+
+def values_one_by_one_and_in(loop, train_op, steps):
+    """Values of the variables after so many single steps, and after a run of the loop from the same start."""
+    fresh = Fresh()
+    with fresh.session as session:
+        for _ in range(steps):
+            session.run(train_op)
+        one_by_one = fresh.values()
+        fresh.restart()
+        session.run(loop.op, {loop.count: steps})
+        return one_by_one, fresh.values()

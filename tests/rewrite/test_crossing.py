@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.rewrite import NotLoopableError, put_in_crossing_loop
-from tests.rewrite.looping import BATCHES, MODELS, Fresh, dense, loss_scaled, train_op_of
+from tests.rewrite.looping import BATCHES, MODELS, Fresh, dense, loss_scaled, train_op_of, values_one_by_one_and_in
 from tests.rewrite.waiting import nodes_of_graph
 from tests.training import OPTIMIZERS, assert_same_bits
 
@@ -21,14 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers")
 
 
 def assert_overlapping_steps_give_the_same_bits(train_op, steps=STEPS):
-    loop, fresh = put_in_crossing_loop(train_op.graph, [train_op]), Fresh()
-    with fresh.session as session:
-        for _ in range(steps):
-            session.run(train_op)
-        one_by_one = fresh.values()
-        fresh.restart()
-        session.run(loop.op, {loop.count: steps})
-        assert_same_bits(fresh.values(), one_by_one)
+    loop = put_in_crossing_loop(train_op.graph, [train_op])
+    one_by_one, looped = values_one_by_one_and_in(loop, train_op, steps)
+    assert_same_bits(looped, one_by_one)
     return one_by_one
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.rewrite import NotLoopableError, put_in_loop
-from tests.rewrite.looping import MODELS, Fresh, batches, dense, loss_scaled, train_op_of
+from tests.rewrite.looping import MODELS, Fresh, batches, dense, loss_scaled, train_op_of, values_one_by_one_and_in
 from tests.training import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
@@ -17,14 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers")
 
 
 def one_by_one_and_looped(train_op, steps=STEPS):
-    loop, fresh = put_in_loop(train_op.graph, [train_op]), Fresh()
-    with fresh.session as session:
-        for _ in range(steps):
-            session.run(train_op)
-        one_by_one = fresh.values()
-        fresh.restart()
-        session.run(loop.op, {loop.count: steps})
-        return one_by_one, fresh.values()
+    return values_one_by_one_and_in(put_in_loop(train_op.graph, [train_op]), train_op, steps)
 
 
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
