@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
+from npu_bridge.options import environment
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 
 tf1 = tf.compat.v1
@@ -167,6 +168,19 @@ def _ancestors(op):
                 seen.add(earlier)
                 frontier.append(earlier)
     return seen
+
+
+@in_graph
+def transfers_behind_the_decision(bytes_at_once):
+    """On a rank: which transfers wait for the decision when the last of 30 gradients, a fragment of its own, has 400 bytes."""
+    with environment.temporarily(lambda: {"FUSION_TENSOR_SIZE": bytes_at_once}):
+        names = structure_of_the_tail.__wrapped__()["waiting transfers"]
+    return [name.rpartition("_fragment_")[2].partition("_")[0] for name in names]
+
+
+def test_a_large_last_fragment_does_not_wait_for_the_decision(on_ranks):
+    assert on_ranks(2, transfers_behind_the_decision, "400") == [["29"]] * 2
+    assert on_ranks(2, transfers_behind_the_decision, "399") == [[]] * 2
 
 
 def test_only_the_last_fragment_waits_for_the_early_decision(on_ranks):
