@@ -172,11 +172,12 @@ def measure(options):
     """On a rank: seconds of a step and of its processor time, per round and contender; rank 0 prints them as JSON."""
     import tensorflow as tf
 
+    from benchmarks.lab.one_core import keep_rank_on_one_core
     from benchmarks.lab.tail_record import record_steps
     from npu_bridge import collective
 
     rank = collective.current().rank
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
+    keep_rank_on_one_core(rank)
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1)
     with tf.Graph().as_default():
         steps, parameters, count = build_steps(options)
