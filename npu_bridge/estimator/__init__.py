@@ -1,7 +1,14 @@
-"""The documented face: `npu_bridge.estimator.npu` with its modules, and the operators beside it."""
+"""The documented face: `npu_bridge.estimator.npu` with its modules, and the operators beside it.
+
+Importing anything below lets sessions read the options in their settings, as `npu_bridge.npu_init` does: many scripts
+fill in an `NpuOptimizer` entry and import nothing but an operator.
+"""
 
 from npu_bridge._lazy import attributes, submodules
+from npu_bridge.estimator.npu.npu_session import decorate_sessions
 
 __all__ = ["npu", "npu_aicore_ops", "npu_ops", "npu_unary_ops"]
 
 __getattr__ = attributes(__name__, submodules(__name__, *__all__))
+
+decorate_sessions()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,6 +12,16 @@ import tensorflow as tf
 def building_graph() -> bool:
     """True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+
+
+def initialise_with_keras(variables: Iterable[Any]) -> None:
+    """Has a Keras session initialise variables of the TF 1 graph being built; elsewhere it does nothing.
+
+    Such a session initialises the variables it is told about, and no others.
+    """
+    if building_graph():
+        for variable in variables:
+            tf.keras.__internal__.backend.track_variable(variable)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from npu_bridge import collective
 from npu_bridge.gradients.all_reduce import AllReduce
 from npu_bridge.gradients.keras_journey import KerasJourney
 from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
         _LOG.warning("%s: %s averages its gradients already and stays as it is.", owner, type(optimizer).__name__)
         return optimizer
     mark_as_distributed(optimizer)
+    if isinstance(optimizer, PipelineOptimizer):
+        optimizer.decide_together()
     if collective.current().size > 1:
         _replace_methods(optimizer, owner)
     return optimizer

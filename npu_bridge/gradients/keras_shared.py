@@ -9,11 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras_journey import KerasJourney
 from npu_bridge.gradients.keras_settings import KerasSettings
 from npu_bridge.gradients.nesting import mark_as_distributed
+from npu_bridge.gradients.pipeline import variables_of
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_journey", "_state", "_averages_over_ranks")
 
@@ -53,9 +54,7 @@ class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
             mark_as_distributed(self)
         for name, part in self._state.items():
             optimizer._track_trackable(part, name, overwrite=True)
-        for variable in self.state_variables:
-            if building_graph():  # a Keras session initialises the variables it is told about, and no others
-                tf.keras.__internal__.backend.track_variable(variable)
+        initialise_with_keras(self.state_variables)
 
     @property
     def inner_optimizer(self) -> Any:
@@ -65,8 +64,7 @@ class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
     @property
     def state_variables(self) -> list:
         """Variables of the pipeline's stages: loss scale, its counters, skipped steps."""
-        parts = self._state.values()
-        return [var for part in parts for var in (part.variables if isinstance(part, tf.Module) else [part])]
+        return variables_of(self._state)
 
     @property
     def name(self) -> str:

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.learning_rate import publish_learning_rate
 from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
-from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
 
 _LOG = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         self._track_trackable(optimizer, "optimizer")
         for name, state in pipeline.state().items():
             self._track_trackable(state, name)
+        initialise_with_keras(variables_of(pipeline.state()))
         if pipeline.communicates:
             mark_as_distributed(self)
         self._open_steps = []
@@ -107,6 +109,10 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         publish_learning_rate(self._inner.optimizer)
         return update
 
+    def decide_together(self):
+        """Has the ranks agree on each step, for a reduction that stands around this optimizer instead of inside it."""
+        self._pipeline.decide_together()
+
     def get_slot(self, var, name):
         """The inner optimizer's slot `name` for `var`, or None."""
         return self._inner.get_slot(var, name)
@@ -125,6 +131,15 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._inner.optimizer, name)
+
+    def __setattr__(self, name, value):
+        # `optimizer.learning_rate = rate` means the optimizer that has one.
+        inner = self.__dict__.get("_inner")
+        is_own = inner is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if is_own or not hasattr(inner.optimizer, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(inner.optimizer, name, value)
 
     def __dir__(self):
         # Object-based checkpoints save the slots of everything whose dir() lists get_slot_names. The inner optimizer is
@@ -175,6 +190,9 @@ def _check_nesting(optimizer, pipeline, owner):
             f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
         )
     if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_loss:
+        if pipeline.only_communicates:
+            optimizer.decide_together()
+            return
         raise ValueError(
             f"{owner}: loss scaling must be outside the reduction. Expected the order loss scale, reduce, unscale, "
             f"check, update; got {type(optimizer).__name__} inside {owner}. Write "

@@ -12,6 +12,9 @@ from npu_bridge.gradients.graph_mode import building_graph, classic_control_flow
 from npu_bridge.gradients.loss_scaling import in_true_units
 from npu_bridge.gradients.stage import Stage
 
+# The name under which the NPU stack's documentation and scripts know the decision.
+_FETCHED_NAME = "overflow_status_reduce_all"
+
 
 class OverflowCheck(Stage):
     """Lets an update happen only when the gradients are usable on every rank.
@@ -29,7 +32,8 @@ class OverflowCheck(Stage):
       judges_local: also judge this rank's gradients before communication.
       decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that
         nothing but that fragment's own updates waits for it. A changed gradient (clipped, say) is checked again.
-    Graph: publishes `collections.STEP_SKIPPED`.
+    Graph: publishes `collections.STEP_SKIPPED`; a boolean tensor `overflow_status_reduce_all:0` in the caller's name
+      scope is True when the step happens. Scripts fetch it by this name.
     """
 
     def __init__(self, name: str, is_joint: bool, judges_local: bool = False, decides_early: bool = False):
@@ -37,6 +41,9 @@ class OverflowCheck(Stage):
         self._is_joint = is_joint
         self._judges_local = judges_local
         self._decides_early = decides_early
+
+    def decide_together(self):
+        self._is_joint = True
 
     def describe(self, step, plan):
         if self._is_joint and collective.current().size > 1:
@@ -57,6 +64,8 @@ class OverflowCheck(Stage):
             step.should_apply = self._decide(step)
             if building_graph():
                 collections.publish(collections.STEP_SKIPPED, tf.logical_not(step.should_apply))
+        if building_graph():
+            tf.identity(step.should_apply, name=_FETCHED_NAME)
         return _apply_if(step.should_apply, apply)
 
     def _decide(self, step):
@@ -64,7 +73,9 @@ class OverflowCheck(Stage):
         if step.should_apply is not None and not changed:
             return step.should_apply
         verdict = has_finite_norm(step.gradients + sources)
-        for earlier in (step.is_usable_here, step.should_apply):
+        # Gradients that were added up in variables may be applied when there is no batch to judge any more.
+        is_of_this_batch = sources or len(changed) < len(step.gradients)
+        for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
                 verdict = tf.logical_and(verdict, earlier)
         return self._agree(verdict, "final")

@@ -52,6 +52,16 @@ class Pipeline:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)
 
+    @property
+    def only_communicates(self) -> bool:
+        """True when there is nothing but the one stage that exchanges gradients."""
+        return self.communicates and len(self._stages) == 1
+
+    def decide_together(self) -> None:
+        """Makes decisions of this rank alone those of all ranks."""
+        for stage in self._stages:
+            stage.decide_together()
+
     def state(self) -> dict:
         """What belongs into an object-based checkpoint, by name."""
         return {name: value for stage in self._stages for name, value in stage.state().items()}
@@ -123,3 +133,8 @@ class Pipeline:
 
 def _gated(stage, step, apply):
     return lambda: stage.gate(step, apply)
+
+
+def variables_of(state: dict) -> list:
+    """The variables in what `Pipeline.state` gives: loss scale, its counters, skipped steps."""
+    return [var for part in state.values() for var in (part.variables if isinstance(part, tf.Module) else [part])]

@@ -75,6 +75,9 @@ class Stage:
         """Objects that hold variables of this stage, by name: what an object-based checkpoint saves."""
         return {}
 
+    def decide_together(self) -> None:
+        """Has what this stage decides for its rank alone decided by all ranks; called before the first step."""
+
     def begin(self, step: Step) -> None:
         """Reads the state that this step uses, before its loss is differentiated."""
 

@@ -106,9 +106,11 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
     """
     rewrites = session_config.graph_options.rewrite_options
     if can_lower(low_dtype):
-        setattr(rewrites, _SWITCHES[device_kind(), low_dtype], RewriterConfig.ON)
+        name = _SWITCHES[device_kind(), low_dtype]
+        setattr(rewrites, name, RewriterConfig.ON)
+        if rewrites.optimizers and name not in rewrites.optimizers:
+            rewrites.optimizers.append(name)  # where passes are listed, only those listed run, whatever is on
     for is_in_the_way, setting, mend in (
-        (bool(rewrites.optimizers), "rewrite_options.optimizers is not empty", "Leave it empty."),
         (rewrites.disable_meta_optimizer, "disable_meta_optimizer is set", "Unset it."),
         (
             low_dtype == BFLOAT16 and environment.read_variable("TF_ENABLE_ONEDNN_OPTS") == "0",

@@ -247,6 +247,10 @@ assert backend.get_session() is keras_session
 model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
 model.compile("sgd", "mse")
 model.fit(np.ones([8, 3]), np.ones([8, 1]), epochs=2, verbose=0)
+manager = ExponentialUpdateLossScaleManager(1024, 3)
+model.compile(NPULossScaleOptimizer(tf.train.AdamOptimizer(), manager), "mse")
+model.fit(np.ones([8, 3]), np.ones([8, 1]), batch_size=2, epochs=1, verbose=0)
+assert keras_session.run("loss_scale:0") == 2048
 npu_clear_session()
 assert backend.get_session() is not keras_session
 shutdown_resource(npu_sess, npu_shutdown)

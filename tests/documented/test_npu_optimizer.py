@@ -16,7 +16,15 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
-from tests.training import OPTIMIZERS, TF1_OPTIMIZERS, TwoLayers, assert_all_finite, token_batches, train
+from tests.training import (
+    OPTIMIZERS,
+    TF1_OPTIMIZERS,
+    TwoLayers,
+    assert_all_finite,
+    assert_same_bits,
+    token_batches,
+    train,
+)
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.usefixtures("graph")
@@ -106,7 +114,7 @@ def test_default_names_tell_the_inner_optimizer():
             ["twice"],
         ),
         (
-            lambda: NPUDistributedOptimizer(NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))),
+            lambda: NPUDistributedOptimizer(scaled("sgd"), is_weight_update_sharding=True),
             ValueError,
             ["NPULossScaleOptimizer(NPUDistributedOptimizer(opt)", "outside"],
         ),
@@ -246,6 +254,34 @@ def test_gradients_computed_once_and_applied_twice_are_judged_apart():
         assert session.run(variable) == 1.0
         session.run(clean)
         assert session.run(variable) == np.float32(1.0 - 0.1)
+
+
+@pytest.mark.parametrize("scope", ["", "train/"])
+def test_scripts_fetch_the_decision_by_its_name(scope):
+    """As hooks and loops of ported scripts do, for one optimizer and for the two of a GAN."""
+    variable = tf1.get_variable("variable", [], initializer=tf1.ones_initializer())
+    poison = tf1.placeholder_with_default(1.0, [])
+    with tf1.name_scope(scope):
+        first = NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8)).minimize(variable * poison)
+        second = scaled("sgd").minimize(variable * 2.0)
+    names = [f"{scope}overflow_status_reduce_all:0", f"{scope}overflow_status_reduce_all_1:0"]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        assert session.run([*names, first, second])[:2] == [True, True]
+        assert session.run([*names, first, second], {poison: np.inf})[:2] == [False, True]
+
+
+def test_loss_scaling_may_stand_inside_the_distribution():
+    """A nesting that ported scripts have; the numbers are those of the other one."""
+    poisons = [0.0] * 5 + [np.nan] + [0.0] * 6
+
+    def scaling(optimizer):
+        return NPULossScaleOptimizer(optimizer, ExponentialUpdateLossScaleManager(1024, 5, 1, 2, 0.5))
+
+    inside, _ = train(lambda: NPUDistributedOptimizer(scaling(OPTIMIZERS["adam"]())), steps=12, poisons=poisons)
+    outside, _ = train(lambda: scaling(NPUDistributedOptimizer(OPTIMIZERS["adam"]())), steps=12, poisons=poisons)
+    assert_same_bits(inside, outside)
+    assert inside["loss_scale:0"] == 2048 and inside["global_step:0"] == 11
 
 
 def test_hooks_see_the_unscaled_loss_of_nested_optimizers():

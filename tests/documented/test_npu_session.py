@@ -59,7 +59,7 @@ def test_without_an_entry_tensorflow_gets_what_was_given(arguments, monkeypatch)
 
 
 def test_plain_sessions_place_and_fold_as_before():
-    """In processes of their own: the settings a session ends up with, with and without the import."""
+    """In processes of their own: what becomes of settings with and without the import; a bare one will do."""
     code = """
 import sys
 if sys.argv[1] == "1":
@@ -75,6 +75,13 @@ with tf.Graph().as_default(), tf.Session() as session:
         session.run(nowhere)
     except Exception as error:
         print(type(error).__name__)
+import npu_bridge
+settings = tf.ConfigProto()
+settings.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer").parameter_map["no_option"].i = 1
+try:
+    tf.Session(graph=tf.Graph(), config=settings)
+except ValueError as error:
+    print(error)
 """
     outputs = [
         subprocess.run(
@@ -83,7 +90,7 @@ with tf.Graph().as_default(), tf.Session() as session:
         for imported in "01"
     ]
     assert outputs[0] == outputs[1] != ""
-    assert "InvalidArgumentError" in outputs[0]
+    assert "InvalidArgumentError" in outputs[0] and "unknown option 'no_option'" in outputs[0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # TensorFlow's own, as before

@@ -104,6 +104,18 @@ def test_matrix_products_in_bfloat16(keys, has_bfloat16):
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
 
+@pytest.mark.parametrize("keys", [FLOAT16_MODES[0], BFLOAT16_MODES[0]], ids=str)
+def test_where_a_script_lists_the_passes_its_precision_is_among_them(keys, has_bfloat16):
+    """Guides tell scripts of several ranks to write this list, with a name in it that TensorFlow does not have."""
+    config, model = tf1.ConfigProto(), Dense()
+    passes = ["pruning", "function", "constfold", "shape", "arithmetic", "loop", "dependency", "layout", "memory"]
+    config.graph_options.rewrite_options.optimizers.extend([*passes, "GradFusionOptimizer"])
+    with session_of(model.graph, precision_of(**keys), config) as session:
+        session.run(model.init)
+        nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
+    assert dtypes_of(nodes) == {"bfloat16" if "bf16" in keys["precision_mode"] else "float16": 5}
+
+
 @pytest.mark.parametrize("keys", FLOAT32_MODES, ids=str)
 def test_the_graph_as_it_is(keys):
     nodes, stock = train_step(precision_of(**keys)), train_step(None)

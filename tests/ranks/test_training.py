@@ -13,7 +13,11 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import (
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_distributed_optimizer_wrapper,
+)
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
 from npu_bridge.options import environment
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
@@ -26,8 +30,11 @@ WRAPPERS = {
     "scaled": lambda opt, scale: NPUOptimizer(opt, scale(), True, True),
     "tailed": lambda opt, scale: NPUOptimizer(opt, scale(), True, True, True),
     "nested": lambda opt, scale: NPULossScaleOptimizer(NPUDistributedOptimizer(opt), scale(), is_distributed=True),
+    "inside out": lambda opt, scale: NPUDistributedOptimizer(NPULossScaleOptimizer(opt, scale())),
+    "around in place": lambda opt, scale: npu_distributed_optimizer_wrapper(NPULossScaleOptimizer(opt, scale())),
     "NPUDistributedOptimizer": lambda opt, scale: NPUDistributedOptimizer(opt),
 }
+SCALE_INSIDE = ("inside out", "around in place")
 PARITY_OPTIMIZERS = ("momentum", "adam", "lamb", "keras_adam")
 
 
@@ -58,6 +65,15 @@ def test_two_ranks_equal_one_process_with_the_whole_batch(on_ranks, name, wrappe
         np.testing.assert_allclose(first[variable], value, rtol=2e-4, atol=2e-5, err_msg=variable)
 
 
+def clip_by_value(grads_and_vars):
+    """Clips each dense gradient so far away that nothing but an Inf changes: it becomes a finite number."""
+    far = 3e38
+    return [
+        (grad if grad is None or isinstance(grad, tf.IndexedSlices) else tf.clip_by_value(grad, -far, far), variable)
+        for grad, variable in grads_and_vars
+    ]
+
+
 def train_with_overflows(wrapper, seed, steps):
     """On a rank: this rank's own random overflows, and huge gradients everywhere now and then."""
     communicator = collective.current()
@@ -73,6 +89,7 @@ def train_with_overflows(wrapper, seed, steps):
         lambda: WRAPPERS[wrapper](OPTIMIZERS["adam"](), dynamic),
         batches=batches,
         poisons=poisons,
+        change=clip_by_value if wrapper in SCALE_INSIDE else None,
         fetch=[collections.STEP_SKIPPED, collections.LOSS_SCALE],
     )
     return variables, [(bool(skipped), float(scale)) for skipped, scale in trace], poisons
@@ -90,6 +107,16 @@ def test_ranks_agree_on_every_decision_and_tailing_changes_nothing(on_ranks, ran
     expected_skips = np.any(~np.isfinite(overflowed) | (np.abs(overflowed) > 1e18), axis=0)
     assert [skipped for skipped, _ in trace] == list(expected_skips)
     assert 5 < sum(expected_skips) < 45
+
+
+@pytest.mark.parametrize("wrapper", SCALE_INSIDE)
+def test_ranks_agree_when_the_reduction_is_around_the_loss_scale(on_ranks, wrapper):
+    """An Inf that one rank alone has had, and clipping hides, skips the step on the other one, too."""
+    expected = on_ranks(2, train_with_overflows, "scaled", 11, 50)
+    for outcome in on_ranks(2, train_with_overflows, wrapper, 11, 50):
+        assert outcome[1] == expected[0][1]
+        for name, value in expected[0][0].items():
+            np.testing.assert_allclose(outcome[0][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @in_graph

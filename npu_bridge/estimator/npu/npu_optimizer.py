@@ -122,7 +122,8 @@ class NPUDistributedOptimizer(PipelineOptimizer):
       wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
     Raises:
       TypeError: `optimizer` is not an optimizer.
-      ValueError: `optimizer` itself averages gradients or scales the loss, or `wire` is no wire format; with
+      ValueError: `optimizer` itself averages gradients, or `wire` is no wire format; with `wire="float16"` or
+        `is_weight_update_sharding`, `optimizer` scales the loss (put the scaling outside); with
         `is_weight_update_sharding`, `optimizer` clips by the global norm, or, in `compute_gradients` and
         `apply_gradients`, there are more ranks than gradients.
       RuntimeError: with `is_weight_update_sharding` and several ranks, gradients are applied outside of a TF 1 graph.

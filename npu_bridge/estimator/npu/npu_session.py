@@ -1,6 +1,7 @@
 """Sessions that read the options in their settings.
 
-Once `decorate_sessions` has run (importing `npu_bridge.npu_init` does it), the constructors of
+Once `decorate_sessions` has run (importing `npu_bridge.npu_init` does it, or anything below `npu_bridge.estimator` or
+`npu_bridge.hccl`; and `npu_bridge` itself, where TensorFlow is there already), the constructors of
 `tf.compat.v1.Session` and `InteractiveSession` look at the ConfigProto they are given. One without an
 `NpuOptimizer` entry, or none at all, goes to TensorFlow exactly as it is. With an entry, its options are checked
 and have their effect; the caller's ConfigProto is never changed.
