@@ -32,12 +32,18 @@ class RankLink:
 
     def __init__(self, file: int):
         self._file = file
+        self._process = os.getpid()
         self._standstill = Standstill(threading.main_thread().ident or 0)
         os.set_inheritable(file, False)
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; where the launcher is gone, the thread that watches the link ends this process."""
+        """Sends a message; where the launcher is gone, the thread that watches the link ends this process.
+
+        A process that the script has forked is not the rank: how it ends is the script's business, and nothing is sent.
+        """
+        if os.getpid() != self._process:
+            return
         with contextlib.suppress(OSError):
             os.write(self._file, json.dumps(message).encode() + b"\n")
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.rank_output import last_state
 
 __all__ = ["RankLog"]
 
@@ -30,24 +31,31 @@ class RankLog:
         except OSError as error:
             raise LaunchError(f"--log-dir {folder} cannot be written ({error}). Name another folder.") from error
         self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode())
-        self._held: dict[str, bytes] = {}
+        self._held: dict[str, bytearray] = {}
 
     def feed(self, stream: str, text: bytes) -> None:
         """Takes what the rank has just printed on one of its streams; writes whole lines."""
-        *lines, rest = (self._held.get(stream, b"") + text).split(b"\n")
-        if lines:
-            self._file.write(b"".join(_final(line) + b"\n" for line in lines))
-        # Of a line that is drawn over and over, only the last state is worth keeping.
-        self._held[stream] = _final(rest)
+        held = self._held.setdefault(stream, bytearray())
+        # What is held back is looked at once: a line may be many megabytes long.
+        *lines, rest = text.split(b"\n")
+        whole = bytearray()
+        for line in lines:
+            whole += _final(held + line) + b"\n"
+            held.clear()
+        if whole:
+            self._file.write(whole)
+        held += rest
+        if b"\r" in rest:
+            held[:] = last_state(bytes(held))
 
     def close(self) -> None:
         """Writes what is left and closes the file."""
         for rest in self._held.values():
             if rest:
-                self._file.write(rest + b"\n")
+                self._file.write(_final(rest) + b"\n")
         self._held.clear()
         self._file.close()
 
 
-def _final(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+def _final(line: bytearray) -> bytes:
+    return last_state(bytes(line)).rstrip(b"\r")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 from typing import BinaryIO, Callable
 
-__all__ = ["JointStream", "RankOutput"]
+__all__ = ["JointStream", "RankOutput", "last_state"]
 
 # Python's unbuffered `print` writes the newline by itself: long enough for it to arrive, too short to notice.
 _PARTIAL_LINE_SECS = 0.05
 _TAIL_LINES = 40
+_TAIL_LINE_BYTES = 4096
 
 
 class JointStream:
@@ -51,7 +52,7 @@ class RankOutput:
         self._prefix = b"" if rank == 0 else f"[rank {rank}] ".encode()
         self._joint = joint
         self._log = log
-        self._held = b""
+        self._held = bytearray()
         self._held_since = 0.0
 
     def feed(self, text: bytes, now: float) -> None:
@@ -59,30 +60,44 @@ class RankOutput:
         if self._log is not None:
             self._log(text)
         self._held_since = now
-        *lines, self._held = (self._held + text).split(b"\n")
+        # What is held back is looked at once: a line may be many megabytes long.
+        *lines, rest = text.split(b"\n")
         for line in lines:
-            self._pass_on(line)
-        if not self._prefix and b"\r" in self._held:
-            shown, carriage_return, self._held = self._held.rpartition(b"\r")
+            self._held += line
+            self._pass_on(self._take_held())
+        self._held += rest
+        if b"\r" in rest and self._prefix:
+            self._held += last_state(self._take_held())
+        elif b"\r" in rest:
+            shown, carriage_return, unfinished = self._take_held().rpartition(b"\r")
             self._joint.write(shown + carriage_return)
+            self._held += unfinished
 
     def release(self, now: float) -> None:
         """Shows an unfinished line of rank 0 (a prompt, dots of progress) once its end is not following."""
         if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
-            self._joint.write(self._held)
-            self._held = b""
+            self._joint.write(self._take_held())
 
     def close(self) -> None:
         """Passes on what is left when the rank has ended."""
         if self._held:
-            self._pass_on(self._held)
-            self._held = b""
+            self._pass_on(self._take_held())
+
+    def _take_held(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
 
     def _pass_on(self, line: bytes) -> None:
-        # Of a line that was drawn over and over, only the last state is worth keeping.
-        final = line.rstrip(b"\r").rpartition(b"\r")[2]
-        self.tail.append(final.decode(errors="replace"))
+        final = last_state(line).rstrip(b"\r")
+        self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
         if self._prefix:
             self._joint.write_line(self._prefix + final)
         else:
             self._joint.write(line + b"\n")
+
+
+def last_state(line: bytes) -> bytes:
+    """Of a line that is drawn over and over, what is worth keeping: how it looks now, and whether it is begun anew."""
+    drawn = line.rstrip(b"\r")
+    return drawn.rpartition(b"\r")[2] + line[len(drawn) :][:1]

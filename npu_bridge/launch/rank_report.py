@@ -12,6 +12,7 @@ __all__ = ["report_of", "script_frames"]
 
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
+_SUMMARY_CHARACTERS = 1_000
 # How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
 _ECHOES = (
     "HorovodInternalError",
@@ -44,8 +45,8 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
     return {
         "when": time.monotonic(),
         "code": code,
-        "summary": summary,
-        "tensor": tensor,
+        "summary": summary[:_SUMMARY_CHARACTERS],
+        "tensor": tensor[:_SUMMARY_CHARACTERS],
         "trace": "".join(traceback.format_exception(type(error), error, script_frames(error, script)))[
             -_TRACE_CHARACTERS:
         ],

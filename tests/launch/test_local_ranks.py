@@ -220,6 +220,24 @@ def test_exit_code_is_that_of_the_rank_that_failed(tmp_path, statement, code, ho
     assert f"npu-run: rank 1 of 2 {how}" in output.splitlines()[-1]
 
 
+def test_the_end_of_a_forked_process_is_not_that_of_its_rank(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, sys, time
+        child = os.fork()
+        if not child:
+            sys.exit(3)
+        _, status = os.waitpid(child, 0)
+        time.sleep(0.5)  # longer than the launcher takes to be sure of a cause
+        print("the child ended with", os.waitstatus_to_exitcode(status))
+        """,
+    )
+    code, output = npu_run("-np", "2", "train.py", cwd=tmp_path)
+    assert code == 0
+    assert sorted(output.splitlines()) == ["[rank 1] the child ended with 3", "the child ended with 3"]
+
+
 def test_the_cause_is_named_and_not_its_echo(tmp_path):
     write_script(
         tmp_path,

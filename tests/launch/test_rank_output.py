@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream, RankOutput
 
 
@@ -49,6 +50,32 @@ def test_progress_bar_of_another_rank_becomes_one_line(stream, ranks):
     assert stream.getvalue() == b""
     ranks[1].feed(b"\r100%\n", 10.0)
     assert stream.getvalue() == b"[rank 1] 100%\n"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_progress_bar_that_returns_after_every_state_is_one_line_of_the_log(tmp_path, stream, ranks, end):
+    log = RankLog(tmp_path, 1, "title")
+    for state in (b" 10%\r", b" 20%\r", b"100%", end):
+        log.feed("stdout", state)
+        ranks[1].feed(state, 0.0)
+    log.close()
+    ranks[1].close()
+    assert (tmp_path / "rank_1.log").read_bytes().splitlines()[1:] == [b"100%"]
+    assert stream.getvalue() == b"[rank 1] 100%\n"
+
+
+def test_a_line_of_many_pieces_passes_whole_and_is_short_in_the_tail(tmp_path, stream, ranks):
+    pieces = [b"%d," % number * 2**10 for number in range(20)]
+    log = RankLog(tmp_path, 1, "title")
+    for piece in pieces:
+        log.feed("stdout", piece)
+        ranks[1].feed(piece, 0.0)
+    log.close()
+    ranks[1].close()
+    assert (tmp_path / "rank_1.log").read_bytes().splitlines()[1:] == [b"".join(pieces)]
+    assert stream.getvalue() == b"[rank 1] " + b"".join(pieces) + b"\n"
+    assert ranks[1].tail[-1].endswith("19,19,")
+    assert len(ranks[1].tail[-1]) < 2**13
 
 
 def test_rest_is_passed_on_at_the_end(stream, ranks):

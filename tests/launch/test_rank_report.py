@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from npu_bridge.launch.rank_report import report_of
@@ -103,3 +105,9 @@ def test_an_echo_is_found_among_the_causes():
     error = RuntimeError("training stopped")
     error.__cause__ = HorovodInternalError("a peer is gone")
     assert report(error)["echo"]
+
+
+def test_a_report_stays_small_whatever_the_exception_says():
+    facts = report(ValueError("\N{GRINNING FACE}" * 1_000_000))
+    assert facts["summary"].startswith("ValueError: \N{GRINNING FACE}")
+    assert len(json.dumps(facts)) < 212_992  # what a socket takes without waiting for who reads it
