@@ -80,6 +80,7 @@ def test_a_checkpoint_from_before_the_loss_was_scaled_is_continued(tmp_path, cap
     """The scale starts where a new one starts, with a note; everything else goes on."""
     config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1)
     NPUEstimator(unscaled_model_fn, config=config).train(input_fn, max_steps=10)
+    assert NPUEstimator(model_fn, config=config).evaluate(input_fn, steps=2)["global_step"] == 10  # before training
     NPUEstimator(model_fn, config=config).train(input_fn, max_steps=20)
     assert "loss_scale, good_steps, bad_steps; they start from their initial values" in caplog.text
     values = checkpoint_values(str(tmp_path))

@@ -267,9 +267,7 @@ def _under_options(model_fn, options, has_params):
             )
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
-        if not is_training:
-            return spec
-        if options.iterations_per_loop > 1:
+        if is_training and options.iterations_per_loop > 1:
             spec = spec._replace(train_op=session.name_step(spec.train_op))
         return _restoring_older_checkpoints(spec, config)
 
@@ -304,7 +302,7 @@ def _warn_about_steps(steps, loop):
 
 
 def _restoring_older_checkpoints(spec, config):
-    """Lets training go on from a checkpoint that was saved before the loss was scaled."""
+    """Lets the latest checkpoint be read that was saved before the loss was scaled, in every mode."""
     checkpoint = tf.train.latest_checkpoint(config.model_dir)
     if checkpoint is None or spec.scaffold.saver is not None:
         return spec
