@@ -247,7 +247,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
 
     Args:
       send_data: as in `all_to_all_v`; the blocks for rank 0, 1, ... follow each other in it.
-      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver.
+      send_count_matrix: int64 of shape (ranks, ranks), equal on all ranks; row = sender, column = receiver. Or its
+        rows one after the other, which is what an `allgather` of each rank's counts gives.
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
@@ -266,6 +267,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
         )
     flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
     matrix = tf.cast(tf.convert_to_tensor(send_count_matrix), tf.int64)
+    if matrix.shape.rank == 1 and matrix.shape.is_compatible_with([communicator.size**2]):
+        matrix = tf.reshape(matrix, [communicator.size] * 2)
     if not matrix.shape.is_compatible_with([communicator.size] * 2):
         raise call.error(
             "send_count_matrix does not have a row and a column per rank",

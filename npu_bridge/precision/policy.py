@@ -39,6 +39,7 @@ class Precision:
 
     def __init__(self, options: TrainingOptions):
         self.configured, self.low, self.switch = ORIGINAL, None, None
+        self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {})
         if options.use_off_line:
             self._read(options)
@@ -58,6 +59,16 @@ class Precision:
         if not self.is_active:
             return
         rewriter.switch_on(session_config, self.low_dtype)
+        policies = filter(None, (self.configured, self.low))
+        if (rewriter.device_kind(), self.low_dtype) == ("CPU", FLOAT16) and any(map(rewriter.imitates, policies)):
+            rewriter.keep_order(session_config)
+        for name in self._looks_inside:
+            # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
+            say_once(
+                logging.WARNING,
+                f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
+                f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
+            )
         missing = missing_units(self.low_dtype) if rewriter.device_kind() == "CPU" else None
         if missing and self.low_dtype == FLOAT16 and not rewriter.imitates(self.low or self.configured):
             mend = f"To compute in float32 on values rounded to float16, set {rewriter.IMITATION}=1."
@@ -83,7 +94,7 @@ class Precision:
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
         lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
-        return rewriter.variables_of(lists, rewriter.imitates(policy))
+        return rewriter.variables_of(lists, rewriter.imitates(policy, types))
 
     def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""

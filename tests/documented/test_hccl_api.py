@@ -88,6 +88,7 @@ def test_one_process_gets_back_what_it_gives():
     np.testing.assert_array_equal(hccl_ops.broadcast([X, [3]], 0)[1], [3])
     np.testing.assert_array_equal(hccl_ops.all_to_all_v([1, 2, 3], [2], [1], [2], [2]), [0, 0, 2, 3])
     np.testing.assert_array_equal(hccl_ops.all_to_all_v_c([1, 2, 3], [[2]], 0), [1, 2])
+    np.testing.assert_array_equal(hccl_ops.all_to_all_v_c([1, 2, 3], hccl_ops.allgather([2], 1), 0), [1, 2])
     np.testing.assert_array_equal(npu_optimizer.npu_allreduce([tf.constant(X)])[0], X)
     np.testing.assert_array_equal(npu_optimizer.allreduce(tf.constant([7])), [7])
 

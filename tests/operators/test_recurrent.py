@@ -152,6 +152,16 @@ def test_gru_layer_agrees_with_keras():
 
 
 @pytest.mark.parametrize("make", [DynamicRNN, DynamicGRUV2])
+def test_inputs_are_cast_in_scripts_without_version_2_as_well(make):
+    tf1.keras.layers.disable_v2_dtype_behavior()
+    try:
+        outputs = make(HIDDEN, tf.float16)(tf.constant(X, tf.float32))
+    finally:
+        tf1.keras.layers.enable_v2_dtype_behavior()
+    assert {value.dtype for value in outputs} == {tf.float16}
+
+
+@pytest.mark.parametrize("make", [DynamicRNN, DynamicGRUV2])
 def test_half_precision(make):
     layer = make(HIDDEN, tf.float16)
     outputs = layer(X, LENGTHS)

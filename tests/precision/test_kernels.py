@@ -12,6 +12,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
+from npu_bridge.options.errors import say_once
 from npu_bridge.precision import builds_of
 from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
 
@@ -114,6 +115,16 @@ def test_where_a_script_lists_the_passes_its_precision_is_among_them(keys, has_b
         session.run(model.init)
         nodes = run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
     assert dtypes_of(nodes) == {"bfloat16" if "bf16" in keys["precision_mode"] else "float16": 5}
+
+
+def test_it_is_said_that_steps_that_are_looked_into_keep_their_dtype(caplog, tmp_path):
+    say_once.cache_clear()
+    keys = {"enable_dump_debug": True, "dump_path": str(tmp_path)}
+    precision_of(**keys).prepare(tf1.ConfigProto())
+    precision_of(**FLOAT16_MODES[0]).prepare(tf1.ConfigProto())
+    assert "enable_dump" not in caplog.text
+    precision_of(**FLOAT16_MODES[0], **keys).prepare(tf1.ConfigProto())
+    assert "enable_dump_debug: operators that are looked at keep their dtype" in caplog.text
 
 
 @pytest.mark.parametrize("keys", FLOAT32_MODES, ids=str)

@@ -76,8 +76,9 @@ def every_collective():
             fetches["all_to_all_v", dtype.name] = hccl_ops.all_to_all_v(
                 data, counts[rank], send_starts(rank, size), counts[:, rank], receive_starts(rank, size)
             )
+            matrix = counts if dtype.is_integer else counts.ravel()  # or its rows, as an allgather gives them
             fetches["all_to_all_v_c", dtype.name] = hccl_ops.all_to_all_v_c(
-                tf.constant(numbers(rank, dtype, (4 * size,)), dtype), tf.constant(counts), rank
+                tf.constant(numbers(rank, dtype, (4 * size,)), dtype), tf.constant(matrix), rank
             )
         tensors = [tf.constant(numbers(rank, dtype, (2, 3)), dtype) for dtype in checks.BROADCASTABLE]
         for dtype, sent in zip(checks.BROADCASTABLE, hccl_ops.broadcast(tensors, size - 1)):

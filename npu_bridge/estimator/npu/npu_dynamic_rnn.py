@@ -42,7 +42,8 @@ class _DynamicLayer(tf.keras.layers.Layer):
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
     def __init__(self, **arguments: Any):
-        super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"])
+        # Keras casts inputs to the dtype of a layer by itself, but not where a script has switched off version 2.
+        super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
         self._check()
 
