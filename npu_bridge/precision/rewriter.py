@@ -12,6 +12,10 @@ different precision. Facts about TensorFlow 2.15:
 - On CPUs float16 is by default only imitated: float32 kernels on values rounded to float16. A variable makes the
   kernels real; they are many times slower (64 times for 128x128 products on a CPU without float16 units), and they
   add up in float16.
+- Imitation ends the process when an operator stands before one whose value it takes: a C++ exception nobody catches.
+  Graphs come in the order they were made in, but passes ahead of the rewriter and a second round of all disturb it, and
+  the way back of a loop is against it. Functions are put in its place in another order; seen to matter where more than
+  matrix operators are lowered.
 """
 
 from __future__ import annotations
@@ -55,6 +59,27 @@ MATRIX_TYPES = frozenset(
         "Einsum",
         "MatMul",
     }
+)
+# What a loop is made of, what calls functions, and the passes ahead of the rewriter.
+_LOOP_TYPES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
+_CALLING_TYPES = frozenset(
+    {
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "While",
+    }
+)
+_EARLIER_PASSES = (
+    "common_subgraph_elimination",
+    "constant_folding",
+    "function_optimization",
+    "implementation_selector",
+    "shape_optimization",
 )
 # Never forced into a list: what only moves values between frames (the rewriter colours loops as a whole), has no
 # single dtype, or holds its value as an attribute.
@@ -125,6 +150,23 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
             say_once(logging.WARNING, text)
 
 
+def keep_order(session_config: Any) -> None:
+    """Lets sessions made with these settings show the rewriter operators in an order it can imitate float16 in.
+
+    Args:
+      session_config: a ConfigProto that `switch_on` has seen, changed in place: some other passes are left out.
+    """
+    rewrites = session_config.graph_options.rewrite_options
+    rewrites.disable_model_pruning = True
+    rewrites.meta_optimizer_iterations = RewriterConfig.ONE
+    for name in _EARLIER_PASSES:
+        setattr(rewrites, name, RewriterConfig.OFF)
+    # Where passes are listed, they run in that order.
+    listed = sorted(rewrites.optimizers, key=lambda name: name not in _SWITCHES.values())
+    del rewrites.optimizers[:]
+    rewrites.optimizers.extend(listed)
+
+
 def lists_of(
     policy: Policy,
     types: Iterable[str],
@@ -161,18 +203,30 @@ def lists_of(
     return Lists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
 
 
-def imitates(policy: Policy) -> bool:
+def imitates(policy: Policy, types: frozenset[str] = frozenset()) -> bool:
     """Whether a CPU computes a policy by float32 kernels on values rounded to float16.
 
     That is what matrix operators with float16 inputs and float32 sums mean; for the others a user who sets TensorFlow's
-    variable decides.
+    variable decides, unless the graph holds functions.
+
+    Args:
+      policy: the policy.
+      types: operator types of the graph.
     """
     said = environment.read_variable(IMITATION)
-    return policy.reach == "matrix" if said is None else said.lower() not in ("0", "false")
+    is_asked = policy.reach == "matrix" if said is None else said.lower() not in ("0", "false")
+    if not is_asked or policy.reach in ("matrix", "nothing") or types.isdisjoint(_CALLING_TYPES):
+        return is_asked
+    problem = "float16 is not imitated in a graph with functions, which TensorFlow's imitation does not survive"
+    mend = f"Unset it, or call tf.disable_control_flow_v2() before the graph is built. Operators compute in {FLOAT16}."
+    say_once(logging.WARNING, message("precision", problem, f"{IMITATION} unset or 0", said, mend))
+    return False
 
 
 def variables_of(lists: Lists, imitation: bool = False) -> dict[str, str]:
     """What the environment has to say while an executor is built, on top of what it says already."""
+    if imitation:
+        lists = lists._replace(removed=lists.removed | (_LOOP_TYPES - lists.allow - lists.infer - lists.deny))
     wanted = {"ALLOWLIST": lists.allow, "INFERLIST": lists.infer, "DENYLIST": lists.deny, "CLEARLIST": frozenset()}
     everywhere = lists.allow | lists.infer | lists.deny | lists.removed
     variables = {IMITATION: "1" if imitation else "0"}
