@@ -241,7 +241,8 @@ class Part:
             with tf.compat.v1.name_scope(_SCOPE):
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
-                return tf.group(*_assign_words(self.slots_by_owner[1:], words))
+                # Without slots too, the others send and wait for whoever takes what they send.
+                return tf.group(*(_assign_words(self.slots_by_owner[1:], words) or [run_in_any_case(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)

@@ -153,7 +153,8 @@ class ShardedOptimizer(InnerOptimizer):
                 own = [tf.reshape(variable.read_value(), [-1]) for variable in pieces[ranks.rank]]
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
-                assigned += _assign_others(joined, pieces, ranks.rank)
+                # Where all of it is this rank's own, the others need the transfer nevertheless.
+                assigned += _assign_others(joined, pieces, ranks.rank) or [run_in_any_case(joined)]
         return assigned
 
 

@@ -17,7 +17,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from npu_bridge.gradients import collections
+from npu_bridge.gradients import collections, sharding
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches
 
 tf1 = tf.compat.v1
@@ -87,6 +87,31 @@ def train(name, is_sharded, use_resource):
         variables = session.run({v.name: v for v in [*model.variables, global_step]})
         held = sum(value.nbytes for value in session.run([v.value() for v in all_slots]))
         return variables, values_of_slots(optimizer, model.variables, session), held
+
+
+@in_graph
+def update_own_alone():
+    """On a rank: variables after steps in which some transfers hold what one rank alone has updated."""
+    # Rank 0 gets two and rank 1 one piece of float32; only rank 1 gets float64.
+    kinds = {"one": (8, tf.float32), "two": (8, tf.float32), "three": (16, tf.float32), "wide": (2, tf.float64)}
+    variables = {
+        name: tf1.get_variable(name, [size], dtype, initializer=tf1.zeros_initializer())
+        for name, (size, dtype) in kinds.items()
+    }
+    loss = tf.add_n([tf.cast(tf.reduce_sum(variable), tf.float32) for variable in variables.values()])
+    piece_bytes, sharding.PIECE_BYTES = sharding.PIECE_BYTES, 32
+    try:
+        train_op = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0), True).minimize(loss)
+    finally:
+        sharding.PIECE_BYTES = piece_bytes
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        return {name: set(value) for name, value in session.run(variables).items()}
+
+
+def test_a_transfer_of_what_only_one_rank_has_updated_reaches_the_others(on_ranks):
+    assert on_ranks(2, update_own_alone) == [dict.fromkeys(["one", "two", "three", "wide"], {-1.0})] * 2
 
 
 def train_kinds(cases):
@@ -357,13 +382,13 @@ def test_estimators_save_and_resume_as_ever(on_ranks, tmp_path):
 
 
 @in_graph
-def two_losses(is_sharded, folder):
+def two_losses(kinds, is_sharded, folder):
     """On a rank: an optimizer for each of two losses, both of which also train the variables in the middle."""
     model = Model()
     losses = {"first": (model.loss, model.variables[:3]), "second": (model.loss * 2.0, model.variables[1:])}
     steps = []
-    for name, (loss, variables) in losses.items():
-        optimizer = NPUDistributedOptimizer(OPTIMIZERS["adam"](), is_sharded, name=name)
+    for kind, (name, (loss, variables)) in zip(kinds, losses.items()):
+        optimizer = NPUDistributedOptimizer(OPTIMIZERS[kind](), is_sharded, name=name)
         steps.append(optimizer.minimize(loss, var_list=variables))
     saver = NPUSaver()
     with tf1.Session() as session:
@@ -374,9 +399,10 @@ def two_losses(is_sharded, folder):
         return saver.save(session, f"{folder}/{collective.current().rank}_{is_sharded}")
 
 
-def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path):
-    expected, *_ = on_ranks(2, two_losses, False, str(tmp_path))
-    actual, *_ = on_ranks(2, two_losses, True, str(tmp_path))
+@pytest.mark.parametrize("kinds", [("adam", "adam"), ("adam", "sgd")])  # with slots, and without
+def test_two_sharded_optimizers_in_one_graph(on_ranks, tmp_path, kinds):
+    expected, *_ = on_ranks(2, two_losses, kinds, False, str(tmp_path))
+    actual, *_ = on_ranks(2, two_losses, kinds, True, str(tmp_path))
     assert_same_checkpoints(actual, expected)
 
 
