@@ -6,7 +6,7 @@ An `NPUEstimator` trains each model with `iterations_per_loop` 1 and N, in turns
 counts is the time between the end of an early run and the end of the last one: hooks, input and log included, start-up
 not. Printed are the medians over rounds and the ratio of the steps per second: small models (a step below 1 ms) aim at
 3, the large one at no less than 0.98. Small models are a linear one, a perceptron, and the same with dynamic loss
-scaling, and with a dropout. A seed keeps the steps of a dropout from being copied into the graph's loop.
+scaling, and with a dropout, without and with a seed.
 """
 
 from __future__ import annotations

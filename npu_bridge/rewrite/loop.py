@@ -3,9 +3,9 @@
 Everything a step computes is copied into the body of a TF 1 loop. Its iterations run strictly one after the other, so
 the copy computes what running the original step again would.
 
-Not every step can be copied. Some operators keep state in themselves, such as the seeded random number generator of a
-dropout: a copy would have its own and repeat numbers. Others belong to the ranks. For such steps the pass changes
-nothing and says why.
+Not every step can be copied. Some operators keep state in themselves, others belong to the ranks. For such steps the
+pass changes nothing and says why. The seeded random number generator of a dropout keeps state, too; its copy can share
+it (`loop_draws.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
+from npu_bridge.rewrite.loop_draws import (
+    RANDOM,
+    add_function,
+    add_place_of_call,
+    draw_in_call,
+    draws_unseeded_numbers,
+    name_of_call,
+    place_of_call,
+)
 from npu_bridge.rewrite.loop_nodes import LOOP_OPS, InGraphLoop, LoopNodes, NotLoopableError, copy_name, ops_inside
+from npu_bridge.rewrite.loop_savings import LoopSavings
 
 # Marked as stateful, but what they keep is in a variable, an iterator or a table.
 _STATE_ELSEWHERE = (
@@ -27,20 +37,6 @@ _STATE_ELSEWHERE = (
     "ReadVariableOp",
     "Resource",
     "VarIsInitializedOp",
-)
-# Their state is a generator of random numbers in the operator itself.
-_RANDOM = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
 )
 # They negotiate by name: a copy would be another participant.
 _AMONG_RANKS = ("Collective", "Horovod", "Nccl")
@@ -60,19 +56,39 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     """
     step, fed = list(step), frozenset(fed)
     inside = ops_inside(step, fed)
-    reasons = {op: reason for op in inside if (reason := _reason_against_a_copy(op))}
+    calls = _calls_that_draw(inside)
+    reasons = {op: reason for op in inside if op not in calls and (reason := _reason_against_a_copy(op))}
     if reasons:
-        raise NotLoopableError(reasons, is_only_random=all(op.type in _RANDOM for op in reasons))
-    nodes = LoopNodes(inside, fed)
+        raise NotLoopableError(reasons, is_only_random=all(op.type in RANDOM for op in reasons))
+    nodes, savings = LoopNodes(inside, fed), LoopSavings(inside, fed)
+    for name, same in savings.same_values.items():
+        nodes.replace(graph.get_tensor_by_name(name), nodes.source(same))
     for op in inside:
-        nodes.copy(op)
+        if op in calls:
+            add_place_of_call(nodes, op, reads=savings.inputs.get(op.name))
+        else:
+            nodes.copy(op, reads=savings.inputs.get(op.name), kind=savings.types.get(op.name, op.type))
     nodes.count_on(after=map(copy_name, step))
-    return InGraphLoop(*nodes.import_into(graph, "exit"))
+    functions = {op: add_function(nodes, op, call) for op, call in calls.items()}
+    end, count = nodes.import_into(graph, "exit")
+    for op, call in calls.items():
+        draw_in_call(graph.get_operation_by_name(_sibling(end, place_of_call(op))), call, functions[op])
+    return InGraphLoop(end, count, shared=tuple(op.name for op in calls))
 
 
-def draws_unseeded_numbers(op: tf.Operation) -> bool:
-    """Whether an operator draws random numbers that are others in every session, as nobody gave a seed."""
-    return op.type in _RANDOM and op.get_attr("seed") == 0 and op.get_attr("seed2") == 0
+def _calls_that_draw(inside):
+    """The names of calls that can share the kernels of seeded random operators, by operator."""
+    calls: dict[tf.Operation, str] = {}
+    for op in inside:
+        if op.type in RANDOM and not draws_unseeded_numbers(op):
+            call = name_of_call(op, calls.values())
+            if call:
+                calls[op] = call
+    return calls
+
+
+def _sibling(op, name):
+    return f"{op.name.rpartition('/')[0]}/{name}"
 
 
 def _reason_against_a_copy(op):

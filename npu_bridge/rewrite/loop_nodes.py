@@ -22,11 +22,14 @@ class InGraphLoop(NamedTuple):
       op: trains them; to be run as a target.
       count: int64 scalar placeholder: how many steps.
       fingerprint: what ranks compare before they exchange anything in a loop; 0 for a loop that exchanges nothing.
+      shared: names of operators outside whose kernels the loop draws from. It only does so in a session whose prepared
+        graph of a run of `op` has nodes of these names.
     """
 
     op: tf.Operation
     count: tf.Tensor
     fingerprint: int = 0
+    shared: tuple[str, ...] = ()
 
 
 class NotLoopableError(Exception):
@@ -42,20 +45,28 @@ class NotLoopableError(Exception):
 
 
 def ops_inside(step: Iterable[tf.Operation], fed: Collection[str]) -> list[tf.Operation]:
-    """What a step computes each time anew, in the order the operators were made.
+    """What a step computes each time anew: every operator after those it waits for, in the same order on every rank.
+
+    Operators are not made in this order where there are conditions, or where a graph was rewritten.
 
     Args:
       step: the operators that make up a step.
       fed: names of tensors whose value is given with the run.
     """
-    found, stack = {}, list(step)
+    found: dict[str, tf.Operation] = {}
+    entered, stack = set(), list(step)
     while stack:
-        op = stack.pop()
-        if op.name not in found and not _is_shared(op):
-            found[op.name] = op
-            stack.extend(tensor.op for tensor in op.inputs if tensor.name not in fed)
-            stack.extend(op.control_inputs)
-    return sorted(found.values(), key=lambda op: op._id)
+        op = stack[-1]
+        if op.name in entered or _is_shared(op):
+            stack.pop()
+            if op.name in entered:
+                found.setdefault(op.name, op)
+        else:
+            entered.add(op.name)
+            controls = sorted(op.control_inputs, key=lambda other: other._id)
+            waited_for = [*(tensor.op for tensor in op.inputs if tensor.name not in fed), *controls]
+            stack.extend(other for other in reversed(waited_for) if other.name not in entered)
+    return list(found.values())
 
 
 def _is_shared(op):
@@ -94,7 +105,13 @@ class LoopNodes:
         self.add("next", "NextIteration", ["next_number"], T=tf.int64)
 
     def copy(
-        self, op: tf.Operation, waits_for: Iterable[str] = (), not_for: Collection[str] = (), name: str = ""
+        self,
+        op: tf.Operation,
+        waits_for: Iterable[str] = (),
+        not_for: Collection[str] = (),
+        name: str = "",
+        reads: Sequence[tf.Tensor] | None = None,
+        kind: str = "",
     ) -> None:
         """Adds a copy of an operator.
 
@@ -103,22 +120,31 @@ class LoopNodes:
           waits_for: nodes it waits for besides what the operator waits for.
           not_for: names of operators it does not wait for, although the original does.
           name: of the node, if it is not what other copies read from.
+          reads: tensors that it reads instead of the operator's inputs.
+          kind: another type that takes the same inputs and attributes.
         """
         node = self.graph_def.node.add()
         node.CopyFrom(op.node_def)
-        node.name = name or copy_name(op)
+        node.name, node.op = name or copy_name(op), kind or op.type
         # Placement next to a variable: on a machine without other devices it says nothing.
         node.attr.pop("_class", None)
-        node.input[:] = self.inputs_of(op, waits_for, not_for)
+        node.input[:] = self.inputs_of(op, waits_for, not_for, reads)
 
-    def inputs_of(self, op: tf.Operation, waits_for: Iterable[str] = (), not_for: Collection[str] = ()) -> list[str]:
+    def inputs_of(
+        self,
+        op: tf.Operation,
+        waits_for: Iterable[str] = (),
+        not_for: Collection[str] = (),
+        reads: Sequence[tf.Tensor] | None = None,
+    ) -> list[str]:
         """What the copy of an operator reads and waits for; arguments as `copy`."""
-        from_inside = any(self._is_computed_inside(tensor) for tensor in op.inputs)
+        tensors = op.inputs if reads is None else reads
+        from_inside = any(self._is_computed_inside(tensor) for tensor in tensors)
         controls = [copy_name(other) for other in op.control_inputs if other.name in self._inside - set(not_for)]
         controls.extend(waits_for)
         if not from_inside and not controls:
             controls = ["iteration"]  # else it would run once more when the loop is over, or not belong to it
-        return [*(self.source(tensor) for tensor in op.inputs), *_controls(controls)]
+        return [*(self.source(tensor) for tensor in tensors), *_controls(controls)]
 
     def source(self, tensor: tf.Tensor) -> str:
         """Where copies find a tensor of the graph: made by another copy, or handed in."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge.rewrite.conditions import Condition, conditions_of_tensor, find_conditions
-from npu_bridge.rewrite.loop import draws_unseeded_numbers
+from npu_bridge.rewrite.loop_draws import draws_unseeded_numbers
 from npu_bridge.rewrite.loop_nodes import LOOP_OPS, NotLoopableError
 
 NEXT_BATCH = "IteratorGetNext"

@@ -7,10 +7,11 @@ the last step, as is what hooks see, and all other runs of the session are what 
 The steps before the last run inside the graph where the step can be copied into a loop (`rewrite/loop.py`), else one
 by one through a prepared call of the session. That is nearly as fast: an empty one takes 12 µs, while a step of 30
 operators took 0.14 ms in calls and 0.11 ms in the graph, and one of 6 ms the same in both; a run of a monitored session
-with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15). So a step that draws seeded random numbers,
-has a loop of its own or exchanges gradients is prepared, not copied: then it goes on with the very operators of the
-graph. Where `overlap_loop_steps` says so and all ranks can, steps are copied into a loop in which they overlap
-(`rewrite/crossing.py`), and exchange their gradients there.
+with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15). So a step that has a loop of its own or
+exchanges gradients is prepared, not copied: then it goes on with the very operators of the graph. So is one that draws
+seeded random numbers, if the session has not let the loop draw from the kernels of those operators
+(`rewrite/loop_draws.py`). Where `overlap_loop_steps` says so and all ranks can, steps are copied into a loop in which
+they overlap (`rewrite/crossing.py`), and exchange their gradients there.
 
 When data ends in the middle of a loop the error comes as in any run; the steps that were trained stay trained.
 """
@@ -38,6 +39,7 @@ from npu_bridge.session.run_view import computed_ops
 
 _LOG = logging.getLogger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
+_LOOPS_KEY = ("npu_bridge", "iteration_loops")
 ITERATION_OP = "IterationOp"
 # Ours: Python hears of a signal between two calls of the session.
 _LONGEST_CALL_SECS = 1.0
@@ -89,7 +91,8 @@ class _LoopingSession:
         loops = self._npu_bridge_loops
         earlier = None
         if handle is None and loops.steps_per_run > 1:
-            earlier = loops.earlier_steps([*target_list, *fetch_list], feed_dict, super()._make_callable_from_options)
+            asked = [*target_list, *fetch_list]
+            earlier = loops.earlier_steps(asked, feed_dict, run, super()._make_callable_from_options)
         if earlier is None:
             return run(handle, target_list, fetch_list, feed_dict, options, run_metadata)
         with one_decision(self):
@@ -106,30 +109,30 @@ class _Loops:
         self._steps_of_run: dict[tuple, tuple[str, ...]] = {}
         self._earlier: dict[tuple, _Copied | _Prepared | _Fed] = {}
 
-    def earlier_steps(self, asked: list, feeds: dict, make_callable: Callable) -> Any:
+    def earlier_steps(self, asked: list, feeds: dict, run: Callable, make_callable: Callable) -> Any:
         """The steps before the last one of a run; None for a run that does not train.
 
         Args:
           asked: the operations and tensors of the run.
           feeds: as `_do_run` gets them.
-          make_callable: the session's own.
+          run, make_callable: the session's own.
         """
         fed = tuple(sorted(reference.deref().name for reference in feeds))
-        run = (tuple(element.name for element in asked), fed)
-        if run not in self._steps_of_run:
-            self._steps_of_run[run] = self._named_steps(asked, fed)
-        step = self._steps_of_run[run]
+        kind = (tuple(element.name for element in asked), fed)
+        if kind not in self._steps_of_run:
+            self._steps_of_run[kind] = self._named_steps(asked, fed)
+        step = self._steps_of_run[kind]
         if not step:
             return None
         if (step, fed) not in self._earlier:
-            self._earlier[step, fed] = self._prepare(step, fed, make_callable)
+            self._earlier[step, fed] = self._prepare(step, fed, feeds, run, make_callable)
         return self._earlier[step, fed]
 
     def _named_steps(self, asked, fed):
         names = {ITERATION_OP, *self._session.graph.get_collection(_KEY)}
         return tuple(op.name for op in computed_ops(asked, frozenset(fed)) if op.name in names)
 
-    def _prepare(self, names, fed, make_callable):
+    def _prepare(self, names, fed, feeds, run, make_callable):
         graph = self._session.graph
         step = [graph.get_operation_by_name(name) for name in names]
         if any(op.type == "OneShotIterator" for op in graph.get_operations()):
@@ -142,12 +145,30 @@ class _Loops:
                 return _Copied(loop, _FIRST_STEPS)
         if not reason:
             try:
-                return _Copied(_put_in_loop(put_in_loop, graph, step, fed))
+                loop = _put_in_loop(put_in_loop, graph, step, fed)
+                if not loop.shared or self._shares_kernels(loop, feeds, run):
+                    return _Copied(loop)
+                reason, is_only_random = f"this session does not share the state of {loop.shared[0]}", True
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
         _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
         # Steps that wait, for other ranks or for a queue, are left to the pool.
         return _Fed(step) if fed else _Prepared(step, make_callable, LoopThreads(None if is_only_random else POOL))
+
+    def _shares_kernels(self, loop, feeds, run):
+        """Whether a run of the loop has the random operators of the graph; nothing is trained to find out."""
+        if self._session.sess_str or len(self._session.list_devices()) > 1:
+            return False  # kernels are kept for each device, and their names looked up in sessions of this process
+        metadata = pywrap_tf_session.TF_NewBuffer()
+        try:
+            with _run_options(output_partition_graphs=True) as options:
+                run(None, [loop.op], [], {**feeds, loop.count.ref(): np.int64(0)}, options, metadata)
+            prepared = tf.compat.v1.RunMetadata.FromString(pywrap_tf_session.TF_GetBuffer(metadata))
+        except tf.errors.InvalidArgumentError:  # a session may refuse to show what it has prepared
+            return False
+        finally:
+            pywrap_tf_session.TF_DeleteBuffer(metadata)
+        return {node.name for graph in prepared.partition_graphs for node in graph.node}.issuperset(loop.shared)
 
     def _reason_against_copying(self):
         if precision_of_session(self._session) is not None:
@@ -171,7 +192,7 @@ class _Copied:
             steps = min(count, self._steps_per_call)
             choice = self._threads.choose()
             start = time.perf_counter()
-            with _run_options(choice) as options:
+            with _run_options(inter_op_thread_pool=choice) as options:
                 run(None, [self._loop.op], [], {**feeds, self._loop.count.ref(): np.int64(steps)}, options, None)
             secs = time.perf_counter() - start
             self._threads.took(choice, steps, secs)
@@ -216,9 +237,8 @@ class _Fed:
 
 
 @contextlib.contextmanager
-def _run_options(inter_op_thread_pool):
-    serialized = tf.compat.v1.RunOptions(inter_op_thread_pool=inter_op_thread_pool).SerializeToString()
-    options = pywrap_tf_session.TF_NewBufferFromString(serialized)
+def _run_options(**settings):
+    options = pywrap_tf_session.TF_NewBufferFromString(tf.compat.v1.RunOptions(**settings).SerializeToString())
     try:
         yield options
     finally:
@@ -251,10 +271,17 @@ def _is_same_on_all_ranks(loop):
 
 
 def _put_in_loop(put, graph, step, fed):
+    """The loop of these steps: a new one, or that of an earlier session."""
+    known = graph.get_collection_ref(_LOOPS_KEY)
+    for asked, loop in known:
+        if asked == (put, step, fed):
+            return loop
     was_finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
-        return put(graph, step, fed)
+        loop = put(graph, step, fed)
+        known.append(((put, step, fed), loop))
+        return loop
     finally:
         if was_finalized:
             graph.finalize()

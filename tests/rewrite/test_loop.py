@@ -36,8 +36,10 @@ def test_every_family_of_optimizers(graph, name):
     assert_same_bits(looped, one_by_one)
 
 
-def test_an_overflow_in_the_loop_skips_that_step_alone(graph):
-    train_op = train_op_of(dense, loss_scaled(OPTIMIZERS["adam"]()), poisoned=(2, 5))
+@pytest.mark.parametrize("name, use_resource", [("adam", True), ("adam", False), ("momentum", True), ("lamb", True)])
+def test_an_overflow_in_the_loop_skips_that_step_alone(graph, name, use_resource):
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    train_op = train_op_of(dense, loss_scaled(OPTIMIZERS[name]()), poisoned=(2, 5))
     one_by_one, looped = one_by_one_and_looped(train_op)
     assert one_by_one["global_step:0"] == STEPS - 2
     assert_same_bits(looped, one_by_one)
@@ -86,21 +88,82 @@ def test_feeding_one_result_of_an_operator_leaves_the_others(graph):
         np.testing.assert_allclose(session.run(pulled), [35.0, expected], rtol=1e-5)
 
 
-def _with_dropout(seed=1):
-    return tf1.assign_add(tf1.get_variable("a", [2]), tf.nn.dropout(tf.ones([2]), rate=0.5, seed=seed)).op
+def _noise_of_every_kind():
+    """Numbers of all kinds of generators; two of them have the same seeds."""
+    ones = tf.ones([6])
+    kinds = (
+        lambda: tf.nn.dropout(ones, rate=0.5, seed=1),
+        lambda: tf.nn.dropout(ones, rate=0.5, seed=1),
+        lambda: tf.random.normal([6], seed=2),
+        lambda: tf.random.truncated_normal([6], 1.0, tf.reduce_sum(ones), seed=3),
+        lambda: tf.random.shuffle(tf.range(6.0), seed=4),
+        lambda: tf.cast(tf.random.categorical(tf.ones([1, 4]), 6, seed=5)[0], tf.float32),
+        lambda: tf.random.uniform([tf.random.uniform([], 1, 7, tf.int32, seed=6)], seed=7)[0],
+        lambda: tf.random.gamma([6], 2.0, seed=8),
+    )
+    total = tf.zeros([6])  # TensorFlow adds up all of it at once, in the order of names
+    for kind in kinds:
+        with tf.name_scope("noise"):
+            total += kind()
+    return total
 
 
-def test_random_numbers_without_a_seed_are_new_in_every_step(graph):
-    """There is no stream of numbers that steps one by one would have had."""
-    seen = tf1.get_variable("seen", [20], initializer=tf1.zeros_initializer(), use_resource=True)
-    count = tf1.get_variable("count", initializer=0, use_resource=True)
-    drawn = tf.random.uniform([])
-    step = tf1.scatter_update(seen, count.assign_add(1) - 1, drawn)
-    loop, fresh = put_in_loop(graph, [step.op]), Fresh()
-    with fresh.session as session:
-        session.run(loop.op, {loop.count: 19})
-        session.run(step)
-        assert len(set(session.run(seen))) == 20
+def test_seeded_numbers_go_on_from_single_steps_to_loops_and_back(graph):
+    total = tf1.get_variable("total", [6], initializer=tf1.zeros_initializer(), use_resource=True)
+    step = total.assign(0.5 * total + _noise_of_every_kind()).op
+    loop = put_in_loop(graph, [step])
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        expected = []
+        for _ in range(12):
+            session.run(step)
+            expected.append(session.run(total))
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        done = 0
+        for loops, singles in ((3, 0), (0, 2), (2, 1), (4, 0)):
+            session.run(loop.op, {loop.count: loops})
+            for _ in range(singles):
+                session.run(step)
+            done += loops + singles
+            np.testing.assert_array_equal(session.run(total), expected[done - 1])
+        assert done == 12
+
+
+def test_the_kernels_that_a_loop_shares_have_the_names_it_tells(graph):
+    total = tf1.get_variable("total", [6], initializer=tf1.zeros_initializer(), use_resource=True)
+    loop = put_in_loop(graph, [total.assign_add(_noise_of_every_kind()).op])
+    drawing = {op.name for op in graph.get_operations() if "seed2" in op.node_def.attr and "iteration" not in op.name}
+    assert set(loop.shared) == drawing and len(drawing) == 9
+    metadata = tf1.RunMetadata()
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        session.run(loop.op, {loop.count: 0}, tf1.RunOptions(output_partition_graphs=True), metadata)
+    assert drawing <= {node.name for prepared in metadata.partition_graphs for node in prepared.node}
+
+
+def test_a_second_loop_of_a_step_with_seeded_numbers(graph):
+    """As for runs that are fed differently: both draw from the same kernels."""
+    total = tf1.get_variable("total", [4], initializer=tf1.zeros_initializer(), use_resource=True)
+    step = total.assign_add(
+        tf.nn.dropout(tf1.placeholder_with_default(tf.ones([4]), [4], name="fed"), rate=0.5, seed=1)
+    )
+    first, second = put_in_loop(graph, [step.op]), put_in_loop(graph, [step.op], ["fed:0"])
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        for _ in range(8):
+            session.run(step)
+        expected = session.run(total)
+    with tf1.Session() as session:
+        session.run(total.initializer)
+        session.run(first.op, {first.count: 5})
+        session.run(second.op, {second.count: 3, "fed:0": np.ones(4)})
+        np.testing.assert_array_equal(session.run(total), expected)
+
+
+def _with_noise_without_a_scope():
+    noise = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=1, seed2=2)
+    return tf1.assign_add(tf1.get_variable("a", [2]), noise).op
 
 
 def _with_a_loop():
@@ -115,7 +178,7 @@ def _with_python():
 @pytest.mark.parametrize(
     "build, reason, is_only_random",
     [
-        (_with_dropout, "keeps state", True),
+        (_with_noise_without_a_scope, "keeps state", True),
         (_with_a_loop, "loop of its own", False),
         (_with_python, "keeps state", False),
     ],

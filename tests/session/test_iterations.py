@@ -41,12 +41,19 @@ class Model:
         return {variable.name: session.run(variable) for variable in tf1.global_variables()}
 
 
-def trained(steps_per_run, runs, feeds=None, **arguments):
+def as_written():
+    """Settings with which TensorFlow runs graphs as they are, and calls functions instead of putting them in place."""
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def trained(steps_per_run, runs, feeds=None, config=None, **arguments):
     """The variables after some runs in a new graph, the numbers of the batches fetched, and the session's loops."""
     with tf.Graph().as_default():
         model = Model(**arguments)
         feed_dict = {model.kept: feeds} if feeds else None
-        with tf1.Session() as session:
+        with tf1.Session(config=config) as session:
             session.run(model.init)
             step = util.set_iteration_per_loop(session, model.train_op, steps_per_run)
             fetched = [session.run([step, model.number, model.loss], feed_dict)[1:] for _ in range(runs)]
@@ -61,8 +68,10 @@ def trained(steps_per_run, runs, feeds=None, **arguments):
         ("_Copied", {"use_resource": False}),
         ("_Copied", {"use_resource": True}),
         ("_Copied", {"feeds": 0.5}),
-        ("_Prepared", {"noise": 0.3}),
-        ("_Fed", {"noise": 0.3, "feeds": 0.5}),
+        ("_Copied", {"noise": 0.3}),
+        ("_Copied", {"noise": 0.3, "feeds": 0.5}),
+        ("_Prepared", {"noise": 0.3, "config": as_written()}),
+        ("_Fed", {"noise": 0.3, "feeds": 0.5, "config": as_written()}),
     ],
 )
 def test_five_steps_in_a_run_are_five_runs(way, arguments):
@@ -83,12 +92,12 @@ def test_long_steps_are_called_for_in_parts(monkeypatch):
     assert_same_bits(looped, single)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"noise": 0.3}])
-def test_data_that_ends_in_a_loop_keeps_its_steps(arguments):
-    single, _, _ = trained(1, BATCHES, **arguments)
+@pytest.mark.parametrize("config", [pytest.param(None, id="in the graph"), pytest.param(as_written(), id="one by one")])
+def test_data_that_ends_in_a_loop_keeps_its_steps(config):
+    single, _, _ = trained(1, BATCHES, noise=0.3, config=config)
     with tf.Graph().as_default():
-        model = Model(**arguments)
-        with tf1.Session() as session:
+        model = Model(noise=0.3)
+        with tf1.Session(config=config) as session:
             session.run(model.init)
             step = util.set_iteration_per_loop(session, model.train_op, 7)
             for _ in range(BATCHES // 7):
@@ -96,6 +105,29 @@ def test_data_that_ends_in_a_loop_keeps_its_steps(arguments):
             with pytest.raises(tf.errors.OutOfRangeError):
                 session.run(step)
             assert_same_bits(model.values(session), single)
+
+
+def test_seeded_numbers_go_on_between_loops_and_other_runs():
+    """Loops, single steps and runs that do not train draw from one stream, in every session from its start."""
+    values = []
+    for size in (1, 5):
+        with tf.Graph().as_default():
+            model = Model(noise=0.3)
+            for _ in range(2):
+                with tf1.Session() as session:
+                    session.run(model.init)
+                    step = iterations.name_step(model.train_op)
+                    iterations.train_in_loops(session, size)
+                    for _ in range(5 // size):
+                        session.run(step)
+                    losses = [session.run(model.loss) for _ in range(2)]
+                    session.run(model.train_op)
+                    for _ in range(10 // size):
+                        session.run(step)
+                    assert size == 1 or type(*session._npu_bridge_loops._earlier.values()).__name__ == "_Copied"
+                    values.append({**model.values(session), "losses": np.array(losses)})
+    for other in values[1:]:
+        assert_same_bits(other, values[0])
 
 
 def test_runs_without_the_step_are_what_they_were(graph):
