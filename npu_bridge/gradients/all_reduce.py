@@ -18,8 +18,8 @@ class AllReduce(Stage):
 
     Dense gradients travel in aggregation fragments, in the order they become ready, cut as `hccl.split.api` was told or
     96.54 % / 3.46 % by bytes. A large fragment goes in several transfers, and only a few transfers are under way at
-    once. A sparse gradient travels by gathering its rows, after rows with the same index were added up, and stays
-    sparse.
+    once. A sparse gradient travels by gathering its rows and stays sparse; rows with the same index are added up before
+    and after, so that its norm is that of the dense one.
 
     Scaled gradients are multiplied by a power of two not above 1 / ranks on their way into the sum, which loses no
     bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. In a
@@ -103,8 +103,9 @@ class AllReduce(Stage):
         return results
 
     def _reduce_sparse(self, gradients, route):
+        # Ranks meet in rows: only added up they have the norm that the caller may clip by.
         return {
-            position: route.gather(grad, f"{self._name}_sparse_{position}")
+            position: sum_repeated_rows(route.gather(grad, f"{self._name}_sparse_{position}"))
             for position, grad in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }

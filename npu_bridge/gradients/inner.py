@@ -12,6 +12,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.options.errors import message
 
 
 class InnerOptimizer(abc.ABC):
@@ -107,7 +108,23 @@ class _KerasFamily(InnerOptimizer):
 
     def compute_gradients(self, loss, **arguments):
         differentiator = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.0)
-        return differentiator.compute_gradients(loss, **arguments)
+        grads_and_vars = differentiator.compute_gradients(loss, **arguments)
+        self._check_are_resources([variable for grad, variable in grads_and_vars if grad is not None])
+        return grads_and_vars
+
+    def _check_are_resources(self, variables):
+        """Says what Keras would say somewhere deep inside, about a script that has disabled TF 2 behavior."""
+        references = [variable.name for variable in variables if not hasattr(variable, "handle")]
+        if references:
+            raise ValueError(
+                message(
+                    type(self.optimizer).__name__,
+                    "Keras optimizers update resource variables only",
+                    "variables made with use_resource=True",
+                    f"the reference variable {references[0]}",
+                    "Call tf.enable_resource_variables() before the model is built, or use an optimizer of tf.train.",
+                )
+            )
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         if all(grad is None for grad, _ in grads_and_vars):
@@ -174,7 +191,8 @@ class _KerasOptimizer(_KerasFamily):
     def prepare(self, variables):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
-            self.optimizer.build(variables)
+            with tf.variable_creator_scope(_start_after_variables):
+                self.optimizer.build(variables)
 
     def make_slots_apart(self, own, others, creator):
         # Built once for all variables; own ones come first, because an update of them alone numbers them from 0 again.
@@ -224,6 +242,18 @@ class _KerasOptimizer(_KerasFamily):
                 primary = max(endings, key=len)
                 slots.setdefault(own.name[: -len(primary) - 1].split("/")[-1], {})[primary] = own
         return slots
+
+
+def _start_after_variables(next_creator, **arguments):
+    """A variable creator: what starts as a copy of a variable can be initialised together with it, in any order.
+
+    Keras' moving averages do. In a TF 1 graph the initialiser of all variables runs without an order.
+    """
+    origin = arguments.get("initial_value")
+    if isinstance(origin, tf.Variable) and building_graph():
+        is_initialized = tf.compat.v1.is_variable_initialized(origin)
+        arguments["initial_value"] = tf.cond(is_initialized, origin.read_value, lambda: origin.initial_value)
+    return next_creator(**arguments)
 
 
 def _make_apart(make, own, others, creator):

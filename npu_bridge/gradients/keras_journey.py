@@ -56,7 +56,9 @@ class KerasJourney:
     def combined_once(self, grads_and_vars: Sequence) -> list:
         """This rank's gradients to those of the job, unless they went that way before; then they stay what they are."""
         pairs = list(grads_and_vars)
-        return pairs if self._open.find(pairs) is not None else self._combined(self._unscaled_step(), pairs)
+        if self._open.find(pairs) is not None:
+            return pairs
+        return self._combined(self._unscaled_step(), pairs, may_be_left=True)
 
     def forget(self, grads_and_vars: Sequence) -> bool:
         """True when these gradients went through the pipeline; the next time they are new ones."""
@@ -104,11 +106,11 @@ class KerasJourney:
         with contextlib.nullcontext() if tape is None else tape:
             return self._pipeline.scale(loss, step)
 
-    def _combined(self, step, grads_and_vars, has_variables=True):
+    def _combined(self, step, grads_and_vars, has_variables=True, may_be_left=False):
         self._check_compilation()
         pairs = list(grads_and_vars)
         combined = self._pipeline.combine(step, pairs)
-        self._open.keep(step, [variable for _, variable in pairs] if has_variables else None)
+        self._open.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined
 
     def _unscaled_step(self):

@@ -38,20 +38,24 @@ class OpenSteps:
                 return step
         return None
 
-    def keep(self, step: Step, variables: Sequence[Any] | None) -> None:
+    def keep(self, step: Step, variables: Sequence[Any] | None, may_be_left: bool = False) -> None:
         """Keeps a step whose gradients went through the pipeline.
 
         Args:
           step: the step.
           variables: what its gradients are of; None when that is not known yet.
+          may_be_left: its caller may never apply it and come with the gradients of the next step instead, as Keras'
+            own loss scaling does after an overflow. Then, executed eagerly, `find` knows it by its gradients alone.
         """
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
-        self._combined.append(_Kept(_place(), step, known))
+        self._combined.append(_Kept(_place(), step, known, may_be_left))
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
-        """The step these gradients belong to, or None."""
+        """The step these gradients belong to, or None; it stays open."""
         kept = self._search(grads_and_vars)
+        if kept is not None and kept.may_be_left and kept.place is None and not kept.delivered_any_of(grads_and_vars):
+            return None
         return kept and kept.step
 
     def take(self, grads_and_vars: Sequence) -> Step | None:
@@ -74,6 +78,7 @@ class _Kept:
     place: Any
     step: Step
     variable_ids: frozenset | None
+    may_be_left: bool
 
     def is_still_open(self, newer_ids):
         """False when this place is left, or a newer step here takes this one's place."""

@@ -163,3 +163,20 @@ def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_pat
     for one, other in ((optimizer, variable), (restored_optimizer, restored_variable)):
         one.minimize(lambda variable=other: variable * 0.0, var_list=[other])  # moves by momentum alone
     assert restored_variable.numpy() == variable.numpy() != 1.0
+
+
+@pytest.mark.parametrize("name", ["lamb", "keras_adam"])
+def test_reference_variables_are_refused_for_keras_optimizers(graph, name):
+    weight = tf.compat.v1.get_variable("weight", [2], use_resource=False)
+    with pytest.raises(ValueError, match="reference variable weight:0. Call tf.enable_resource_variables"):
+        NPUOptimizer(OPTIMIZERS[name]()).minimize(tf.reduce_sum(weight))
+
+
+def test_a_learning_rate_that_is_set_is_that_of_the_inner_optimizer():
+    weight, inner = tf.Variable(0.0), tf.keras.optimizers.SGD(1.0)
+    optimizer = NPUOptimizer(inner)
+    optimizer.learning_rate = 0.25
+    optimizer.note = "kept"
+    optimizer.minimize(lambda: -weight, var_list=[weight])
+    assert float(weight) == float(inner.learning_rate) == 0.25
+    assert optimizer.note == "kept" and not hasattr(inner, "note")

@@ -197,3 +197,18 @@ def test_clipping_acts_on_unscaled_gradients():
         lambda: NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(2.0**20), is_loss_scale=True), change=change
     )
     assert_same_bits(scaled, bare)
+
+
+def test_moving_averages_of_keras_start_with_their_variables_in_whatever_order(graph):
+    variable = tf.compat.v1.get_variable("variable", [3], initializer=tf.constant_initializer(2.0))
+    inner = tf.keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75)
+    train_op = NPUOptimizer(inner, FixedLossScaleManager(8), is_loss_scale=True).minimize(tf.reduce_sum(variable))
+    (average,) = [own for own in inner.variables if own.name.startswith("SGD/average")]
+    with tf.compat.v1.Session() as session:
+        session.run(average.initializer)
+        others = [own for own in tf.compat.v1.global_variables() if own.name != average.name]
+        session.run(tf.compat.v1.variables_initializer(others))
+        assert list(session.run(average)) == [2.0] * 3
+        session.run(train_op)
+        assert list(session.run(variable)) == [1.5] * 3
+        assert list(session.run(average)) == [0.75 * 2.0 + 0.25 * 1.5] * 3

@@ -129,6 +129,26 @@ def test_an_overflow_on_one_rank_skips_the_step_on_both(on_ranks, generation, wr
     assert first[1:] == ((5, 1024.0, 1) if wrapper == "dynamic" else (6, 1024.0, None))
 
 
+def steps_after_an_eager_overflow(generation):
+    """On a rank: a variable after eager steps around Keras' own loss scaling, the second overflowing on rank 1."""
+    rank = collective.current().rank
+    variable, make = tf.Variable(0.0), tf.keras.mixed_precision.LossScaleOptimizer
+    inner = {"current": tf.keras.optimizers.SGD, "legacy": tf.keras.optimizers.legacy.SGD}[generation](1.0)
+    optimizer, values = make(KerasDistributeOptimizer(inner), initial_scale=2.0), []
+    for slope in (1.0, np.inf if rank == 1 else 1.0, 1.0 + rank, 3.0 * rank):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(-variable * slope)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, [variable]))
+        optimizer.apply_gradients(zip(gradients, [variable]))
+        values.append(float(variable))
+    return values
+
+
+@pytest.mark.parametrize("generation", BARE)
+def test_gradients_are_averaged_after_a_step_that_keras_has_skipped(on_ranks, generation):
+    assert on_ranks(2, steps_after_an_eager_overflow, generation) == [[1.0, 1.0, 2.5, 4.0]] * 2
+
+
 def transfers_in_a_step(generation, wrapper):
     """On a rank: how many transfers of gradients are in a traced step, by the door through which gradients come."""
     optimizer, variable = WRAPPERS[wrapper](BARE[generation]()), tf.Variable([1.0, 2.0])

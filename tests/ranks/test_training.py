@@ -120,6 +120,54 @@ def test_ranks_agree_when_the_reduction_is_around_the_loss_scale(on_ranks, wrapp
 
 
 @in_graph
+def norms_of_sparse_gradients():
+    """On a rank: the global norm of one sparse gradient in rows that both ranks have, by wrapper."""
+    table = tf1.get_variable("table", [4, 2], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 1, 2 + collective.current().rank]))
+    optimizers = {wrapper: make(tf1.train.GradientDescentOptimizer(1.0), fixed) for wrapper, make in WRAPPERS.items()}
+    optimizers["rounded"] = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), fixed(), True, True, wire="float16")
+    grads = {name: optimizer.compute_gradients(loss)[0][0] for name, optimizer in optimizers.items()}
+    assert all(isinstance(grad, tf.IndexedSlices) for grad in grads.values())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        return session.run({name: tf.linalg.global_norm([grad]) for name, grad in grads.items()})
+
+
+def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one(on_ranks):
+    dense = np.array([[0, 0], [2, 2], [0.5, 0.5], [0.5, 0.5]])
+    for norms in on_ranks(2, norms_of_sparse_gradients):
+        assert norms == pytest.approx(dict.fromkeys([*WRAPPERS, "rounded"], np.linalg.norm(dense)), rel=1e-6)
+
+
+@in_graph
+def accumulate_and_apply_apart(wrapper):
+    """On a rank: values after windows of two batches whose gradients are added up and then applied without a batch."""
+    rank = collective.current().rank
+    slope = tf1.placeholder(tf.float32, [])
+    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+    total = tf1.get_variable("total", [], initializer=tf1.zeros_initializer(), trainable=False)
+    optimizer = WRAPPERS[wrapper](tf1.train.GradientDescentOptimizer(1.0), dynamic)
+    ((gradient, _),) = optimizer.compute_gradients(-weight * slope, [weight])
+    add_up = tf1.assign_add(total, gradient / 2)
+    apply = optimizer.apply_gradients([(total.read_value(), weight)])
+    values = []
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for window in ((1.0, 3.0), (1.0, np.inf if rank == 1 else 1.0), (2.0 * rank, 2.0)):
+            for number in window:
+                session.run(add_up, {slope: number})
+            session.run(apply)
+            session.run(total.initializer)
+            values.append(float(session.run(weight)))
+        return values, float(session.run("loss_scale:0"))
+
+
+@pytest.mark.parametrize("wrapper", ["scaled", "tailed", "nested"])
+def test_gradients_that_were_added_up_are_applied_without_a_batch(on_ranks, wrapper):
+    assert on_ranks(2, accumulate_and_apply_apart, wrapper) == [([2.0, 2.0, 3.5], 512.0)] * 2
+
+
+@in_graph
 def sum_overflows_on_the_wire(is_tailing):
     """On a rank: gradients of 2e38 in float32; each is finite, their plain sum is not, their mean is."""
     variable = tf1.get_variable("variable", [2], initializer=tf1.zeros_initializer())
