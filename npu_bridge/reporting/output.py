@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import TextIO
 
@@ -21,21 +22,18 @@ class TerminalOutput:
     def show(self, line: str) -> None:
         """Replaces the line, cut to the width of the terminal: a wrapped line cannot be rewritten."""
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{line[:width]}{_ERASE_TO_END}")
-        self._stream.flush()
+        _write(self._stream, f"\r{line[:width]}{_ERASE_TO_END}")
         self._open_line = True
 
     def note(self, text: str) -> None:
         """Prints a line that stays, above the one that is rewritten."""
-        self._stream.write(f"\r{text}{_ERASE_TO_END}\n")
-        self._stream.flush()
+        _write(self._stream, f"\r{text}{_ERASE_TO_END}\n")
         self._open_line = False
 
     def close(self) -> None:
         """Leaves the latest line standing and moves below it."""
         if self._open_line:
-            self._stream.write("\n")
-            self._stream.flush()
+            _write(self._stream, "\n")
             self._open_line = False
 
 
@@ -50,8 +48,7 @@ class PlainOutput:
     def show(self, line: str) -> None:
         """Prints one line."""
         # One write per line: lines of several processes on one pipe do not mix.
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        _write(self._stream, line + "\n")
 
     note = show
 
@@ -73,13 +70,21 @@ class SilentOutput:
         """Nothing is left open."""
 
 
-def choose_output(stream: TextIO, speaks: bool = True):
+def choose_output(stream: TextIO | None, speaks: bool = True):
     """The output that fits a stream: a terminal is rewritten, anything else gets whole lines.
 
+    A line that cannot be written, to a full disk or to a reader that has gone, is lost: no training ends for it.
+
     Args:
-      stream: a text stream, such as `sys.stdout`.
+      stream: a text stream, such as `sys.stdout`; None, as Python has it for a closed one, says nothing.
       speaks: False on ranks that stay silent.
     """
-    if not speaks:
+    if not speaks or stream is None:
         return SilentOutput()
     return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the latter of a stream that was closed
+        stream.write(text)
+        stream.flush()
