@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
+
 import tensorflow as tf
 
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.dense_or_sparse import map_values
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, say_once
+
+_first_users = weakref.WeakKeyDictionary()  # the stage that each manager was used in first
 
 
 class LossScaling(Stage):
@@ -27,6 +33,7 @@ class LossScaling(Stage):
         return {"loss_scale": self._manager} if isinstance(self._manager, tf.Module) else {}
 
     def begin(self, step):
+        self._warn_of_sharing()
         step.loss_scale = _snapshot(self._manager.get_loss_scale())
         step.multiplied_by(step.loss_scale)
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
@@ -45,6 +52,19 @@ class LossScaling(Stage):
     def after(self, step):
         is_unchecked = step.should_apply is None
         return self._manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
+
+    def _warn_of_sharing(self):
+        if not building_graph() or not self.state() or not self._manager.variables:
+            return
+        first = _first_users.get(self._manager, lambda: None)()
+        if first is None:
+            _first_users[self._manager] = weakref.ref(self)
+        elif first is not self:
+            problem = "two optimizers share a manager; in one run nothing orders their updates, and ranks may differ"
+            expected = "one for each, or optimizers that train in runs of their own"
+            mend = "Make a manager for each."
+            kind = type(self._manager).__name__
+            say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))
 
 
 def in_true_units(grad, divisor):

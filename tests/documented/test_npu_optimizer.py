@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from npu_bridge.options.errors import say_once
 from tests.training import (
     OPTIMIZERS,
     TF1_OPTIMIZERS,
@@ -135,6 +136,21 @@ def test_an_ignored_manager_is_mentioned(caplog):
     with caplog.at_level(logging.INFO, logger="npu_bridge"):
         NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))
     assert "loss_scale_manager has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make_manager", "is_warned"),
+    [(lambda: ExponentialUpdateLossScaleManager(8, 2), True), (lambda: FixedLossScaleManager(8), False)],
+)
+def test_two_optimizers_with_one_moving_scale_are_warned_of(caplog, make_manager, is_warned):
+    """In one run, nothing orders the two updates of the scale; one optimizer may begin as many steps as it likes."""
+    say_once.cache_clear()
+    with tf.Graph().as_default(), caplog.at_level(logging.WARNING, logger="npu_bridge"):
+        manager, weight = make_manager(), tf1.get_variable("weight", [2])
+        first, second = (NPULossScaleOptimizer(OPTIMIZERS["sgd"](), manager) for _ in range(2))
+        for optimizer, is_second in ((first, False), (first, False), (second, True)):
+            optimizer.compute_gradients(tf.reduce_sum(weight))
+            assert ("share a manager" in caplog.text) == (is_warned and is_second)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
