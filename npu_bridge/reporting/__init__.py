@@ -1,5 +1,6 @@
 """What people see of a training run: a progress line, a history, a picture and a short summary."""
 
+from npu_bridge.reporting.collapse_hook import LossScaleCollapseError, LossScaleCollapseHook
 from npu_bridge.reporting.history import History, SessionStart, StepRow
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.picture import MissingExtraError, draw_training, smooth
@@ -12,6 +13,8 @@ from npu_bridge.reporting.summary import Summary, format_summary, summarize, wri
 __all__ = [
     "History",
     "HistoryHook",
+    "LossScaleCollapseError",
+    "LossScaleCollapseHook",
     "MissingExtraError",
     "Observation",
     "Progress",

@@ -85,7 +85,7 @@ class OverflowHook(TensorWatch):
             write_statistics(folder, tensors)
         else:
             write_tensors(folder, tensors, graph=name, step=step)
-        place = _place_in_script(op)
+        place = place_in_script(op)
         about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
         with open(os.path.join(folder, "overflow.json"), "w", encoding="utf-8") as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
@@ -141,7 +141,7 @@ def _worst_of(tensors, state):
     return max((state.get(tensor.name, _FINITE) for tensor in tensors), default=_FINITE)
 
 
-def _place_in_script(op) -> str:
+def place_in_script(op) -> str:
     """File and line of the script that made an operator; empty when TensorFlow kept no record."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
     ours = os.path.dirname(npu_bridge.__file__)

@@ -24,7 +24,7 @@ _WRITING = (
 )
 # What leads back to the entrance of a loop; then how many loops, and how many conditions, an operator leads into
 # (+1) or out of (-1).
-_WAYS_BACK = ("NextIteration", "RefNextIteration")
+WAYS_BACK = ("NextIteration", "RefNextIteration")
 _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
 
@@ -106,8 +106,8 @@ def computed_ops(elements: Iterable, fed: frozenset | set = frozenset()) -> list
                 seen.add(op)
                 stack.append((op, True))
                 needed = _needed_ops(op, fed)
-                later.extend(other for other in needed if other.type in _WAYS_BACK)
-                stack.extend((other, False) for other in reversed(needed) if other.type not in _WAYS_BACK)
+                later.extend(other for other in needed if other.type in WAYS_BACK)
+                stack.extend((other, False) for other in reversed(needed) if other.type not in WAYS_BACK)
         roots = [op for op in later if op not in seen]
     return order
 

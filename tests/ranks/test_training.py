@@ -20,6 +20,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 )
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
 from npu_bridge.options import environment
+from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 
 tf1 = tf.compat.v1
@@ -209,6 +210,28 @@ def sixteen_bit_gradients_meet(dtype_name, is_tailing):
 def test_sixteen_bit_gradients_do_not_overflow_in_the_sum(on_ranks, dtype_name, is_tailing):
     for variable in on_ranks(2, sixteen_bit_gradients_meet, dtype_name, is_tailing):
         np.testing.assert_allclose(variable, np.float32([-60000, 0, -2]) / 1024, rtol=1e-2)
+
+
+@in_graph
+def skip_until_it_ends(is_tailing):
+    """On a rank: training on numbers that are zero on rank 1 alone, whose root has no gradient; gives what ended it."""
+    variable = tf1.get_variable("variable", [2], initializer=tf1.ones_initializer())
+    values = tf1.placeholder_with_default([1.0 - collective.current().rank] * 2, [2])
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), FixedLossScaleManager(8), True, True, is_tailing)
+    train_op = optimizer.minimize(tf.reduce_sum(tf.sqrt(variable * values)))
+    try:
+        with tf1.train.MonitoredSession(hooks=[LossScaleCollapseHook(3)]) as session:
+            for _ in range(10):
+                session.run(train_op)
+    except LossScaleCollapseError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("is_tailing", [False, True])
+def test_all_ranks_end_when_every_step_is_skipped_and_the_guilty_one_says_why(on_ranks, is_tailing):
+    innocent, guilty = on_ranks(2, skip_until_it_ends, is_tailing)
+    assert "3 steps in a row" in innocent and "no NaN or Inf on this rank" in innocent
+    assert "its gradients are not" in guilty and "SqrtGrad" in guilty
 
 
 @in_graph

@@ -25,7 +25,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.reporting import ProgressHook
+from npu_bridge.reporting import LossScaleCollapseHook, ProgressHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -92,7 +92,8 @@ class NPUEstimator(tf.estimator.Estimator):
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
     checkpoint, so that all ranks stop together. Rank 0 shows a `ProgressHook` on standard error, unless hooks contain
-    one or `NPURunConfig(log_step_count_steps=None)` asks for no such lines; and it saves with an
+    one or `NPURunConfig(log_step_count_steps=None)` asks for no such lines; a `LossScaleCollapseHook` ends a training
+    that only skips steps, unless hooks contain one with another limit; and rank 0 saves with an
     `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
     determinism, the GPU to use) holds for training, evaluation and prediction.
 
@@ -192,13 +193,15 @@ class NPUEstimator(tf.estimator.Estimator):
         hooks = super()._convert_train_steps_to_hooks(steps, max_steps)
         if self.config.log_step_count_steps is not None:  # as it is on ranks above 0
             hooks.append(_OwnProgress(total_steps=max_steps, more_steps=steps, stream=sys.stderr))
+        hooks.append(_OwnAlarm())
         return hooks
 
     def _train_with_estimator_spec(self, estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners):
         of_spec = [*estimator_spec.training_hooks, *estimator_spec.training_chief_hooks]
         given = [*worker_hooks, *hooks, *of_spec]
-        if sum(isinstance(hook, ProgressHook) for hook in given) > 1:
-            hooks = [hook for hook in hooks if not isinstance(hook, _OwnProgress)]
+        for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
+            if sum(isinstance(hook, kind) for hook in given) > 1:
+                hooks = [hook for hook in hooks if not isinstance(hook, own)]
         interval = {"save_secs": self.config.save_checkpoints_secs, "save_steps": self.config.save_checkpoints_steps}
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         if any(interval.values()) and not has_saver and not self.config.cluster_spec:
@@ -234,6 +237,10 @@ class NPUEstimator(tf.estimator.Estimator):
 
 
 class _OwnProgress(ProgressHook):
+    """The one an estimator adds itself."""
+
+
+class _OwnAlarm(LossScaleCollapseHook):
     """The one an estimator adds itself."""
 
 

@@ -1,0 +1,132 @@
+"""`LossScaleCollapseHook`: ends a training that does nothing but skip steps, and says where its NaN come from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
+from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.session.overflow_hook import find_origin, place_in_script
+from npu_bridge.session.run_view import WAYS_BACK, RunView, view_of
+
+# A scale falls to 1 in some dozens of steps; who skips as many again at 1 has another problem (ours).
+_MOST_IN_A_ROW = 100
+_LOWEST_USEFUL_SCALE = 1.0
+_TRANSFERS = ("Horovod", "Collective")
+
+
+class LossScaleCollapseError(RuntimeError):
+    """Every step is skipped, and no other loss scale would change that."""
+
+
+class _Look(NamedTuple):
+    """What the operators gave that one run needs on this rank alone."""
+
+    run: RunView
+    values: dict
+
+
+class LossScaleCollapseHook(StepHook):
+    """Raises when step after step is skipped at a loss scale that has nowhere to go.
+
+    That is a moving scale which has come down to 1, or one that never moves. As long as a scale is on its way down,
+    skipped steps are normal. Before it raises, one more batch is computed without an update, to tell whether the loss
+    or only its gradients are bad, and which operator made the first NaN or Inf.
+
+    Args:
+      most_in_a_row: session runs that may be skipped one after the other.
+    Raises:
+      ValueError: `most_in_a_row` is below 1.
+      LossScaleCollapseError: after a step, when all of that came true.
+    Ranks: all see the same skipped steps and raise after the same one; each looks at its own numbers.
+    Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) waits longer than the default 100.
+    """
+
+    def __init__(self, most_in_a_row: int = _MOST_IN_A_ROW):
+        super().__init__()
+        if most_in_a_row < 1:
+            raise ValueError(
+                f"LossScaleCollapseHook: most_in_a_row is out of range. Expected at least 1; got {most_in_a_row}."
+            )
+        self._most_in_a_row = most_in_a_row
+        self._in_a_row, self._scale, self._feeds = 0, None, None
+
+    def begin(self):
+        """Looks up tensors; counting starts again."""
+        super().begin()
+        self._in_a_row, self._scale = 0, None
+
+    def after_run(self, run_context, run_values):
+        """Keeps what the run was fed with, which one more run needs as well."""
+        self._feeds = run_context.original_args.feed_dict
+        super().after_run(run_context, run_values)
+
+    def on_step(self, session, observation: Observation) -> None:
+        """Counts skipped steps since the scale last moved."""
+        has_moved, self._scale = observation.loss_scale != self._scale, observation.loss_scale
+        if not observation.skipped or has_moved:
+            self._in_a_row = 0
+        self._in_a_row += observation.skipped
+        if self._in_a_row >= self._most_in_a_row and self._is_at_its_end(session.graph):
+            raise LossScaleCollapseError(self._explanation(session))
+
+    def _is_at_its_end(self, graph):
+        return self._scale is not None and (
+            self._scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE)
+        )
+
+    def _explanation(self, session):
+        what = (
+            f"LossScaleCollapseHook: {self._in_a_row} steps in a row were skipped at a loss scale of {self._scale:g}, "
+            f"after step {self.read_step(session)}"
+        )
+        try:
+            look = self._look(session)
+        except tf.errors.OpError as error:
+            return f"{what}. One more batch could not be looked at: {error.message.splitlines()[0]}"
+        origin = find_origin(look.run, look.values)
+        if origin is None:
+            return (
+                f"{what}. Looked at in its own dtype, the next batch has no NaN or Inf on this rank. They come from "
+                f"another rank, or from operators that compute in 16 bits: try without a precision mode."
+            )
+        place = place_in_script(origin.origin)
+        return (
+            f"{what}. {self._state_of_loss(look)} The first NaN or Inf comes from {origin.origin.type} "
+            f"{origin.origin.name!r}{f', made at {place}' if place else ''}. No loss scale helps against that: keep "
+            f"what goes into this operator where it is finite, or, if it computes in 16 bits, keep it in float32 with "
+            f"keep_dtype_scope()."
+        )
+
+    def _look(self, session):
+        """Computes a batch as far as it goes without other ranks, which may fail where this one does not."""
+        graph = session.graph
+        run = view_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
+        local = _without_transfers(run)
+        made_here = {tensor.name for op in local for tensor in op.outputs if tensor.dtype.is_floating}
+        names = sorted(made_here & run.values)
+        return _Look(run._replace(ops=local), dict(zip(names, session.run(names, self._feeds))))
+
+    def _state_of_loss(self, look):
+        loss = self._fetches.get("loss")
+        value = None if loss is None else look.values.get(loss.name)
+        if value is None:
+            return ""
+        if np.isfinite(value).all():
+            return "The loss is finite, its gradients are not."
+        return f"The loss itself is {float(np.mean(value)):g}."
+
+
+def _without_transfers(run) -> tuple:
+    """The operators of a run that need nothing from other ranks."""
+    fed = {tensor.op for tensor in run.fed}
+    local = dict.fromkeys(fed)
+    for op in run.ops:
+        needed = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        is_here = all(other in local or other.type in WAYS_BACK for other in needed)
+        if is_here and not op.type.startswith(_TRANSFERS):
+            local[op] = None
+    return tuple(op for op in local if op not in fed)

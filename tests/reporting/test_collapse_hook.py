@@ -1,0 +1,97 @@
+"""A training that only skips steps ends with the operator that makes its NaN; one whose scale settles goes on."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
+
+tf1 = tf.compat.v1
+
+
+def train(loss_of, manager, hook, runs, feeds=None):
+    """Trains one weight for some session runs; gives the global step after them."""
+    with tf.Graph().as_default():
+        weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
+        fed = tf1.placeholder_with_default([1.0, 1.0], [2], name="fed")
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), manager(), is_loss_scale=True)
+        step = tf1.train.get_or_create_global_step()
+        train_op = optimizer.minimize(loss_of(weight, fed), step)
+        with tf1.train.MonitoredSession(hooks=[hook]) as session:
+            for _ in range(runs):
+                session.run(train_op, None if feeds is None else {fed: feeds})
+            return session.run_step_fn(lambda step_context: step_context.session.run(step))  # no run for the hook
+
+
+def falling_from(scale):
+    return lambda: ExponentialUpdateLossScaleManager(scale, 1000, 1, 2, 0.5)
+
+
+def root_of_zero(weight, fed):
+    """Finite, with a gradient that is not."""
+    return tf.reduce_sum(tf.sqrt(weight * fed, name="root"))
+
+
+def logarithm(weight, fed):
+    return tf.reduce_sum(tf.math.log(fed, name="logarithm") * (weight + 1.0))
+
+
+@pytest.mark.parametrize(("manager", "runs"), [(falling_from(4.0), 7), (lambda: FixedLossScaleManager(16), 5)])
+def test_it_raises_once_no_scale_is_left_to_try(manager, runs):
+    """Two runs at scales above 1, then five skipped ones; a fixed scale has nothing to try from the beginning."""
+    train(root_of_zero, manager, LossScaleCollapseHook(5), runs - 1)
+    with pytest.raises(LossScaleCollapseError, match="5 steps in a row.*after step 0"):
+        train(root_of_zero, manager, LossScaleCollapseHook(5), runs)
+
+
+def test_it_says_that_the_gradients_are_bad_and_where():
+    with pytest.raises(LossScaleCollapseError) as caught:
+        train(root_of_zero, falling_from(1.0), LossScaleCollapseHook(3), 3)
+    text = str(caught.value)
+    assert "The loss is finite, its gradients are not" in text
+    assert re.search(r"comes from \w+ '\S*root_grad\S*', made at \S*test_collapse_hook\.py:\d+", text), text
+
+
+def test_it_says_that_the_loss_is_bad_with_what_the_run_was_fed():
+    with pytest.raises(LossScaleCollapseError) as caught:
+        train(logarithm, falling_from(1.0), LossScaleCollapseHook(3), 3, feeds=np.array([0.0, 1.0]))
+    text = str(caught.value)
+    assert "The loss itself is -inf" in text and "comes from Log 'logarithm'" in text
+
+
+def test_a_scale_on_its_way_down_may_skip_as_long_as_it_likes():
+    def too_steep(weight, fed):
+        del fed
+        return tf.reduce_sum(weight) * 2.0**30
+
+    assert train(too_steep, falling_from(2.0**120), LossScaleCollapseHook(3), 120) > 0
+
+
+def test_an_estimator_has_one_and_takes_another(tmp_path):
+    def model_fn(features, mode):
+        weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
+        loss = root_of_zero(weight, features)
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), FixedLossScaleManager(2), is_loss_scale=True)
+        train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors([1.0, 1.0]).repeat(200)
+
+    estimator = NPUEstimator(model_fn, str(tmp_path), NPURunConfig())
+    with pytest.raises(LossScaleCollapseError, match="100 steps in a row"):
+        estimator.train(input_fn)
+    estimator.train(input_fn, hooks=[LossScaleCollapseHook(1000)])  # to the end of the data
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(ValueError, match="most_in_a_row.*at least 1; got 0"):
+        LossScaleCollapseHook(0)
