@@ -27,14 +27,14 @@ _INTRODUCTION = """# Options
 
 Generated from the option table by `python -m npu_bridge.options.docs_page docs/options.md`; do not edit.
 
-An option can be given to `NPURunConfig` (or to the helper object it belongs to), in a TOML file read by
-`NPURunConfig.from_file`, or in a session: the entry named `NpuOptimizer` of
-`config.graph_options.rewrite_options.custom_optimizers` holds a `parameter_map` from session key to a value
-in the slot shown (`.s` text, `.i` integer, `.b` boolean). All ways are checked alike and mean the same.
+An option can be given to `NPURunConfig` (or to the helper object it belongs to, as `DumpConfig`; all of them are in
+`npu_bridge.estimator.npu.npu_config`), in a TOML file read by `NPURunConfig.from_file`, or in a session: the entry
+named `NpuOptimizer` of `config.graph_options.rewrite_options.custom_optimizers` holds a `parameter_map` from session
+key to a value in the slot shown (`.s` text, `.i` integer, `.b` boolean). All ways are checked alike and mean the same.
 
-Sessions read such an entry once `npu_bridge.npu_init` is imported; `tf.estimator.Estimator` and
-`MonitoredTrainingSession` make sessions too. The ConfigProto itself is never changed. A session without an
-entry is what it is without this package, while the NPU stack changes the settings of every session.
+Sessions read such an entry once `npu_bridge.npu_init`, or anything from `npu_bridge.estimator`, is imported;
+`tf.estimator.Estimator` and `MonitoredTrainingSession` make sessions too. The ConfigProto itself is never changed. A
+session without an entry is what it is without this package, while the NPU stack changes the settings of every session.
 `NPUEstimator` acts on the options by itself.
 
 *Effect here* is **works**, **recorded** (checked and kept; a value other than the default is mentioned once

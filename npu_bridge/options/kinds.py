@@ -288,7 +288,7 @@ class Helper(Kind):
 
     @property
     def expected(self) -> str:
-        return f"a {self.owner}"
+        return f"{'an' if self.owner.startswith('E') else 'a'} {self.owner}"
 
     def problem(self, value: Any) -> Problem | None:
         if getattr(type(value), "_declared_as", None) != self.owner:
