@@ -65,7 +65,7 @@ class StepOrder:
     """The order that steps must keep when they overlap.
 
     Args:
-      inside: the operators of a step; see `ops_inside`.
+      inside: the operators of a step, each after those it waits for; see `ops_inside`.
       fed: names of tensors whose value is given with the run.
     Raises:
       NotLoopableError: the step holds something whose order is not known.
@@ -82,8 +82,8 @@ class StepOrder:
         self._inside = {op.name for op in inside}
         for op in inside:
             _check_type(op)
-        self.ordered = self._in_order(inside)
-        self.conditions: dict[str, frozenset[Condition]] = find_conditions(self.ordered, fed)
+        self.ordered = inside
+        self.conditions: dict[str, frozenset[Condition]] = find_conditions(inside, fed)
         self._things = self._find_things()
         self._readers_before = self._find_readers_before()
         self.handovers = self._find_handovers()
@@ -99,18 +99,6 @@ class StepOrder:
         read = [tensor.op for tensor in op.inputs if tensor.name not in self._fed]
         controls = sorted(op.control_inputs, key=lambda other: other._id)
         return [other for other in (*read, *controls) if other.name in self._inside]
-
-    def _in_order(self, inside):
-        """Rewritten graphs are not made in this order."""
-        ordered, entered, stack = {}, set(), list(reversed(inside))
-        while stack:
-            op = stack[-1]
-            if op.name in entered:
-                ordered[op.name] = stack.pop()
-            else:
-                entered.add(op.name)
-                stack.extend(other for other in self.waited_for(op) if other.name not in entered)
-        return list(ordered.values())
 
     def _find_things(self):
         """What outlives a step and is used by it."""
