@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Like a rank of a 2-rank job on the smallest machine we support; also keeps sums in one order.
@@ -18,6 +19,22 @@ from tests.rank_pool import RankPools  # noqa: E402
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+_LAUNCHES = pathlib.Path(__file__).parent / "launch"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """With several workers (`-n 2 --dist loadgroup`), one runs all that starts ranks, the others file after file.
+
+    Ranks that wait for each other take whole cores, so two jobs at once would be slower than one after the other.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        is_job = item.get_closest_marker("ranks") or "rank_pools" in item.fixturenames or _LAUNCHES in item.path.parents
+        item.add_marker(pytest.mark.xdist_group("ranks" if is_job else f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture
