@@ -14,6 +14,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.rank_pool import RankPools  # noqa: E402
+from tests.warm_python import WarmPython  # noqa: E402
 
 # The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -44,6 +45,14 @@ def graph():
 
     with tf.Graph().as_default() as new_graph:
         yield new_graph
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory):
+    """Runs scripts in processes that have loaded TensorFlow already; see `WarmPython`."""
+    python = WarmPython(tmp_path_factory.mktemp("warm_python"))
+    yield python
+    python.close()
 
 
 @pytest.fixture(scope="session")
