@@ -1,12 +1,13 @@
 # `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.11, a C++ compiler and cmake: the first
 # of them makes .venv, later ones find it ready. `make help` lists the rest.
 
-RANKS  ?= 2
-STEPS  ?= 300
-OUT    ?= out/bert_tiny
-CONFIG ?= configs/bert_tiny.toml
-ARGS   ?=
-PYTHON ?=
+RANKS   ?= 2
+STEPS   ?= 300
+OUT     ?= out/bert_tiny
+CONFIG  ?= configs/bert_tiny.toml
+ARGS    ?=
+WORKERS ?= 2
+PYTHON  ?=
 
 bin := .venv/bin
 # One rank alone needs no distributed optimizer.
@@ -25,8 +26,8 @@ train: venv  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/b
 	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
 	  --num_train_steps $(STEPS) --output_dir $(OUT) $(distributed) $(ARGS)
 
-test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest)
-	@$(bin)/python -m pytest $(ARGS)
+test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest, WORKERS=0 for one process)
+	@$(bin)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)

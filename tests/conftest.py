@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Like a rank of a 2-rank job on the smallest machine we support; also keeps sums in one order.
@@ -13,11 +14,28 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.rank_pool import RankPools  # noqa: E402
+from tests.warm_python import WarmPython  # noqa: E402
 
 # The same examples in every run, so that a red run is about the change at hand; `make explore` draws new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+_LAUNCHES = pathlib.Path(__file__).parent / "launch"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """With several workers (`-n 2 --dist loadgroup`), one runs all that starts ranks, the others file after file.
+
+    Ranks that wait for each other take whole cores, so two jobs at once would be slower than one after the other.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        is_job = item.get_closest_marker("ranks") or "rank_pools" in item.fixturenames or _LAUNCHES in item.path.parents
+        item.add_marker(pytest.mark.xdist_group("ranks" if is_job else f"{item.path.parent.name}/{item.path.stem}"))
 
 
 @pytest.fixture
@@ -27,6 +45,14 @@ def graph():
 
     with tf.Graph().as_default() as new_graph:
         yield new_graph
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory):
+    """Runs scripts in processes that have loaded TensorFlow already; see `WarmPython`."""
+    python = WarmPython(tmp_path_factory.mktemp("warm_python"))
+    yield python
+    python.close()
 
 
 @pytest.fixture(scope="session")

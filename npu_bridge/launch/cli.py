@@ -25,6 +25,7 @@ from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
 from npu_bridge.launch.split import announce_split
 from npu_bridge.launch.timeline import Recording
+from npu_bridge.options import environment
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
@@ -119,6 +120,8 @@ def run_script(
         plan = plan_job(size, hosts, hostfile, rank_table)
         if recording is not None:
             recording.announce(plan.size)
+        if restarts:
+            environment.write_variable(environment.RESTARTS, restarts)
         if verbose:
             where = "this machine" if plan.is_local else plan.hosts
             click.echo(f"npu-run: {plan.size} rank(s) of {script} on {where}", err=True)

@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple
 from npu_bridge.options.errors import message
 
 __all__ = [
+    "RESTARTS",
     "Launched",
     "check_cluster_variables",
     "declared_device",
@@ -52,6 +53,7 @@ class Launched(NamedTuple):
     local_size: int
 
 
+RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),

@@ -11,7 +11,6 @@ from npu_bridge.options.table import (
     GRAPH_MEMORY,
     MEMORY,
     PROFILING,
-    SESSION,
     Option,
     recorded,
     works,
@@ -301,19 +300,6 @@ OPTIONS = (
         _AUTO_OR_MANUAL,
         "Slice the graph to save memory.",
         owner=GRAPH_MEMORY,
-        status="undocumented",
-    ),
-    Option(
-        11,
-        "overlap_loop_steps",
-        Boolean(),
-        "An experiment of this package: in a loop of iterations_per_loop a step begins before the last one is over.",
-        works(
-            "The next forward pass starts with the layers whose variables are ready; same numbers. All ranks need the "
-            "same value. A step that is not understood stays as it is, and the log says why."
-        ),
-        default=False,
-        owner=SESSION,
         status="undocumented",
     ),
 )

@@ -1,6 +1,6 @@
 """What people see of a training run: a progress line, a history, a picture and a short summary."""
 
-from npu_bridge.reporting.collapse_hook import LossScaleCollapseError, LossScaleCollapseHook
+from npu_bridge.reporting.collapse_hook import LossScaleCollapseError, LossScaleCollapseHook, NanLossHook
 from npu_bridge.reporting.history import History, SessionStart, StepRow
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.picture import MissingExtraError, draw_training, smooth
@@ -16,6 +16,7 @@ __all__ = [
     "LossScaleCollapseError",
     "LossScaleCollapseHook",
     "MissingExtraError",
+    "NanLossHook",
     "Observation",
     "Progress",
     "ProgressHook",

@@ -1,4 +1,4 @@
-"""`LossScaleCollapseHook`: ends a training that does nothing but skip steps, and says where its NaN come from."""
+"""Hooks that end a training whose NaN stay: one that only skips steps, and one that applies a step of a NaN loss."""
 
 from __future__ import annotations
 
@@ -118,6 +118,35 @@ class LossScaleCollapseHook(StepHook):
         if np.isfinite(value).all():
             return "The loss is finite, its gradients are not."
         return f"The loss itself is {float(np.mean(value)):g}."
+
+
+class NanLossHook(tf.estimator.SessionRunHook):
+    """Ends a training whose loss is NaN in a step that was not skipped; a skipped one has changed nothing.
+
+    Args:
+      hook: a `tf.estimator.NanTensorHook`, which does so for every step.
+    Raises:
+      NanLossDuringTrainingError: (of `tf.estimator`) after such a step.
+    Ranks: local.
+    """
+
+    def __init__(self, hook: tf.estimator.NanTensorHook):
+        self._hook = hook
+        self._skipped = None
+
+    def begin(self):
+        """Looks up who decides about the step."""
+        self._skipped = tf.compat.v1.get_collection(STEP_SKIPPED)[-1]
+
+    def before_run(self, run_context):
+        """Asks for the loss, and whether the step is skipped."""
+        return tf.estimator.SessionRunArgs([self._skipped, self._hook.before_run(run_context).fetches])
+
+    def after_run(self, run_context, run_values):
+        """Looks at the loss of a step that was not skipped."""
+        skipped, loss = run_values.results
+        if not skipped:
+            self._hook.after_run(run_context, run_values._replace(results=loss))
 
 
 def _without_transfers(run) -> tuple:

@@ -70,7 +70,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
             nodes.copy(op, reads=savings.inputs.get(op.name), kind=savings.types.get(op.name, op.type))
     nodes.count_on(after=map(copy_name, step))
     functions = {op: add_function(nodes, op, call) for op, call in calls.items()}
-    end, count = nodes.import_into(graph, "exit")
+    end, count = nodes.import_into(graph)
     for op, call in calls.items():
         draw_in_call(graph.get_operation_by_name(_sibling(end, place_of_call(op))), call, functions[op])
     return InGraphLoop(end, count, shared=tuple(op.name for op in calls))

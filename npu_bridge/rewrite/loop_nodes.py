@@ -21,14 +21,12 @@ class InGraphLoop(NamedTuple):
     Attributes:
       op: trains them; to be run as a target.
       count: int64 scalar placeholder: how many steps.
-      fingerprint: what ranks compare before they exchange anything in a loop; 0 for a loop that exchanges nothing.
       shared: names of operators outside whose kernels the loop draws from. It only does so in a session whose prepared
         graph of a run of `op` has nodes of these names.
     """
 
     op: tf.Operation
     count: tf.Tensor
-    fingerprint: int = 0
     shared: tuple[str, ...] = ()
 
 
@@ -78,28 +76,24 @@ def _is_shared(op):
 
 
 class LoopNodes:
-    """The nodes of a loop that counts up to a limit.
-
-    Its iterations begin one after the other; how much of an iteration waits for the one before is up to who adds nodes.
+    """The nodes of a loop that counts up to a limit, one iteration after the other.
 
     Args:
       inside: the operators to be copied; see `ops_inside`.
       fed: names of tensors whose value is given with the run; every iteration gets the same one.
-      parallel_iterations: how many iterations may be under way at once.
     Attributes:
       graph_def: the nodes; `count` is the limit, `exit` the end of the counter, `iteration` its value inside.
     """
 
-    def __init__(self, inside: Sequence[tf.Operation], fed: Collection[str], parallel_iterations: int = 1):
+    def __init__(self, inside: Sequence[tf.Operation], fed: Collection[str]):
         self.graph_def = tf.compat.v1.GraphDef()
-        self._parallel_iterations = parallel_iterations
         self._fed = fed
         self._inside = {op.name for op in inside}
         self._outer: dict[str, tf.Tensor] = {}
         self._sources: dict[str, str] = {}
         self._add_counter()
 
-    def count_on(self, after: Iterable[str] = ()) -> None:
+    def count_on(self, after: Iterable[str]) -> None:
         """Lets the next iteration begin when some nodes of this one are done."""
         self.add("next_number", "AddV2", ["iteration", "one", *_controls(after)], T=tf.int64)
         self.add("next", "NextIteration", ["next_number"], T=tf.int64)
@@ -107,8 +101,6 @@ class LoopNodes:
     def copy(
         self,
         op: tf.Operation,
-        waits_for: Iterable[str] = (),
-        not_for: Collection[str] = (),
         name: str = "",
         reads: Sequence[tf.Tensor] | None = None,
         kind: str = "",
@@ -117,8 +109,6 @@ class LoopNodes:
 
         Args:
           op: one of those inside.
-          waits_for: nodes it waits for besides what the operator waits for.
-          not_for: names of operators it does not wait for, although the original does.
           name: of the node, if it is not what other copies read from.
           reads: tensors that it reads instead of the operator's inputs.
           kind: another type that takes the same inputs and attributes.
@@ -128,23 +118,12 @@ class LoopNodes:
         node.name, node.op = name or copy_name(op), kind or op.type
         # Placement next to a variable: on a machine without other devices it says nothing.
         node.attr.pop("_class", None)
-        node.input[:] = self.inputs_of(op, waits_for, not_for, reads)
-
-    def inputs_of(
-        self,
-        op: tf.Operation,
-        waits_for: Iterable[str] = (),
-        not_for: Collection[str] = (),
-        reads: Sequence[tf.Tensor] | None = None,
-    ) -> list[str]:
-        """What the copy of an operator reads and waits for; arguments as `copy`."""
         tensors = op.inputs if reads is None else reads
         from_inside = any(self._is_computed_inside(tensor) for tensor in tensors)
-        controls = [copy_name(other) for other in op.control_inputs if other.name in self._inside - set(not_for)]
-        controls.extend(waits_for)
+        controls = [copy_name(other) for other in op.control_inputs if other.name in self._inside]
         if not from_inside and not controls:
             controls = ["iteration"]  # else it would run once more when the loop is over, or not belong to it
-        return [*(self.source(tensor) for tensor in tensors), *_controls(controls)]
+        node.input[:] = [*(self.source(tensor) for tensor in tensors), *_controls(controls)]
 
     def source(self, tensor: tf.Tensor) -> str:
         """Where copies find a tensor of the graph: made by another copy, or handed in."""
@@ -166,19 +145,18 @@ class LoopNodes:
             node.attr[key].CopyFrom(_attribute(value))
         return name
 
-    def import_into(self, graph: tf.Graph, end: str) -> tuple[tf.Operation, tf.Tensor]:
+    def import_into(self, graph: tf.Graph) -> tuple[tf.Operation, tf.Tensor]:
         """Puts the nodes into a graph, under the name scope `iteration_loop`.
 
         Args:
           graph: where the operators inside are; not finalized.
-          end: the node that waits for the whole loop.
         Returns:
-          The op of that node, and the int64 scalar to feed with the number of iterations.
+          The op that is done when the loop is, and the int64 scalar to feed with the number of iterations.
         """
         self.graph_def.versions.CopyFrom(graph.graph_def_versions)
         with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
             op, count = tf.compat.v1.import_graph_def(
-                self.graph_def, input_map=self._outer, return_elements=[end, "count:0"], name=_SCOPE
+                self.graph_def, input_map=self._outer, return_elements=["exit", "count:0"], name=_SCOPE
             )
         return op, count
 
@@ -218,7 +196,7 @@ class LoopNodes:
             T=dtype.base_dtype,
             frame_name=_SCOPE,
             is_constant=is_constant,
-            parallel_iterations=self._parallel_iterations,
+            parallel_iterations=1,
         )
 
 

@@ -5,7 +5,12 @@ of its own. `effects.py` is the face: settings for a session, hooks for its runs
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
-from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, space_for
+from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, remove_leftovers, space_for
+from npu_bridge.session.damaged_checkpoints import (
+    DamagedCheckpointError,
+    check_checkpoint,
+    check_newest_checkpoint,
+)
 from npu_bridge.session.effects import (
     apply_process_settings,
     close_hooks,
@@ -14,7 +19,7 @@ from npu_bridge.session.effects import (
     prepare_session_config,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
-from npu_bridge.session.host_call import HostCallHook, call_on_host
+from npu_bridge.session.host_call import HostCallHook, call_on_host, check_host_call
 from npu_bridge.session.iterations import name_step, steps_per_run, train_in_loops
 from npu_bridge.session.job_start import choose_start
 from npu_bridge.session.loop_variables import create_loop_variables, load_loop_variables, loop_variable
@@ -22,9 +27,13 @@ from npu_bridge.session.loop_variables import create_loop_variables, load_loop_v
 __all__ = [
     "CarefulSaver",
     "CheckpointNotSavedError",
+    "DamagedCheckpointError",
     "HostCallHook",
     "apply_process_settings",
     "call_on_host",
+    "check_checkpoint",
+    "check_host_call",
+    "check_newest_checkpoint",
     "choose_start",
     "close_hooks",
     "create_loop_variables",
@@ -34,6 +43,7 @@ __all__ = [
     "loop_variable",
     "name_step",
     "prepare_session_config",
+    "remove_leftovers",
     "run_with_hooks",
     "space_for",
     "steps_per_run",

@@ -1,8 +1,9 @@
-"""Checkpoints on a disk that may be full: a failed save leaves no trace and takes nothing away."""
+"""Saving checkpoints: a save that fails, or is killed, leaves no trace and takes nothing away."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ import tensorflow as tf
 
 from npu_bridge.options.errors import message
 
-__all__ = ["CarefulSaver", "CheckpointNotSavedError", "space_for"]
+__all__ = ["CarefulSaver", "CheckpointNotSavedError", "remove_leftovers", "space_for"]
 
+_LOG = logging.getLogger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.
 _NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)
@@ -79,6 +81,22 @@ def space_for(file: str) -> Iterator[None]:
         for half_written in tf.io.gfile.glob(f"{file}.tmp*"):
             tf.io.gfile.remove(half_written)
         raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
+
+
+def remove_leftovers(folder: str, basename: str) -> None:
+    """Deletes what a process that was killed while it saved has left half-written.
+
+    Args:
+      folder: where checkpoints are saved, by nobody else at this time.
+      basename: what their names start with.
+    """
+    of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
+    half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
+    for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():
+        path = os.path.join(folder, name.rstrip("/"))
+        if half_written.fullmatch(name.rstrip("/")):
+            _LOG.info("Removed %s, which a save that was interrupted has left.", path)
+            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
 
 def _explain(what, folder, error):

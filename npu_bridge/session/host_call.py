@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable
 
 import tensorflow as tf
 from tensorflow.python.ops import summary_ops_v2  # its collections have no public name
 
-__all__ = ["HostCallHook", "call_on_host"]
+__all__ = ["HostCallHook", "call_on_host", "check_host_call"]
 
 
 def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
@@ -29,6 +30,44 @@ def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
     returned = function(**captured) if isinstance(captured, dict) else function(*captured)
     wanted = [part for part in tf.nest.flatten(returned) if part is not None]
     return tf.group(*wanted, *(summary_ops_v2.all_v2_summary_ops() or ())[known:], name="host_call")
+
+
+def check_host_call(host_call: Any) -> None:
+    """Checks what an `NPUEstimatorSpec` was given as `host_call`.
+
+    Raises:
+      ValueError: it is no pair of a function and its arguments.
+      TypeError: its first element cannot be called.
+      RuntimeError: the function takes another number of arguments.
+    """
+    if not isinstance(host_call, (tuple, list)) or len(host_call) != 2:
+        raise ValueError(
+            f"NPUEstimatorSpec: host_call is not a pair. Expected (function, tensors); got {host_call!r}. Pass a tuple "
+            f"of two."
+        )
+    function, tensors = host_call
+    if not callable(function):
+        raise TypeError(
+            f"NPUEstimatorSpec: the first element of host_call cannot be called. Expected a function; got "
+            f"{function!r}. Pass (function, tensors)."
+        )
+    if not isinstance(tensors, (tuple, list, dict)):
+        raise ValueError(
+            f"NPUEstimatorSpec: the second element of host_call holds no arguments. Expected a list, tuple or dict of "
+            f"tensors; got {tensors!r}. Pass [tensor] for a single one."
+        )
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not isinstance(tensors, dict) and not takes_any and len(names) != len(tensors):
+        raise RuntimeError(
+            f"NPUEstimatorSpec: host_call does not fit its function. Expected {len(names)} tensors, one for each of "
+            f"{names}; got {len(tensors)}. Pass as many tensors as the function takes."
+        )
 
 
 class HostCallHook(tf.estimator.SessionRunHook):

@@ -9,9 +9,8 @@ by one through a prepared call of the session. That is nearly as fast: an empty 
 operators took 0.14 ms in calls and 0.11 ms in the graph, and one of 6 ms the same in both; a run of a monitored session
 with an Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15). So a step that has a loop of its own or
 exchanges gradients is prepared, not copied: then it goes on with the very operators of the graph. So is one that draws
-seeded random numbers, if the session has not let the loop draw from the kernels of those operators
-(`rewrite/loop_draws.py`). Where `overlap_loop_steps` says so and all ranks can, steps are copied into a loop in which
-they overlap (`rewrite/crossing.py`), and exchange their gradients there.
+seeded random numbers, if the session has not let the loop draw from the kernels of those operators (see
+`rewrite/loop_draws.py`).
 
 When data ends in the middle of a loop the error comes as in any run; the steps that were trained stay trained.
 """
@@ -29,11 +28,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session
 
-from npu_bridge import collective
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
-from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_crossing_loop, put_in_loop
+from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.session.loop_threads import POOL, LoopThreads
 from npu_bridge.session.run_view import computed_ops
 
@@ -138,14 +136,9 @@ class _Loops:
         if any(op.type == "OneShotIterator" for op in graph.get_operations()):
             say_once(logging.INFO, "iterations_per_loop: a one-shot iterator is fine here; the NPU stack rejects it.")
         reason, is_only_random = self._reason_against_copying(), False
-        options = of_graph.options_of(graph)
-        if options is not None and options.overlap_loop_steps:
-            loop = _loop_of_all_ranks(graph, step, fed, reason)
-            if loop is not None:
-                return _Copied(loop, _FIRST_STEPS)
         if not reason:
             try:
-                loop = _put_in_loop(put_in_loop, graph, step, fed)
+                loop = _loop_of(graph, step, fed)
                 if not loop.shared or self._shares_kernels(loop, feeds, run):
                     return _Copied(loop)
                 reason, is_only_random = f"this session does not share the state of {loop.shared[0]}", True
@@ -178,12 +171,11 @@ class _Loops:
 
 
 class _Copied:
-    """Steps in a loop of the graph, at least `fewest_steps` in a call."""
+    """Steps in a loop of the graph."""
 
-    def __init__(self, loop: InGraphLoop, fewest_steps: int = 1):
+    def __init__(self, loop: InGraphLoop):
         self._loop = loop
-        self._threads = LoopThreads(POOL if loop.fingerprint else None)
-        self._fewest_steps = fewest_steps
+        self._threads = LoopThreads()
         self._steps_per_call = _FIRST_STEPS
 
     def train(self, count: int, feeds: dict, run: Callable) -> None:
@@ -196,7 +188,7 @@ class _Copied:
                 run(None, [self._loop.op], [], {**feeds, self._loop.count.ref(): np.int64(steps)}, options, None)
             secs = time.perf_counter() - start
             self._threads.took(choice, steps, secs)
-            self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), self._fewest_steps)
+            self._steps_per_call = max(int(_LONGEST_CALL_SECS * steps / secs), 1)
             count -= steps
 
 
@@ -245,42 +237,17 @@ def _run_options(**settings):
         pywrap_tf_session.TF_DeleteBuffer(options)
 
 
-def _loop_of_all_ranks(graph, step, fed, reason):
-    """A loop whose steps overlap, if every rank of the job can make the same; else None, and the log says why."""
-    loop = None
-    if not reason:
-        try:
-            loop = _put_in_loop(put_in_crossing_loop, graph, step, fed)
-        except NotLoopableError as error:
-            reason = str(error)
-    if collective.current().size > 1 and not _is_same_on_all_ranks(loop) and not reason:
-        loop, reason = None, "other ranks would run another loop"
-    if reason:
-        _LOG.info("overlap_loop_steps: every step waits for all of the one before, as %s.", reason)
-    return loop
-
-
-def _is_same_on_all_ranks(loop):
-    # Without GPUs: how their memory is used is left to the training's own session.
-    settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as session:
-        own = tf.compat.v1.placeholder(tf.int64, [1])
-        of_ranks = collective.current().all_gather(own, "overlap_loop_steps")
-        fingerprints = set(session.run(of_ranks, {own: [-1 if loop is None else loop.fingerprint]}))
-    return len(fingerprints) == 1
-
-
-def _put_in_loop(put, graph, step, fed):
+def _loop_of(graph, step, fed):
     """The loop of these steps: a new one, or that of an earlier session."""
     known = graph.get_collection_ref(_LOOPS_KEY)
     for asked, loop in known:
-        if asked == (put, step, fed):
+        if asked == (step, fed):
             return loop
     was_finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
-        loop = put(graph, step, fed)
-        known.append(((put, step, fed), loop))
+        loop = put_in_loop(graph, step, fed)
+        known.append(((step, fed), loop))
         return loop
     finally:
         if was_finalized:

@@ -22,6 +22,16 @@ def run(command, *flags):
     return done.stdout
 
 
+def run_warm(python, command, *flags):
+    """As `run`, for a command that starts one Python; `python` is a `WarmPython`."""
+    how = _how(command, flags)
+    name, *arguments = how["args"]
+    assert name == "python"
+    done = python.run(arguments, how["cwd"], how["env"], LIMIT_SECS)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
+    return done.stdout
+
+
 def run_until_killed(command, *flags, is_time):
     """Starts a command that a page shows, and kills all its processes at once when `is_time()` says so."""
     started = subprocess.Popen(**_how(command, flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

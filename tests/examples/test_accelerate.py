@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.examples.commands import run
+from tests.examples.commands import run_warm
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from tests.examples.commands import run
         (("--steps", "60", "--way", "loss", "--target_loss", "1.6", "--ratio", "1.25"), None),
     ],
 )
-def test_both_ways(tmp_path, flags, low_steps):
-    said = run("python examples/accelerate/train.py", "--output_dir", tmp_path / "out", *flags)
+def test_both_ways(warm_python, tmp_path, flags, low_steps):
+    said = run_warm(warm_python, "python examples/accelerate/train.py", "--output_dir", tmp_path / "out", *flags)
     rows = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     if low_steps is None:
         low_steps = next(step for step, row in enumerate(rows) if row["loss"] <= 2.0) + 1

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.examples.conftest import EXAMPLE
 
-ROOT = EXAMPLE.parents[1]
 KEYS = ["ranks", "steps", "first_loss", "last_loss", "skipped_steps", "loss_scale", "steps_per_sec"]
 
 # Small rows, so that one run is little more than the start of TensorFlow.
@@ -19,20 +15,12 @@ SMALL = ["--max_seq_length=16", "--train_batch_size=4", "--num_eval_batches=1", 
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(warm_python, tmp_path):
     """Runs the script into one folder; returns what it printed and the summary it wrote."""
     out = tmp_path / "out"
 
     def run(*flags):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE / "train.py"), f"--output_dir={out}", *SMALL, *flags],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
+        done = warm_python.run([EXAMPLE / "train.py", f"--output_dir={out}", *SMALL, *flags], tmp_path)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout, json.loads((out / "summary.json").read_text()), out
 

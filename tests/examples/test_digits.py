@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.examples.commands import run, run_until_killed
+from tests.examples.commands import run, run_until_killed, run_warm
 
 ESTIMATOR = "npu-run -np 2 examples/digits/train_estimator.py"
 SESSION = "python examples/digits/train_session.py"
@@ -32,7 +32,7 @@ def assert_same_checkpoints(one, other):
 
 
 @pytest.mark.ranks(2)
-def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(tmp_path):
+def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(warm_python, tmp_path):
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     flags = ("--save_steps", 10, "--output_dir")
     run_until_killed(ESTIMATOR, *flags, cut, "--steps", 100_000, is_time=lambda: step_of(cut) >= 20)
@@ -51,7 +51,7 @@ def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(tmp_pa
     assert re.search(rf"held out: loss [0-9.]+, [0-9.]+% right after {reached + 15} steps", printed)
     assert printed.count("held out") == 1, "rank 0 speaks alone"
     assert_picture(pathlib.Path(re.search(r"picture: (\S+)", printed).group(1)))
-    assert_reads_pictures(cut, reached + 15)
+    assert_reads_pictures(warm_python, cut, reached + 15)
 
 
 def assert_picture(path):
@@ -59,8 +59,8 @@ def assert_picture(path):
     assert "<svg" in text and text.count("<path") > 50
 
 
-def assert_reads_pictures(folder, step):
-    printed = run("python examples/digits/predict.py", "--model_dir", folder, "--pictures", 2)
+def assert_reads_pictures(python, folder, step):
+    printed = run_warm(python, "python examples/digits/predict.py", "--model_dir", folder, "--pictures", 2)
     assert float(re.search(rf"step {step}: ([0-9.]+)% of the held-out", printed).group(1)) > 60
     assert len(re.findall(r"read as \d, [0-9.]+% sure; it is \d", printed)) == 2
     exported, alike = re.search(r"exported to (\S+): reads (\d+)% of the pictures alike", printed).groups()
@@ -68,14 +68,14 @@ def assert_reads_pictures(folder, step):
 
 
 @pytest.mark.ranks(2)
-def test_session_killed_goes_on_as_if_nothing_had_happened_and_two_ranks_do_the_same(tmp_path):
+def test_session_killed_goes_on_as_if_nothing_had_happened_and_two_ranks_do_the_same(warm_python, tmp_path):
     cut, whole, shared = (tmp_path / name for name in ("cut", "whole", "shared"))
     flags = ("--save_steps", 20, "--output_dir")
     run_until_killed(SESSION, *flags, cut, "--steps", 100_000, is_time=lambda: step_of(cut) >= 40)
     steps = ("--steps", step_of(cut) + 40)
-    printed = run(SESSION, *flags, cut, *steps)
+    printed = run_warm(warm_python, SESSION, *flags, cut, *steps)
     assert f"step 20/{steps[1]}" not in printed, "it started over"
-    assert result_of(run(SESSION, *flags, whole, *steps)) == result_of(printed)
+    assert result_of(run_warm(warm_python, SESSION, *flags, whole, *steps)) == result_of(printed)
     assert_same_checkpoints(cut, whole)
 
     together = run("npu-run -np 2 examples/digits/train_session.py", *flags, shared, *steps)

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.examples.commands import run, run_until_killed
+from tests.examples.commands import run, run_until_killed, run_warm
 
 ALONE = "python examples/keras_fit/train.py"
 TOGETHER = "npu-run -np 2 examples/keras_fit/train.py"
@@ -34,7 +34,7 @@ def state_of(model):
 
 
 @pytest.mark.ranks(2)
-def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_one_process(tmp_path):
+def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_one_process(warm_python, tmp_path):
     cut, whole, alone = (tmp_path / name for name in ("cut", "whole", "alone"))
     saved = cut / "model.keras"
     # Killed in the middle of anything, even of saving: what is in the folder is whole.
@@ -52,6 +52,6 @@ def test_two_ranks_go_on_after_a_kill_as_if_nothing_had_happened_and_train_as_on
     assert [name for name in expected if not np.array_equal(expected[name], got[name])] == []
     assert result_of(uninterrupted) == result_of(printed)
 
-    of_one = run(ALONE, *flags, alone)
+    of_one = run_warm(warm_python, ALONE, *flags, alone)
     assert re.search(r"mean loss [0-9.]+  accuracy [0-9.]+%  loss scale 32768  skipped 0", of_one)
     assert abs(result_of(of_one) - result_of(printed)) < 1e-2

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "accelerate_train.py"
 REPOSITORY = SCRIPT.parents[3]
 LOW, ORIGINAL = ["float16"], ["float32"]
 
 
-def run(folder, *flags):
-    command = [sys.executable, str(SCRIPT), f"--model_dir={folder}", *flags]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+def run(python, folder, *flags):
+    done = python.run([SCRIPT, f"--model_dir={folder}", *flags], REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_by_step(tmp_path):
-    said = run(tmp_path, "--accelerate_train_mode=fast|step|0.5", "--train_steps=12")
+def test_by_step(warm_python, tmp_path):
+    said = run(warm_python, tmp_path, "--accelerate_train_mode=fast|step|0.5", "--train_steps=12")
     *steps, evaluation = said["kernels"]
     assert steps == [LOW] * 6 + [ORIGINAL] * 6
     assert evaluation == ORIGINAL
@@ -28,8 +25,8 @@ def test_by_step(tmp_path):
     assert said["loss"] < said["losses"][0]
 
 
-def test_by_loss(tmp_path):
-    said = run(tmp_path, "--accelerate_train_mode=fast|loss|1.25", "--train_steps=40", "--final_loss=0.6")
+def test_by_loss(warm_python, tmp_path):
+    said = run(warm_python, tmp_path, "--accelerate_train_mode=fast|loss|1.25", "--train_steps=40", "--final_loss=0.6")
     *steps, evaluation = said["kernels"]
     reached = next(step for step, loss in enumerate(said["losses"]) if loss <= 0.75)
     assert 0 < reached < 38

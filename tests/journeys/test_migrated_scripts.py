@@ -18,18 +18,17 @@ REPOSITORY = SCRIPTS.parents[2]
 both = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ranks(2))], ids=["alone", "on two ranks"])
 
 
-def run(script, ranks, folder):
+def run(python, script, ranks, folder):
     """Runs a script; gives what every rank has written down, as lists of a fact by pattern."""
-    launcher = [sys.executable] if ranks == 1 else [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(
-        [*launcher, str(SCRIPTS / script), str(folder)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = [str(SCRIPTS / script), str(folder)]
+    if ranks == 1:
+        done = python.run(command, folder, environment)
+    else:
+        launcher = [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
+        done = subprocess.run(
+            [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -49,8 +48,8 @@ def checkpoint_of(folder):
 
 
 @both
-def test_estimator(ranks, tmp_path):
-    facts = run("migrated_estimator.py", ranks, tmp_path)
+def test_estimator(warm_python, ranks, tmp_path):
+    facts = run(warm_python, "migrated_estimator.py", ranks, tmp_path)
     assert_trained(facts, ["npu_estimator", "loss_scale", "stock_estimator"])
     for of_rank in facts:
         assert len(of_rank["npu_estimator"]["losses"]) == 12, "five steps in each run"
@@ -66,8 +65,8 @@ def test_estimator(ranks, tmp_path):
 
 
 @both
-def test_session(ranks, tmp_path):
-    facts = run("migrated_session.py", ranks, tmp_path)
+def test_session(warm_python, ranks, tmp_path):
+    facts = run(warm_python, "migrated_session.py", ranks, tmp_path)
     assert_trained(facts, ["options_in_the_map", "own_gradients", "monitored", "supervisor", "from_horovod"])
     for of_rank in facts:
         assert [of_rank[pattern]["step"] for pattern in of_rank] == [40, 40, 60, 40, 20]
@@ -82,8 +81,8 @@ def test_session(ranks, tmp_path):
 
 
 @both
-def test_keras(ranks, tmp_path):
-    facts = run("migrated_keras.py", ranks, tmp_path)
+def test_keras(warm_python, ranks, tmp_path):
+    facts = run(warm_python, "migrated_keras.py", ranks, tmp_path)
     # An estimator's weights are in its checkpoint, from rank 0.
     of_estimator = [of_rank.pop("as_estimator")["losses"] for of_rank in facts]
     assert of_estimator[0][1] < of_estimator[0][0] / 3 and of_estimator[1:] == [[]] * (ranks - 1)

@@ -22,10 +22,8 @@ REPOSITORY = SCRIPT.parent.parent.parent.parent
     ],
     ids=["dynamic", "fixed", "off", "distributed and tailed"],
 )
-def test_every_branch_trains(flags, expected):
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
-    )
+def test_every_branch_trains(warm_python, flags, expected):
+    run = warm_python.run([SCRIPT, *flags], REPOSITORY)
     assert run.returncode == 0, run.stderr
     assert expected in run.stdout
     assert "loss fell: True" in run.stdout

@@ -83,7 +83,7 @@ FAILS_TWICE = """
     if os.environ["RANK_ID"] == "0":
         while attempts() < 3:
             time.sleep(0.02)
-        print("done in attempt", attempts())
+        print("done in attempt", attempts(), "of 1 +", os.environ["NPU_RUN_RESTARTS"])
     else:
         attempt = attempts() + 1
         pathlib.Path(f"attempt.{attempt}").touch()
@@ -103,7 +103,7 @@ def test_restarts_start_the_whole_job_again_until_it_succeeds(tmp_path):
         "npu-run: restart 1 of 5, after exit code 137",
         "npu-run: restart 2 of 5, after exit code 7",
     ]
-    assert "done in attempt 3" in output.splitlines()
+    assert "done in attempt 3 of 1 + 5" in output.splitlines()
     assert sum(line.startswith("---") for line in log_lines(tmp_path, 1)) == 3
 
 

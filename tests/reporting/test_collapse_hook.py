@@ -93,6 +93,62 @@ def test_an_estimator_has_one_and_takes_another(tmp_path):
     estimator.train(input_fn, hooks=[LossScaleCollapseHook(1000)])  # to the end of the data
 
 
+NAN_AT = 3
+
+
+def train_to(max_steps, folder, loss_of, manager=None, **options):
+    """Trains an estimator on numbers of which one batch may be NaN; gives the global step it comes to."""
+
+    def model_fn(features, mode):
+        weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer())
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        if manager is not None:
+            optimizer = NPUOptimizer(optimizer, manager(), is_loss_scale=True)
+        loss = loss_of(weight, features)
+        return tf.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step())
+        )
+
+    def input_fn():
+        batches = np.ones(12, np.float32)
+        batches[NAN_AT] = np.nan
+        return tf.data.Dataset.from_tensor_slices(batches).repeat()
+
+    config = NPURunConfig(log_step_count_steps=None, save_checkpoints_steps=100, **options)
+    estimator = NPUEstimator(model_fn, str(folder), config)
+    estimator.train(input_fn, max_steps=max_steps)
+    return estimator.get_variable_value("global_step"), estimator.get_variable_value("weight")
+
+
+def times_batch(weight, batch):
+    return weight * batch
+
+
+def plus_batch(weight, batch):
+    """NaN, with a gradient that is not."""
+    return weight + batch
+
+
+@pytest.mark.parametrize(("loop", "reached"), [(1, 8), (NAN_AT + 1, 11)], ids=["each step", "the last of a loop"])
+def test_the_skip_decides_about_a_nan_loss(tmp_path, loop, reached):
+    """Of the loops, the first counts three steps and skips one, so there are three of them."""
+    step, weight = train_to(8, tmp_path, times_batch, falling_from(4.0), iterations_per_loop=loop)
+    assert (step, np.isfinite(weight)) == (reached, True)
+
+
+def test_a_nan_loss_of_a_step_that_is_not_skipped_ends_the_training(tmp_path):
+    for name, manager in (("scaled", falling_from(4.0)), ("unscaled", None)):
+        with pytest.raises(tf.estimator.NanLossDuringTrainingError):
+            train_to(8, tmp_path / name, plus_batch, manager)
+    with pytest.raises(tf.estimator.NanLossDuringTrainingError):
+        train_to(8, tmp_path / "stock", times_batch)
+
+
+def test_a_nan_loss_that_stays_ends_at_the_lowest_scale(tmp_path):
+    with pytest.raises(LossScaleCollapseError, match="100 steps in a row.*The loss itself is nan"):
+        train_to(8, tmp_path, lambda weight, batch: weight * batch + tf.sqrt(-weight), falling_from(16.0))
+
+
 def test_a_limit_below_one_is_refused():
     with pytest.raises(ValueError, match="most_in_a_row.*at least 1; got 0"):
         LossScaleCollapseHook(0)

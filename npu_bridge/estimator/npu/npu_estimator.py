@@ -22,10 +22,11 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUInfeedOutfeedSessionHook,
     SetIterationsVarHook,
 )
+from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.reporting import LossScaleCollapseHook, ProgressHook
+from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -67,7 +68,7 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
         host_call=None,
     ):
         if host_call is not None:
-            _check_host_call(host_call)
+            session.check_host_call(host_call)
         spec = super().__new__(
             cls,
             mode=mode,
@@ -145,11 +146,18 @@ class NPUEstimator(tf.estimator.Estimator):
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
         """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
 
+        Raises:
+          DamagedCheckpointError: (a RuntimeError) the checkpoint to go on from is damaged; under `npu-run --restarts`,
+            only if no other one is intact.
         Ranks: collective.
         """
         ranks = collective.current()
+        if ranks.rank == 0:
+            self._check_start()
+        reached = self._reached_step_of_rank_0() if ranks.size > 1 else 0
+        if ranks.rank > 0:
+            self._check_start()  # not before rank 0 has mended what there was to mend
         if max_steps is not None and ranks.size > 1:
-            reached = self._reached_step_of_rank_0()
             if reached >= max_steps:
                 _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
                 return self
@@ -172,11 +180,13 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
         """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary."""
+        session.check_checkpoint(checkpoint_path or self.model_dir)
         with self._watched(hooks, "eval") as all_hooks:
             return super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
 
     def predict(self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True):
         """Predicts as `tf.estimator.Estimator.predict`."""
+        session.check_checkpoint(checkpoint_path or self.model_dir)
         with self._watched(hooks, "infer") as all_hooks:
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
 
@@ -204,6 +214,8 @@ class NPUEstimator(tf.estimator.Estimator):
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
         interval = {"save_secs": self.config.save_checkpoints_secs, "save_steps": self.config.save_checkpoints_steps}
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
+        if tf.compat.v1.get_collection(STEP_SKIPPED):
+            worker_hooks = _WithNanLossHook(worker_hooks)
         if any(interval.values()) and not has_saver and not self.config.cluster_spec:
             # Where the base class would put a saver of its own.
             saver = NPUCheckpointSaverHook(self.model_dir, **interval, scaffold=estimator_spec.scaffold)
@@ -212,6 +224,11 @@ class NPUEstimator(tf.estimator.Estimator):
         return super()._train_with_estimator_spec(
             estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
         )
+
+    def _check_start(self):
+        session.check_newest_checkpoint(self.model_dir, may_go_back=True)
+        if self._warm_start_settings and self.latest_checkpoint() is None:
+            session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)
 
     def _reached_step_of_rank_0(self):
         ranks, reached = collective.current(), 0
@@ -234,6 +251,14 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _assert_members_are_not_overridden(self):
         """The base class forbids overriding these; here they only add hooks, and what ranks need."""
+
+
+class _WithNanLossHook(list):
+    """Hooks to which the base class adds its `NanTensorHook`: it becomes one that leaves skipped steps alone."""
+
+    def append(self, hook):
+        is_of_base = type(hook) is tf.estimator.NanTensorHook
+        super().append(NanLossHook(hook) if is_of_base else hook)
 
 
 class _OwnProgress(ProgressHook):
@@ -339,34 +364,3 @@ def resolve_model_dir(model_dir, config):
     advice = " Ranks do not share it; set model_dir." if collective.current().size > 1 else ""
     _LOG.warning("NPUEstimator: no model_dir is set; checkpoints go to the new folder %s.%s", created, advice)
     return created
-
-
-def _check_host_call(host_call):
-    if not isinstance(host_call, (tuple, list)) or len(host_call) != 2:
-        raise ValueError(
-            f"NPUEstimatorSpec: host_call is not a pair. Expected (function, tensors); got {host_call!r}. Pass a tuple "
-            f"of two."
-        )
-    function, tensors = host_call
-    if not callable(function):
-        raise TypeError(
-            f"NPUEstimatorSpec: the first element of host_call cannot be called. Expected a function; got "
-            f"{function!r}. Pass (function, tensors)."
-        )
-    if not isinstance(tensors, (tuple, list, dict)):
-        raise ValueError(
-            f"NPUEstimatorSpec: the second element of host_call holds no arguments. Expected a list, tuple or dict of "
-            f"tensors; got {tensors!r}. Pass [tensor] for a single one."
-        )
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if not isinstance(tensors, dict) and not takes_any and len(names) != len(tensors):
-        raise RuntimeError(
-            f"NPUEstimatorSpec: host_call does not fit its function. Expected {len(names)} tensors, one for each of "
-            f"{names}; got {len(tensors)}. Pass as many tensors as the function takes."
-        )

@@ -19,6 +19,7 @@ from npu_bridge.session import (
     HostCallHook,
     create_loop_variables,
     load_loop_variables,
+    remove_leftovers,
     space_for,
 )
 
@@ -199,8 +200,8 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     A save in the middle of training for which there is no space is an error in the log: its half-written files are
     deleted, the checkpoint before it stays the latest, and the next one is tried when it is due. At the end, and when a
-    session starts, the same is raised. With `iterations_per_loop` above 1 a checkpoint that is due inside a loop is
-    saved after it.
+    session starts, the same is raised. What a process that was killed while it saved has left half-written is deleted
+    at the start. With `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
 
     Args:
       checkpoint_dir: folder of the checkpoints.
@@ -227,7 +228,12 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         listeners=None,
     ):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
+        self._checkpoint_basename = checkpoint_basename
         self._is_behind = False
+
+    def begin(self):
+        remove_leftovers(self._checkpoint_dir, self._checkpoint_basename)
+        super().begin()
 
     def after_create_session(self, session, coord):
         with space_for(os.path.join(self._checkpoint_dir, "graph.pbtxt")):

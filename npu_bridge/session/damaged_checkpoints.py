@@ -1,0 +1,167 @@
+"""Checkpoints that a crash or a disk has damaged: found before they are restored, with the newest intact one.
+
+TensorFlow finds out when it restores, with an error for each kind of damage that names a node of the graph. And where
+the file `checkpoint`, which says which one is the newest, cannot be read, it starts from initial values without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.options.environment import RESTARTS, read_variable
+from npu_bridge.options.errors import message
+
+__all__ = ["DamagedCheckpointError", "check_checkpoint", "check_newest_checkpoint"]
+
+_LOG = logging.getLogger(__name__)
+_STATE = "checkpoint"
+# What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
+_UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A checkpoint cannot be read; the message names the file and the newest checkpoint that can."""
+
+
+class _Damage(NamedTuple):
+    file: str
+    what: str
+
+
+def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> None:
+    """Reads the newest checkpoint of a folder from one end to the other; about 0.2 s for a gigabyte in memory.
+
+    Args:
+      folder: where checkpoints are; None, or one that has none, is fine.
+      may_go_back: in a job that the launcher starts again when it fails, the newest intact checkpoint becomes the
+        newest one, with a line in the log. The files of the damaged one stay.
+    Raises:
+      DamagedCheckpointError: it is damaged, or there is no telling which one is the newest.
+    Ranks: local.
+    """
+    if not folder or not tf.io.gfile.exists(os.path.join(folder, _STATE)):
+        return
+    listed = _listed_checkpoints(folder)
+    damage = damage_of(listed[-1]) if listed else _Damage(os.path.join(folder, _STATE), "it names no checkpoint")
+    if damage is None:
+        return
+    intact = _newest_intact(folder, listed[:-1])
+    if not may_go_back or intact is None or read_variable(RESTARTS) is None:
+        raise DamagedCheckpointError(_explain(damage, _mend(folder, intact)))
+    _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
+    _LOG.warning("%s", _explain(damage, f"Training goes on from {_name_in(folder, intact)}."))
+
+
+def check_checkpoint(path: str) -> None:
+    """Reads a checkpoint from one end to the other; one that is not there is left to those who restore it.
+
+    Args:
+      path: of the checkpoint, without what stands behind its name in those of its files; or a folder, for its newest.
+    Raises:
+      DamagedCheckpointError: it is damaged.
+    Ranks: local.
+    """
+    if tf.io.gfile.isdir(path):
+        check_newest_checkpoint(path)
+    elif tf.io.gfile.exists(f"{path}.index"):
+        damage = damage_of(path)
+        if damage is not None:
+            intact = _newest_intact(os.path.dirname(path) or ".", [])
+            there = f"The newest intact one there is {os.path.basename(intact)}." if intact else "None there is intact."
+            raise DamagedCheckpointError(_explain(damage, there))
+
+
+def damage_of(prefix: str) -> _Damage | None:
+    """What is wrong with a checkpoint, and in which of its files; None if all its tensors can be read."""
+    index = f"{prefix}.index"
+    if not tf.io.gfile.exists(index):
+        if tf.io.gfile.exists(prefix):
+            return None  # of the first format, which TensorFlow can only read as a whole
+        return _Damage(index, "it is not there")
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        names = reader.get_variable_to_shape_map()
+    except tf.errors.NotFoundError:
+        return None  # a reader takes the characters of patterns for such; a session does not
+    except tf.errors.OpError as error:
+        return _Damage(index, _first_line(error))
+    folder, name = os.path.split(prefix)
+    of_data = re.compile(rf"{re.escape(name)}\.data-\d+-of-\d+")
+    data = [file for file in tf.io.gfile.listdir(folder or ".") if of_data.fullmatch(file)]
+    count = int(data[0].rpartition("-of-")[2]) if data else 1
+    expected = [f"{name}.data-{number:05}-of-{count:05}" for number in range(count)]
+    for file in expected:
+        if file not in data:
+            return _Damage(os.path.join(folder, file), "it is not there")
+    for tensor in names:
+        try:
+            reader.get_tensor(tensor)
+        except _UNREADABLE_DTYPES:
+            continue
+        except (tf.errors.OpError, IndexError) as error:
+            file = os.path.join(folder, expected[0]) if count == 1 else f"{prefix}.data-*"
+            return _Damage(file, f"{tensor} cannot be read ({_first_line(error)})")
+    return None
+
+
+def _listed_checkpoints(folder):
+    """Paths in the file that says which checkpoints there are, the newest last; none if it cannot be read."""
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except ValueError:
+        return []
+    if state is None:
+        return []
+    newest = state.model_checkpoint_path
+    return [*(path for path in state.all_model_checkpoint_paths if path != newest), newest]
+
+
+def _newest_intact(folder, listed):
+    """The newest intact one of those that are listed, else of all in the folder; None if there is none."""
+    indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
+    found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
+    candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
+    return next((path for path in dict.fromkeys(candidates) if damage_of(path) is None), None)
+
+
+def _step_of(prefix):
+    number = re.search(r"-(\d+)$", prefix)
+    return int(number.group(1)) if number else -1
+
+
+def _name_in(folder, path):
+    return os.path.basename(path) if os.path.dirname(path) == folder.rstrip("/") else path
+
+
+def _make_newest(folder, paths):
+    """Writes the file that says which checkpoints there are, in one move."""
+    names = [json.dumps(_name_in(folder, path), ensure_ascii=False) for path in paths]
+    lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
+    path = os.path.join(folder, _STATE)
+    if tf.io.gfile.isdir(path):
+        tf.io.gfile.rmtree(path)
+    with tf.io.gfile.GFile(f"{path}.tmp_{os.getpid()}", "w") as file:
+        file.write("\n".join([*lines, ""]))
+    tf.io.gfile.rename(f"{path}.tmp_{os.getpid()}", path, overwrite=True)
+
+
+def _explain(damage, mend):
+    return message("checkpoint", f"{damage.file} is damaged", "a file as it was saved", damage.what, mend)
+
+
+def _mend(folder, intact):
+    state = os.path.join(folder, _STATE)
+    if intact is None:
+        return f"No intact checkpoint is left in {folder}; remove {state} to start from initial values."
+    line = f'model_checkpoint_path: "{_name_in(folder, intact)}"'
+    return f"The newest intact one is {_name_in(folder, intact)}; to go on from it, write {line} to {state}."
+
+
+def _first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,0 +1,231 @@
+"""Damaged checkpoints: one error that says which file, what is wrong and which one is intact, or training from that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.options.environment import RESTARTS
+from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
+
+tf1 = tf.compat.v1
+NEWEST, INTACT = "model.ckpt-6", "model.ckpt-4"
+INDEX, DATA, STATE = f"{NEWEST}.index", f"{NEWEST}.data-00000-of-00001", "checkpoint"
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
+
+
+def model_fn(features, mode):
+    """Each step adds 1 to the weight."""
+    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+    tf1.get_variable("table", [100, 50], initializer=tf1.random_uniform_initializer())
+    sums = tf.reduce_sum(features["x"] + weight)
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions={"sum": features["x"] + weight})
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(1.0))
+    train_op = optimizer.minimize(-sums, tf1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=-sums, train_op=train_op)
+
+
+def estimator_of(folder, warm_start_from=None):
+    config = NPURunConfig(model_dir=str(folder), log_step_count_steps=None, save_checkpoints_steps=2)
+    return NPUEstimator(model_fn, config=config, warm_start_from=warm_start_from)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    estimator_of(folder).train(input_fn, max_steps=6)
+    return folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path, monkeypatch):
+    """A copy of the checkpoints of steps 0, 2, 4 and 6."""
+    monkeypatch.delenv(RESTARTS, raising=False)
+    return shutil.copytree(trained, tmp_path / "model")
+
+
+def cut(path, size):
+    with open(path, "r+b") as file:
+        file.truncate(int(os.path.getsize(path) * size))
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 0x40
+    path.write_bytes(content)
+
+
+def become_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+# The file that is damaged, how, and what is said of it.
+KINDS = {
+    "no index": (INDEX, os.remove, "it is not there"),
+    "empty index": (INDEX, lambda path: cut(path, 0), "too short"),
+    "half an index": (INDEX, lambda path: cut(path, 0.5), "not an sstable"),
+    "noise for an index": (INDEX, lambda path: path.write_bytes(bytes(range(256)) * 9), "not an sstable"),
+    "a bit of the index": (INDEX, lambda path: flip(path, 0.3), "corrupt|checksum"),
+    "a folder for an index": (INDEX, become_folder, "directory"),
+    "data of another": (
+        DATA,
+        lambda path: shutil.copy(path.with_name("model.ckpt-2.data-00000-of-00001"), path),
+        "cannot be read .*Checksum",
+    ),
+    "no data": (DATA, os.remove, "it is not there"),
+    "empty data": (DATA, lambda path: cut(path, 0), "Read less bytes"),
+    "half of the data": (DATA, lambda path: cut(path, 0.5), "Read less bytes"),
+    "noise for data": (DATA, lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "Checksum"),
+    "a bit of the data": (DATA, lambda path: flip(path, 0.5), "table cannot be read .*Checksum"),
+    "a folder for data": (DATA, become_folder, "directory"),
+    "empty list": (STATE, lambda path: cut(path, 0), "names no checkpoint"),
+    "part of a list": (STATE, lambda path: cut(path, 0.1), "names no checkpoint"),
+    "noise for a list": (STATE, lambda path: path.write_bytes(bytes(range(256))), "names no checkpoint"),
+    "zeros for a list": (STATE, lambda path: path.write_bytes(bytes(200)), "names no checkpoint"),
+    "a folder for a list": (STATE, become_folder, "names no checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypatch, caplog):
+    name, damage, what = KINDS[kind]
+    check_newest_checkpoint(str(folder))
+    damage(folder / name)
+    listed = NEWEST if name == STATE else INTACT  # what is damaged is then only the list
+    with pytest.raises(DamagedCheckpointError) as raised:
+        check_newest_checkpoint(str(folder), may_go_back=True)
+    text = str(raised.value)
+    assert text.startswith(f"checkpoint: {folder / name} is damaged. Expected a file as it was saved; got ")
+    assert re.search(what, text) and f"The newest intact one is {listed}; to go on from it, write" in text
+    assert len(text) < 500 + 3 * len(str(folder)) and "\n" not in text
+
+    monkeypatch.setenv(RESTARTS, "3")
+    with pytest.raises(DamagedCheckpointError):
+        check_newest_checkpoint(str(folder))  # evaluation changes nothing
+    check_newest_checkpoint(str(folder), may_go_back=True)
+    assert f"{name} is damaged" in caplog.text and f"Training goes on from {listed}." in caplog.text
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / listed)
+    known = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
+    earlier = [] if name == STATE else ["model.ckpt-0", "model.ckpt-2"]
+    assert [os.path.basename(path) for path in known] == [*earlier, listed]
+    check_newest_checkpoint(str(folder))
+
+
+def test_the_line_to_write_mends_it(folder):
+    cut(folder / DATA, 0.5)
+    with pytest.raises(DamagedCheckpointError) as raised:
+        check_checkpoint(str(folder))
+    line, path = re.search(r"write (.*) to (.*)\.$", str(raised.value)).groups()
+    with open(path, "w") as file:
+        file.write(line)
+    check_checkpoint(str(folder))
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / INTACT)
+
+
+def test_where_nothing_is_intact(folder, monkeypatch):
+    monkeypatch.setenv(RESTARTS, "3")
+    for path in folder.glob("*.index"):
+        cut(path, 0.5)
+    with pytest.raises(
+        DamagedCheckpointError, match="No intact checkpoint is left in .*; remove .*checkpoint to start"
+    ):
+        check_newest_checkpoint(str(folder), may_go_back=True)
+
+
+def test_where_there_is_nothing(tmp_path):
+    for path in (tmp_path, tmp_path / "none", tmp_path / "run[1]" / "model.ckpt-3"):
+        check_checkpoint(str(path))
+
+
+def test_names_that_look_like_patterns_are_not_called_damaged(trained, tmp_path):
+    """TensorFlow cannot find them, and says so itself."""
+    check_newest_checkpoint(str(shutil.copytree(trained, tmp_path / "run[1]*?")))
+
+
+def test_an_estimator_says_so_before_it_does_anything(folder, tmp_path):
+    cut(folder / DATA, 0.5)
+    estimator, files = estimator_of(folder), sorted(os.listdir(folder))
+    calls = {
+        "train": lambda: estimator.train(input_fn, max_steps=8),
+        "evaluate": lambda: estimator.evaluate(input_fn, steps=1),
+        "that one": lambda: estimator.evaluate(input_fn, steps=1, checkpoint_path=str(folder / NEWEST)),
+        "predict": lambda: next(estimator.predict(input_fn)),
+        "start": lambda: estimator_of(tmp_path / "other", str(folder / NEWEST)).train(input_fn, max_steps=8),
+        "start of a folder": lambda: estimator_of(tmp_path / "other", str(folder)).train(input_fn, max_steps=8),
+    }
+    for name, call in calls.items():
+        with pytest.raises(DamagedCheckpointError, match=rf"{DATA} is damaged.*newest intact one.* {INTACT}"):
+            call()
+            pytest.fail(name)
+    assert sorted(os.listdir(folder)) == files
+    assert estimator.evaluate(input_fn, steps=1, checkpoint_path=str(folder / INTACT))["global_step"] == 4
+
+
+def test_a_job_that_is_restarted_goes_on_from_the_newest_intact_one(folder, monkeypatch):
+    flip(folder / DATA, 0.5)
+    monkeypatch.setenv(RESTARTS, "1")
+    estimator = estimator_of(folder)
+    estimator.train(input_fn, max_steps=7)
+    assert estimator.get_variable_value("weight") == 7.0
+    assert estimator.get_variable_value("global_step") == 7
+    check_newest_checkpoint(str(folder))
+
+
+def test_what_a_killed_save_has_left_is_removed_at_the_start(folder):
+    leftovers = ["model.ckpt-8_temp/part-00000-of-00001.data-00000-of-00001", "model.ckpt-10_temp_0a1b/part"]
+    leftovers += [
+        "checkpoint.tmp0123abc",
+        "graph.pbtxt.tmp456",
+        "model.ckpt-8.index.tempstate77",
+        "model.ckpt-8.meta.tmp9",
+    ]
+    kept = ["model.ckpt-best_temp/notes", "other-8_temp/part", "notes.tmp1", "model.ckpt-8.index"]
+    for name in [*leftovers, *kept]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("half")
+    estimator_of(folder).evaluate(input_fn, steps=1)
+    assert all((folder / name).exists() for name in leftovers), "only who saves may clear away"
+    estimator_of(folder).train(input_fn, max_steps=7)
+    assert [name for name in leftovers if (folder / name.split("/")[0]).exists()] == []
+    assert [name for name in kept if not (folder / name).exists()] == []
+
+
+def train_on(folder):
+    """On a rank: the weight before and after the training goes on, from a folder that all share."""
+    seen = []
+
+    class Weight(tf.estimator.SessionRunHook):
+        def begin(self):
+            self.weight, _ = tf1.trainable_variables()
+
+        def after_create_session(self, session, coord):
+            seen.append(float(session.run(self.weight)))
+
+        def end(self, session):
+            seen.append(float(session.run(self.weight)))
+
+    os.environ[RESTARTS] = "1"
+    try:
+        estimator_of(folder).train(input_fn, hooks=[Weight()], max_steps=8)
+        return seen
+    finally:
+        del os.environ[RESTARTS]
+
+
+@pytest.mark.ranks(2)
+def test_ranks_go_on_from_the_same_one(on_ranks, folder):
+    cut(folder / INDEX, 0.5)
+    assert on_ranks(2, train_on, str(folder)) == [[4.0, 8.0]] * 2

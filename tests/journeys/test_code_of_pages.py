@@ -1,0 +1,67 @@
+"""The code of docs/keras.md, docs/session.md and the README's third use runs as it stands, alone and on two ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+SCRIPTS = pathlib.Path(sys.executable).parent
+README, KERAS, SESSION = (
+    re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    for page in ("README.md", "docs/keras.md", "docs/session.md")
+)
+
+# The last piece about Keras switches eager execution off, and has closed its session.
+ALL_PIECES = """
+import hashlib
+import keras_0, keras_1
+weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
+import keras_2
+print("weights", hashlib.sha256(b"".join(array.tobytes() for array in [*weights, *keras_2.weights])).hexdigest())
+import readme_2
+import session_0, session_1, session_2
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [[sys.executable], pytest.param(["npu-run", "-np", "2"], marks=pytest.mark.ranks(2))], ids=["alone", "2"]
+)
+def test_code_runs_as_it_stands(command, tmp_path):
+    """One process for all: pieces have a model, a graph or a session each."""
+    for page, pieces in {"readme": README, "keras": KERAS, "session": SESSION}.items():
+        assert len(pieces) == 3
+        for number, piece in enumerate(pieces):
+            (tmp_path / f"{page}_{number}.py").write_text(piece)
+    (tmp_path / "train.py").write_text(ALL_PIECES)
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+    environment["PATH"] = f"{SCRIPTS}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    check_keras(done.stdout, ranks=1 if command == [sys.executable] else 2)
+    check_session(done.stdout, str(tmp_path / "out" / "monitored"))
+    printed = done.stdout + done.stderr
+    assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
+
+
+def check_keras(printed, ranks):
+    for expected in (r"32768\.0 0 0\.001", r"^loss \d+\.\d+", r"loss: \d+\.\d+"):
+        assert re.search(expected, printed, re.MULTILINE), printed
+    weights = re.findall(r"weights (\w{64})", printed)
+    assert len(weights) == ranks and len(set(weights)) == 1, printed
+
+
+def check_session(printed, folder):
+    assert re.search(r"step 50 loss (0\.\d+)", printed), printed
+    assert re.search(r"step 40/40 \(100 %\) \| loss [0-9.e-]+ \| .*loss scale 2\^16", printed)
+    assert re.search(r"weight 2\.9\d+", printed)
+    assert tf.train.latest_checkpoint(folder).endswith("model.ckpt-40")
+    assert {name for name, _ in tf.train.list_variables(folder)} >= {"weight", "weight/Momentum", "loss_scale"}
