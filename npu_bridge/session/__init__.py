@@ -1,17 +1,19 @@
 """What options do to a session of stock TensorFlow; one file for each effect.
 
 Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
-of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of the process. A
+of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of a graph. A
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
 from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, space_for
 from npu_bridge.session.effects import (
-    apply_process_settings,
     close_hooks,
     has_entry,
     hooks_for,
+    placed_softly,
+    prepare_graph,
     prepare_session_config,
+    settle_session,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
 from npu_bridge.session.host_call import HostCallHook, call_on_host
@@ -23,7 +25,6 @@ __all__ = [
     "CarefulSaver",
     "CheckpointNotSavedError",
     "HostCallHook",
-    "apply_process_settings",
     "call_on_host",
     "choose_start",
     "close_hooks",
@@ -33,8 +34,11 @@ __all__ = [
     "load_loop_variables",
     "loop_variable",
     "name_step",
+    "placed_softly",
+    "prepare_graph",
     "prepare_session_config",
     "run_with_hooks",
+    "settle_session",
     "space_for",
     "steps_per_run",
     "train_in_loops",
