@@ -115,6 +115,13 @@ class Stringified(Kind):
     def expected(self) -> str:
         return "anything, kept as text"
 
+    def problem(self, value: Any) -> Problem | None:
+        try:
+            self.normalise(value)
+        except Exception:  # a number of very many digits, or an object whose own `str` fails
+            return Problem(ValueError, "Write it as a string.", says="has no text")
+        return None
+
     def normalise(self, value: Any) -> Any:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
