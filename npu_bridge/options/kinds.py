@@ -341,17 +341,3 @@ class TensorFlowObject(Kind):
             if isinstance(value, found):
                 return None
         return Problem(ValueError, f"Pass {self.expected}.", says="has the wrong type")
-
-
-def usable_directory(path: str) -> str:
-    """The real path of an existing directory that can be read and written.
-
-    Raises:
-      ValueError: it does not exist, is no directory, or lacks permission.
-    """
-    real = os.path.realpath(path)
-    if not os.path.isdir(real):
-        raise ValueError(f"{path!r} is not an existing directory")
-    if not os.access(real, os.R_OK | os.W_OK):
-        raise ValueError(f"{path!r} cannot be read and written")
-    return real

@@ -29,7 +29,6 @@ from npu_bridge.options.training_options import TrainingOptions
 
 ENTRY_NAME = "NpuOptimizer"
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
-_MOST_DIGITS = 20  # a number of 64 bits has fewer
 
 
 def read_run_config(config: Any) -> TrainingOptions:
@@ -166,7 +165,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     if option.kind.session_field == "b":
         value = environment.is_flag_on(option.variable)
     elif isinstance(option.kind, Integer):
-        if not text.strip().isdecimal() or len(text) > _MOST_DIGITS:
+        value = environment.whole_number(text)
+        if value is None:
             raise option_error(
                 ValueError,
                 "environment",
@@ -176,7 +176,6 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
                 repr(text),
                 "Correct or unset it.",
             )
-        value = int(text)
     option.check(value, place)
     values[option.name] = option.normalise(value)
 

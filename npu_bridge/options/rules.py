@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
 from npu_bridge.options import grammar
 from npu_bridge.options.errors import message, option_error, say_once, shown
-from npu_bridge.options.kinds import usable_directory
 from npu_bridge.options.table import (
     DUMP,
     EXPERIMENTAL,
@@ -279,6 +279,20 @@ def inference_has_small_channels(s: Settings) -> None:
     """`graph_run_mode=0` implies `enable_small_channel=1`."""
     if s.values["graph_run_mode"] == 0:
         s.values["enable_small_channel"] = 1
+
+
+def usable_directory(path: str) -> str:
+    """The real path of an existing directory that can be read and written.
+
+    Raises:
+      ValueError: it does not exist, is no directory, or lacks permission.
+    """
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise ValueError(f"{path!r} is not an existing directory")
+    if not os.access(real, os.R_OK | os.W_OK):
+        raise ValueError(f"{path!r} cannot be read and written")
+    return real
 
 
 # Rules that need nothing but one helper object: its constructor runs them, so that the error comes there.
