@@ -3,7 +3,8 @@
 `tf` is `tensorflow.compat.v1`: scripts of this interface are written in it, and many get `tf` from nowhere else.
 
 Importing this module lets sessions read the options in their settings: a session whose ConfigProto holds an
-`NpuOptimizer` entry gets what the entry asks for. Every other session is what it was.
+`NpuOptimizer` entry gets what the entry asks for. Every session places softly from then on, so that an operator under
+`tf.device("/gpu:0")` runs on a machine without one.
 """
 
 import os
@@ -159,4 +160,4 @@ __all__ = [
     "util",
 ]
 
-decorate_sessions()
+decorate_sessions(places_softly=True)

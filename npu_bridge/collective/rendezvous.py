@@ -53,7 +53,7 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_u
 
     thread = threading.Thread(target=run, name=meeting, daemon=True)
     thread.start()
-    thread.join(limit)
+    thread.join(min(limit, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end, thread, give_up)
         raise missing_error(board.missing(size), limit)

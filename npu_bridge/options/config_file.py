@@ -9,9 +9,9 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
-from npu_bridge.options.table import RUN_CONFIG, OptionTable, shown
+from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
 _TABLE_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
@@ -90,7 +90,7 @@ class _FileReader:
         option = getattr(error, "option", None)
         in_file = next((k for k in (f"{section}{option}", self._by_last_part(option)) if k in self._lines), None)
         kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses may want more than a text
-        located = kind(f"{self._place(in_file or section.rstrip('.'))}: {error}")
+        located = kind(shortened(f"{self._place(in_file or section.rstrip('.'))}: {error}"))
         located.option = option  # type: ignore[attr-defined]
         located.is_located = True  # type: ignore[attr-defined]
         return located
@@ -111,7 +111,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: it is not TOML. Expected key = value lines; got {error}. Correct it.") from error
+        raise ValueError(message(path, "it is not TOML", "key = value lines", str(error), "Correct it.")) from error
 
 
 def _key_lines(text: str) -> dict[str, int]:

@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 from npu_bridge.options import environment
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, option_error, say_once
+from npu_bridge.options.errors import message, option_error, say_once, shown
 from npu_bridge.options.reading import check_helper
-from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable, shown
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
 # What tf.estimator.RunConfig takes, in the order it checks them.
 BASE_PARAMETERS = (

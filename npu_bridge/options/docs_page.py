@@ -33,9 +33,15 @@ named `NpuOptimizer` of `config.graph_options.rewrite_options.custom_optimizers`
 key to a value in the slot shown (`.s` text, `.i` integer, `.b` boolean). All ways are checked alike and mean the same.
 
 Sessions read such an entry once `npu_bridge.npu_init`, or anything from `npu_bridge.estimator`, is imported;
-`tf.estimator.Estimator` and `MonitoredTrainingSession` make sessions too. The ConfigProto itself is never changed. A
-session without an entry is what it is without this package, while the NPU stack changes the settings of every session.
-`NPUEstimator` acts on the options by itself.
+`tf.estimator.Estimator` and `MonitoredTrainingSession` make sessions too. The ConfigProto itself is never changed.
+`NPUEstimator` acts on the options by itself. A session without an entry is what it is without this package, but for
+soft placement: after the import of `npu_bridge.npu_init` every session has it, so that `tf.device("/gpu:0")` runs
+everywhere.
+
+Values are checked when the object, or the session, is made; the files of `modify_mixlist` and `customize_dtypes` are
+read then, too. A key of a session that no option has is left out with a warning, as scripts carry keys of newer stacks,
+and so is a value in a wrong slot that means nothing there. Unknown keywords of `NPURunConfig` and unknown keys of a
+file are errors.
 
 *Effect here* is **works**, **recorded** (checked and kept; a value other than the default is mentioned once
 in the log of rank 0) or **refused** (an error). A default of *none* means the option is not set. Limits

@@ -33,6 +33,7 @@ __all__ = [
     "read_variable",
     "temporarily",
     "tf_config",
+    "whole_number",
     "write_variable",
 ]
 
@@ -75,7 +76,7 @@ def read_variable(name: str) -> str | None:
 
 
 def positive_number(name: str, default: int, unit: str) -> int:
-    """A whole number of at least 1 from a variable, `default` when it is unset.
+    """A whole number of at least 1 that fits 64 bits from a variable, `default` when it is unset.
 
     Args:
       unit: what it counts, for the message.
@@ -83,17 +84,18 @@ def positive_number(name: str, default: int, unit: str) -> int:
       ValueError: the text is something else.
     """
     text = read_variable(name) or str(default)
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise ValueError(
-            message(
-                "environment",
-                f"{name} is no number of {unit}",
-                f"whole {unit}, at least 1",
-                repr(text),
-                f"Correct it, or unset it for {default}.",
-            )
-        )
-    return int(text)
+    number = whole_number(text)
+    if not number:
+        expected, mend = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
+        raise _error(f"{name} is no number of {unit}", expected, repr(text), mend)
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits say; None for other text, and for a number that does not fit 64 bits."""
+    text = text.strip().lstrip("0") or text.strip()[:1]
+    number = int(text) if text.isdecimal() and len(text) < 20 else None
+    return number if number is not None and number < 2**63 else None
 
 
 def write_variable(name: str, value: object) -> None:
@@ -306,7 +308,7 @@ def tf_config() -> dict[str, Any]:
             'Write it as {"cluster": ..., "task": ...} or unset it.',
         )
     task = parsed.get("task") or {}
-    if not isinstance(task, dict) or not str(task.get("index", 0)).isdecimal():
+    if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
         raise _error(
             "the task of TF_CONFIG is none",
             'an object such as {"type": "worker", "index": 0}',
@@ -320,9 +322,11 @@ def _integer(name: str) -> int | None:
     text = read_variable(name)
     if text is None:
         return None
-    if not text.strip().isdecimal():
-        raise _error(f"{name} is not a whole number", "decimal digits", repr(text), "Correct or unset it.")
-    return int(text)
+    number = whole_number(text)
+    if number is None:
+        expected = "decimal digits, at most 2**63 - 1"
+        raise _error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
+    return number
 
 
 def _check_range(name: str, largest: int | None) -> None:

@@ -9,11 +9,37 @@ from collections.abc import Iterable
 from typing import Any
 
 _log = logging.getLogger(__name__)
+LONGEST_MESSAGE = 499  # characters, whatever a message quotes
+_LONGEST_VALUE = 80
+_PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
 
 
 def message(where: str, problem: str, expected: str, got: str, mend: str) -> str:
-    """The house form as one line of text."""
-    return f"{where}: {problem}. Expected {expected}; got {got}. {mend}".rstrip()
+    """The house form as one line of text, of at most `LONGEST_MESSAGE` characters: long parts lose their middle."""
+    parts = [str(part) for part in (where, problem, expected, got, mend)]
+    for limit in _PART_LIMITS:
+        where, problem, expected, got, mend = (shortened(part, limit) for part in parts)
+        text = f"{where}: {problem}. Expected {expected}; got {got}. {mend}".rstrip()
+        if len(text) <= LONGEST_MESSAGE:
+            break
+    return text
+
+
+def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """A text of at most `most` characters: itself, or its two ends with dots between them."""
+    if len(text) <= most:
+        return text
+    tail = (most - 5) // 3
+    return f"{text[: most - 5 - tail]} ... {text[len(text) - tail :]}"
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: its repr with its type, cut to a readable length."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of very many digits, or an object whose own repr fails
+        text = "a value that cannot be printed"
+    return f"{shortened(text, _LONGEST_VALUE)} ({type(value).__name__})"
 
 
 def option_error(
@@ -41,15 +67,14 @@ def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iter
     known = list(known)
     near = nearest(name, known)
     mend = mend or (f"Did you mean {near!r}?" if near else "Remove it; docs/options.md lists every option.")
-    return option_error(
-        kind, where, name, f"unknown option {name!r}", f"one of its {len(known)} options", repr(name), mend
-    )
+    problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
+    return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), mend)
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
     """The known word that looks most like `word`, or None when none does."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
-    found = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(shortened(str(word).lower()), by_lower_case, n=1, cutoff=0.6)
     return by_lower_case[found[0]] if found else None
 
 

@@ -12,8 +12,7 @@ import os
 from typing import NamedTuple
 
 from npu_bridge.options import environment
-from npu_bridge.options.errors import message
-from npu_bridge.options.table import shown
+from npu_bridge.options.errors import message, shown
 
 _LOG = logging.getLogger(__name__)
 

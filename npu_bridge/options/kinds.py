@@ -7,6 +7,7 @@ documents but never enforces are `enforced=False`: outside them the value is kep
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, Callable, NamedTuple
 from npu_bridge.options.errors import nearest
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
+_FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
 
 
 class Problem(NamedTuple):
@@ -24,6 +26,9 @@ class Problem(NamedTuple):
     mend: str
     is_fatal: bool = True
     says: str = "has a value outside its range"
+
+
+_NULL_BYTE = Problem(ValueError, "Leave it out.", says="has a null byte, which ends a text elsewhere")
 
 
 class Kind:
@@ -81,6 +86,8 @@ class Text(Kind):
             text.encode("utf-8")
         except UnicodeError:
             return Problem(ValueError, "Encode it as UTF-8.")
+        if "\0" in text:
+            return _NULL_BYTE
         if text in self.refused:
             return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
         if self.choices and text not in self.choices:
@@ -107,6 +114,13 @@ class Stringified(Kind):
     @property
     def expected(self) -> str:
         return "anything, kept as text"
+
+    def problem(self, value: Any) -> Problem | None:
+        try:
+            self.normalise(value)
+        except Exception:  # a number of very many digits, or an object whose own `str` fails
+            return Problem(ValueError, "Write it as a string.", says="has no text")
+        return None
 
     def normalise(self, value: Any) -> Any:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
@@ -136,7 +150,7 @@ class RawBytes(Kind):
 
 @dataclass(frozen=True)
 class Integer(Kind):
-    """`int` between `low` and `high`, both included; `bool` counts as an integer.
+    """`int` between `low` and `high`, both included; not `bool`, which Python counts as an integer.
 
     Attributes:
       low, high: the limits; None for the limit of 64-bit integers.
@@ -157,10 +171,12 @@ class Integer(Kind):
         return "an integer" if self.low is None else f"an integer of at least {self.low}"
 
     def problem(self, value: Any) -> Problem | None:
+        if isinstance(value, bool):
+            return Problem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
         if not isinstance(value, int):
             return Problem(TypeError, "Pass an int.", says="has the wrong type")
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
-            return Problem(ValueError, "Use a number that fits 64 bits.")
+            return Problem(ValueError, _FITS_64_BITS)
         if self._clamped(value) != value:
             mend = f"{self._clamped(value)} is used." if self.clamps else f"Use {self._clamped(value)}."
             return Problem(ValueError, mend, self.enforced and not self.clamps)
@@ -199,7 +215,7 @@ class OneOf(Kind):
 
 @dataclass(frozen=True)
 class Boolean(Kind):
-    """`bool`; a plain `int` counts as its truth unless `only_bool`.
+    """`bool`; the integers 0 and 1 count as such unless `only_bool`.
 
     Attributes:
       only_bool: whether an `int` is a wrong type.
@@ -217,7 +233,7 @@ class Boolean(Kind):
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bool if self.only_bool else int):
             return Problem(self.wrong_type, "Pass True or False.", says="has the wrong type")
-        return None
+        return None if value in (0, 1) else Problem(ValueError, "Pass True or False.", says="is neither 0 nor 1")
 
     def normalise(self, value: Any) -> Any:
         return bool(value)
@@ -225,28 +241,31 @@ class Boolean(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """`int` or `float`, at least 0 or above 0. For the parameters `tf.estimator.RunConfig` itself checks."""
+    """`int` or `float`, at least 0 or above 0. For the parameters `tf.estimator.RunConfig` itself checks.
+
+    Attributes:
+      above_zero: whether 0 is too small.
+      whole: whether it counts something: fractions and infinity are then illegal, 100.0 is not.
+    """
 
     above_zero: bool = False
+    whole: bool = False
 
     @property
     def expected(self) -> str:
-        return "a number above 0" if self.above_zero else "a number of at least 0"
+        number = "a whole number" if self.whole else "a number"
+        return f"{number} above 0" if self.above_zero else f"{number} of at least 0"
 
     def problem(self, value: Any) -> Problem | None:
-        try:
-            fits = value > 0 if self.above_zero else value >= 0
-        except TypeError:
-            fits = None
-        if not isinstance(fits, (bool, _numpy_bool())):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's numbers are real numbers, too
             return Problem(TypeError, "Pass a number.", says="has the wrong type")
-        return None if fits else Problem(ValueError, f"Use {int(self.above_zero)} or more.")
-
-
-def _numpy_bool() -> type:
-    import numpy
-
-    return numpy.bool_
+        if not (value > 0 if self.above_zero else value >= 0):
+            return Problem(ValueError, f"Use {int(self.above_zero)} or more.")
+        if self.whole and value > _INT64_LIMITS[1]:
+            return Problem(ValueError, _FITS_64_BITS)
+        if self.whole and value != int(value):
+            return Problem(ValueError, f"Use {int(value)} or {int(value) + 1}.", says="is not a whole number")
+        return None
 
 
 @dataclass(frozen=True)
@@ -258,7 +277,7 @@ class Seed(Kind):
         return "an integer"
 
     def problem(self, value: Any) -> Problem | None:
-        if not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int):
             return Problem(ValueError, "Pass an int.", says="has the wrong type")
         return None
 
@@ -274,6 +293,8 @@ class Directory(Kind):
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, (str, bytes, os.PathLike)):
             return Problem(TypeError, "Pass a path.", says="has the wrong type")
+        if "\0" in os.fsdecode(value):
+            return _NULL_BYTE
         return None if os.fspath(value) else Problem(ValueError, "Name a directory or leave it out.")
 
     def normalise(self, value: Any) -> Any:
@@ -320,17 +341,3 @@ class TensorFlowObject(Kind):
             if isinstance(value, found):
                 return None
         return Problem(ValueError, f"Pass {self.expected}.", says="has the wrong type")
-
-
-def usable_directory(path: str) -> str:
-    """The real path of an existing directory that can be read and written.
-
-    Raises:
-      ValueError: it does not exist, is no directory, or lacks permission.
-    """
-    real = os.path.realpath(path)
-    if not os.path.isdir(real):
-        raise ValueError(f"{path!r} is not an existing directory")
-    if not os.access(real, os.R_OK | os.W_OK):
-        raise ValueError(f"{path!r} cannot be read and written")
-    return real

@@ -28,9 +28,7 @@ def publish(options: TrainingOptions, graph: Any = None) -> None:
 
     Args:
       options: the options.
-      graph: the graph; the default one when None.
-    Raises:
-      ValueError: the graph was built against them, see `built_with`.
+      graph: the graph; the default one when None. What it was built with is compared: a difference is a warning.
     """
     record = _record(graph)
     record.options = options
@@ -54,9 +52,7 @@ def built_with(name: str, value: Any) -> None:
 
     Args:
       name: an option, `is_tailing_optimization` or `hcom_parallel`.
-      value: what was built.
-    Raises:
-      ValueError: the options of the run, known now or published later, forbid it.
+      value: what was built. The options of the run, known now or published later, may differ: that is a warning.
     """
     record = _record_being_built()
     if record is None:
@@ -66,25 +62,23 @@ def built_with(name: str, value: Any) -> None:
         _COMPARISONS[name](getattr(record.options, name), value, is_built=False)
 
 
+def value_built(name: str, graph: Any) -> Any:
+    """What a graph was built with; None when nobody said."""
+    return _record(graph).built_with.get(name)
+
+
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
     """NPURunConfig and NPUOptimizer have a switch each, documented to agree; False is NPURunConfig's default."""
     del is_built
     if configured == built:
         return
-    mend = (
-        "Pass is_tailing_optimization=True to NPUOptimizer, or drop it in both."
-        if configured
-        else "NPUOptimizer's value is used; set it in NPURunConfig too."
-    )
     text = message(
         "is_tailing_optimization",
         "NPURunConfig (or the session) and NPUOptimizer differ",
         "the same value in both",
         f"{configured} in NPURunConfig and {built} in NPUOptimizer",
-        mend,
+        f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both.",
     )
-    if configured:
-        raise ValueError(text)
     say_once(logging.WARNING, text)
 
 

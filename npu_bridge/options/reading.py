@@ -11,7 +11,7 @@ from typing import Any
 
 from npu_bridge.options import environment
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, option_error, say_once
+from npu_bridge.options.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.kinds import Helper, Integer, RawBytes
 from npu_bridge.options.rules import HELPER_RULES, RULES, Settings
 from npu_bridge.options.table import (
@@ -23,6 +23,7 @@ from npu_bridge.options.table import (
     Option,
     OptionTable,
     Place,
+    UnknownKeyError,
 )
 from npu_bridge.options.training_options import TrainingOptions
 
@@ -56,7 +57,7 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
       session_config: a ConfigProto, with or without such an entry, or None.
       table: the options to know.
     Raises:
-      ValueError: a key is unknown, its value illegal, or a combination of options illegal.
+      ValueError: a value, or a combination of options, is illegal. Unknown keys draw a warning.
     """
     return TrainingOptions(_settle(_entry_values(session_config, table), IN_SESSION, table))
 
@@ -164,7 +165,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     if option.kind.session_field == "b":
         value = environment.is_flag_on(option.variable)
     elif isinstance(option.kind, Integer):
-        if not text.strip().isdecimal():
+        value = environment.whole_number(text)
+        if value is None:
             raise option_error(
                 ValueError,
                 "environment",
@@ -174,7 +176,6 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
                 repr(text),
                 "Correct or unset it.",
             )
-        value = int(text)
     option.check(value, place)
     values[option.name] = option.normalise(value)
 
@@ -192,10 +193,8 @@ def _announce(settings: Settings) -> None:
             continue
         place, name = settings.place.where(option), settings.place.spelling(option)
         if option.effect.level == "recorded":
-            say_once(
-                logging.INFO,
-                f"{place}: {name}={value!r} is kept but has no effect here. {option.effect.note}".rstrip(),
-            )
+            kept = f"{place}: {name}={shortened(repr(value), 240)} is kept but has no effect here."
+            say_once(logging.INFO, f"{kept} {option.effect.note}".rstrip())
         if option.status == "deprecated":
             mend = f" Use {option.replaced_by}." if option.replaced_by else ""
             say_once(logging.WARNING, f"{place}: {name} is deprecated.{mend}")
@@ -272,7 +271,11 @@ def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
         if entry.name != ENTRY_NAME:
             continue
         for key in sorted(entry.parameter_map):
-            option = table.by_key(key)
+            try:
+                option = table.by_key(key)
+            except UnknownKeyError as error:  # a script may carry keys of newer stacks
+                say_once(logging.WARNING, str(error))
+                continue
             value = _slot_value(option, entry.parameter_map[key])
             if value is not None:
                 given[option.name] = value
@@ -280,27 +283,47 @@ def _entry_values(session_config: Any, table: OptionTable) -> dict[str, Any]:
 
 
 def _slot_value(option: Option, attribute: Any) -> Any:
-    """The value in the slot an option is read from; None when the key is to be skipped."""
+    """The value of a key; None when the key is to be skipped.
+
+    Scripts carry keys whose value stands in the wrong slot. One that means something there is taken, with a warning;
+    the others are left out, with a warning, but for the options the NPU stack itself is strict about.
+    """
     slot = option.kind.session_field
     used = attribute.WhichOneof("value")
     if used == slot:
         return _text_or_same(option, getattr(attribute, slot))
-    words = (
-        f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue",
-        f"slot .{slot} ({_SLOT_TYPES[slot]})",
-        f"slot .{used}" if used else "nothing",
-        f"Write parameter_map[{option.key!r}].{slot} = ...",
-    )
+    value = _moved(getattr(attribute, used), slot) if used else _text_or_same(option, getattr(attribute, slot))
+    if option.strict_slot == "skip" or value is None or option.kind.problem(value) is not None:
+        value = None
+    problem = f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue"
+    expected = f"slot .{slot} ({_SLOT_TYPES[slot]})"
+    got = f"slot .{used}" if used else "nothing"
+    mend = f"Write parameter_map[{option.key!r}].{slot} = ..."
     where = IN_SESSION.where(option)
     if option.strict_slot == "error":
-        raise option_error(ValueError, where, option.name, *words)
-    say_once(logging.WARNING, message(where, *words))
-    if option.strict_slot == "skip":
+        raise option_error(ValueError, where, option.name, problem, expected, got, mend)
+    what = "The key is left out" if value is None else f"It is read as {shown(value)}"
+    say_once(logging.WARNING, message(where, problem, expected, got, f"{what}; to be clear, w{mend[1:]}"))
+    return value
+
+
+def _moved(value: Any, slot: str) -> Any:
+    """A value of one slot as another holds it; None when it means nothing there."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if not isinstance(value, (bool, int, float, str)):
         return None
-    zero = _text_or_same(option, getattr(attribute, slot))
-    if option.kind.problem(zero) is not None:
-        raise option_error(ValueError, where, option.name, *words)
-    return zero
+    if slot == "s":
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        return None
+    if not isinstance(value, str) and number != value:
+        return None
+    return number if slot == "i" else {0: False, 1: True}.get(number)
 
 
 def _text_or_same(option: Option, value: Any) -> Any:

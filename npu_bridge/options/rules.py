@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
 from npu_bridge.options import grammar
-from npu_bridge.options.errors import message, option_error, say_once
-from npu_bridge.options.kinds import usable_directory
+from npu_bridge.options.errors import message, option_error, say_once, shown
 from npu_bridge.options.table import (
     DUMP,
     EXPERIMENTAL,
     PROFILING,
     OptionTable,
     Place,
-    shown,
 )
 from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
 
@@ -121,7 +120,7 @@ def _precision(s: Settings) -> str | None:
 
 
 def dump_is_complete(s: Settings) -> None:
-    """A dump needs a directory, takes one switch, and only then are its other fields read."""
+    """A dump needs a directory and takes one switch."""
     dumps, debugs = s.values["enable_dump"], s.values["enable_dump_debug"]
     if dumps and debugs:
         raise s.error("enable_dump_debug", "{} is set together with enable_dump", "one of them", "Keep one.")
@@ -134,12 +133,11 @@ def dump_is_complete(s: Settings) -> None:
                 "Name one.",
             )
         s.parsed("dump_path", usable_directory)
-    if dumps:
-        if s.values["dump_step"] is not None:
-            s.parsed("dump_step", grammar.parse_dump_step)
-        s.one_of("dump_mode", ("input", "output", "all"))
-    if debugs:
-        s.one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
+    # Also while the dump is off: a slip would show on the day the dump is needed. Only the directory may come later.
+    if s.values["dump_step"] is not None:
+        s.parsed("dump_step", grammar.parse_dump_step)
+    s.one_of("dump_mode", ("input", "output", "all"))
+    s.one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
 
 
 def profiling_is_complete(s: Settings) -> None:
@@ -281,6 +279,20 @@ def inference_has_small_channels(s: Settings) -> None:
     """`graph_run_mode=0` implies `enable_small_channel=1`."""
     if s.values["graph_run_mode"] == 0:
         s.values["enable_small_channel"] = 1
+
+
+def usable_directory(path: str) -> str:
+    """The real path of an existing directory that can be read and written.
+
+    Raises:
+      ValueError: it does not exist, is no directory, or lacks permission.
+    """
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise ValueError(f"{path!r} is not an existing directory")
+    if not os.access(real, os.R_OK | os.W_OK):
+        raise ValueError(f"{path!r} cannot be read and written")
+    return real
 
 
 # Rules that need nothing but one helper object: its constructor runs them, so that the error comes there.

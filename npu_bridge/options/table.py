@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, option_error, say_once, unknown_name_error
+from npu_bridge.options.errors import message, option_error, say_once, shortened, shown, unknown_name_error
 from npu_bridge.options.kinds import Helper, Kind, TensorFlowObject
 
 RUN_CONFIG = "NPURunConfig"
@@ -76,8 +76,9 @@ class Option:
       needs: another option that must be set for this one to be sent to a session.
       sent_without_helper: for helper options, whether the default is sent when the helper object is None.
       variable: environment variable that speaks when neither the object nor the map does.
-      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or
-        read as the slot's zero with a warning ("warn").
+      strict_slot: whether a value in the wrong AttrValue slot is an error ("error"), skipped ("skip") or, where it
+        means something there, read with a warning ("warn").
+      former_owner: class whose constructor took it on older NPU stacks; there it is left out with a warning.
     """
 
     position: int
@@ -97,6 +98,7 @@ class Option:
     sent_without_helper: bool = False
     variable: str = ""
     strict_slot: str = "warn"
+    former_owner: str = ""
 
     def __post_init__(self) -> None:
         fill = functools.partial(object.__setattr__, self)
@@ -148,12 +150,6 @@ class Option:
         return self.absent if plain == "" else plain
 
 
-def shown(value: Any) -> str:
-    """A value as messages show it: its repr with its type, cut to a readable length."""
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
-
-
 class Place(NamedTuple):
     """How the user reached an option, so that messages speak the user's spelling.
 
@@ -174,6 +170,10 @@ class Place(NamedTuple):
     def spelling(self, option: Option) -> str:
         """The option's name there."""
         return (option.key if self.is_session else option.name) or option.name
+
+
+class UnknownKeyError(ValueError):
+    """No option has this session key."""
 
 
 IN_OBJECT = Place(is_session=False)
@@ -214,12 +214,12 @@ class OptionTable:
         """The option a session's parameter_map spells `key`.
 
         Raises:
-          ValueError: no option has this key.
+          UnknownKeyError: (a ValueError) no option has this key.
         """
         if key not in self._by_key:
             own = self._by_name.get(key)
             mend = f"Its session key is {own.key!r}." if own and own.key else ""
-            raise unknown_name_error(ValueError, "NpuOptimizer parameter_map", key, self._by_key, mend)
+            raise unknown_name_error(UnknownKeyError, "NpuOptimizer parameter_map", key, self._by_key, mend)
         return self._by_key[key]
 
     def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
@@ -246,12 +246,16 @@ class OptionTable:
           TypeError: an unknown keyword, too many positional values, or a missing required one.
         """
         names = [option.name for option in self.of(owner)]
-        for name in kwargs:
-            if name not in names:
+        for name in [name for name in kwargs if name not in names]:
+            if name not in self or self[name].former_owner != owner:
                 raise self.unknown(TypeError, owner, name)
+            problem = f"{name} is a keyword of older NPU stacks and is left out"
+            kwargs = {**kwargs}
+            value = kwargs.pop(name)
+            say_once(logging.WARNING, message(owner, problem, "no such keyword", shown(value), "Remove it."))
         try:
             bound = self.signature(owner).bind(None, *args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{owner}: {error}. Its parameters are {', '.join(names)}.") from None
+            raise TypeError(shortened(f"{owner}: {error}. Its parameters are {', '.join(names)}.")) from None
         bound.apply_defaults()
         return {name: bound.arguments[name] for name in names}

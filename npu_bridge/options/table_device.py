@@ -9,7 +9,7 @@ from npu_bridge.options.grammar import (
     parse_stream_limits,
 )
 from npu_bridge.options.kinds import Boolean, Integer, OneOf, Stringified, Text
-from npu_bridge.options.table import MEMORY, SESSION, Option, recorded, works
+from npu_bridge.options.table import MEMORY, RUN_CONFIG, SESSION, Option, recorded, works
 
 _OWN_MEMORY = recorded("TensorFlow manages memory.")
 _OWN_STREAMS = recorded("TensorFlow schedules operators.")
@@ -220,8 +220,9 @@ OPTIONS = (
         "auto_tune_mode",
         Text(),
         "Old tuning switch.",
-        recorded("No tuning takes place."),
+        recorded("No tuning takes place. NPURunConfig takes the keyword too, with a warning."),
         owner=SESSION,
+        former_owner=RUN_CONFIG,
         status="undocumented",
     ),
     Option(

@@ -130,8 +130,8 @@ OPTIONS = (
         Integer(0, 1, enforced=False),
         "1 makes operators bit-reproducible.",
         works(
-            "1 switches the process to TensorFlow's deterministic kernels, and gives a graph without a seed a fixed "
-            "one."
+            "1 runs this session with TensorFlow's deterministic kernels, and gives a graph without a seed a fixed "
+            "one. Other sessions stay as they are."
         ),
         default=0,
     ),

@@ -45,7 +45,7 @@ OPTIONS = (
     Option(
         5,
         "save_summary_steps",
-        Number(),
+        Number(whole=True),
         "Steps between summaries; 0 writes none.",
         works(f"{_RANK_0} 0."),
         default=0,
@@ -54,7 +54,7 @@ OPTIONS = (
     Option(
         6,
         "save_checkpoints_steps",
-        Number(),
+        Number(whole=True),
         "Steps between checkpoints; 0 writes none; 100 when neither steps nor seconds are given.",
         works(f"{_RANK_0} None."),
         absent=100,
@@ -76,7 +76,7 @@ OPTIONS = (
     Option(
         9,
         "keep_checkpoint_max",
-        Number(),
+        Number(whole=True),
         "Checkpoints kept; 0 or None keeps all.",
         _BASE,
         default=5,
@@ -94,7 +94,7 @@ OPTIONS = (
     Option(
         11,
         "log_step_count_steps",
-        Number(above_zero=True),
+        Number(above_zero=True, whole=True),
         "Steps between log lines with loss and steps per second.",
         works(f"{_RANK_0} None."),
         default=100,
@@ -146,8 +146,8 @@ OPTIONS = (
         Boolean(),
         "Overlap the last all-reduce with work that does not need it; same value as in NPUOptimizer.",
         works(
-            "NPUOptimizer's own parameter decides. True here and False there is an error, the other way round a "
-            "warning."
+            "NPUOptimizer's own parameter decides; a different value there is a warning. Graphs of other loss-scale "
+            "optimizers need only this one."
         ),
         default=False,
         attribute="is_tailing_optimization",

@@ -24,7 +24,7 @@ from npu_bridge.precision.op_lists import (
     register_promote_function,
 )
 from npu_bridge.precision.opt_level import OptLevel, from_opt_level
-from npu_bridge.precision.policy import Precision
+from npu_bridge.precision.policy import Precision, check_files
 from npu_bridge.precision.switch import Switch
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Switch",
     "attach",
     "builds_of",
+    "check_files",
     "from_opt_level",
     "mark",
     "one_decision",

@@ -19,6 +19,18 @@ from npu_bridge.precision.run_kind import RunKind
 from npu_bridge.precision.switch import Switch
 
 
+def check_files(options: TrainingOptions) -> None:
+    """Reads the files that options of precision name, so that what is wrong with them is said now.
+
+    Raises:
+      ValueError: a file cannot be read, or does not hold what it should.
+    """
+    if options.modify_mixlist:
+        read_mixlist(options.modify_mixlist)
+    if options.customize_dtypes:
+        read_operator_dtypes(options.customize_dtypes)
+
+
 class Precision:
     """The precision of one training: of all sessions it has, one after the other.
 

@@ -1,7 +1,7 @@
 """What options do to a session of stock TensorFlow; one file for each effect.
 
 Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
-of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of the process. A
+of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of a graph. A
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
@@ -12,11 +12,13 @@ from npu_bridge.session.damaged_checkpoints import (
     check_newest_checkpoint,
 )
 from npu_bridge.session.effects import (
-    apply_process_settings,
     close_hooks,
     has_entry,
     hooks_for,
+    placed_softly,
+    prepare_graph,
     prepare_session_config,
+    settle_session,
 )
 from npu_bridge.session.hooked_session import run_with_hooks
 from npu_bridge.session.host_call import HostCallHook, call_on_host, check_host_call
@@ -29,7 +31,6 @@ __all__ = [
     "CheckpointNotSavedError",
     "DamagedCheckpointError",
     "HostCallHook",
-    "apply_process_settings",
     "call_on_host",
     "check_checkpoint",
     "check_host_call",
@@ -42,9 +43,12 @@ __all__ = [
     "load_loop_variables",
     "loop_variable",
     "name_step",
+    "placed_softly",
+    "prepare_graph",
     "prepare_session_config",
     "remove_leftovers",
     "run_with_hooks",
+    "settle_session",
     "space_for",
     "steps_per_run",
     "train_in_loops",

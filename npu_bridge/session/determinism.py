@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import config as process  # TF 2.15 exports no way to switch determinism off
 
 from npu_bridge.options import TrainingOptions
-from npu_bridge.options.errors import say_once
+from npu_bridge.options.errors import message, say_once
 
 # Graph seed of a deterministic run that names none; any number would do (ours).
 FALLBACK_SEED = 2023
+_KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with text keys only
 
 
-def make_deterministic(options: TrainingOptions, graph: tf.Graph | None = None) -> None:
-    """Switches this process to deterministic kernels when the options ask for it.
+def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
+    """Gives a graph without a seed a fixed one when the options ask for determinism.
 
-    With them TensorFlow refuses random operators that have no seed, so a graph without a seed gets one. Random
-    operators that the graph has already keep theirs. It holds for every session of the process from then on:
-    TensorFlow cannot switch it off again.
-
-    Args:
-      options: the options of the run.
-      graph: the graph to give a seed; None when its maker sets it.
+    Random operators that the graph has already keep theirs; a warning names the first that has none.
     """
-    if options.deterministic != 1:
+    if options.deterministic != 1 or graph.seed is not None:
         return
-    tf.config.experimental.enable_op_determinism()
-    if graph is not None and graph.seed is None:
-        graph.seed = seed_of(options)
+    graph.seed = seed_of(options)
+    unseeded = _first_unseeded(graph)
+    if unseeded is not None:
+        mend = "Call tf.set_random_seed(...) before the graph is built, or make the session first."
+        expected = "every random operator to have a seed"
+        problem = "random operators were made before the session knew"
+        say_once(logging.WARNING, message("deterministic", problem, expected, f"none at {unseeded!r}", mend))
 
 
 def seed_of(options: TrainingOptions) -> int | None:
@@ -42,3 +47,93 @@ def seed_of(options: TrainingOptions) -> int | None:
         f"that are made from now on; set your own seed.",
     )
     return FALLBACK_SEED
+
+
+def mark(graph: tf.Graph) -> None:
+    """Says that every session of a graph runs deterministically; `is_marked` tells."""
+    graph.get_collection_ref(_KEY)[:] = [True]
+
+
+def is_marked(graph: Any) -> bool:
+    """Whether `mark` was called for a graph."""
+    return isinstance(graph, tf.Graph) and bool(graph.get_collection(_KEY))
+
+
+def run_deterministically(session: tf.compat.v1.Session) -> None:
+    """Lets a session that exists run with TensorFlow's deterministic kernels; other sessions do not notice.
+
+    TensorFlow has one switch for the process, which is on while such a session runs and is put back afterwards. Other
+    threads that build a graph meanwhile need a seed for random operators.
+
+    Args:
+      session: a `Session` or `InteractiveSession`; its class becomes a subclass of what it was.
+    """
+    if not isinstance(session, _DeterministicSession):
+        session.__class__ = type(type(session).__name__, (_DeterministicSession, type(session)), {})
+
+
+class _DeterministicSession:
+    """Mixed into a session's class: wherever it builds or runs kernels, which ask the switch."""
+
+    def _call_tf_sessionrun(self, *arguments):
+        with _switch().on():
+            return super()._call_tf_sessionrun(*arguments)
+
+    def _call_tf_sessionprun(self, *arguments):
+        with _switch().on():
+            return super()._call_tf_sessionprun(*arguments)
+
+    def partial_run_setup(self, fetches, feeds=None):
+        with _switch().on():
+            return super().partial_run_setup(fetches, feeds)
+
+    def _make_callable_from_options(self, callable_options):
+        with _switch().on():
+            made = super()._make_callable_from_options(callable_options)
+
+        def run(*arguments, **keywords):
+            with _switch().on():
+                return made(*arguments, **keywords)
+
+        return run
+
+
+class _Switch:
+    """TensorFlow's switch: on while somebody is inside, then as it was."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._was_on = False
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._was_on = process.is_op_determinism_enabled()
+                process.enable_op_determinism()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0 and not self._was_on:
+                    process.disable_op_determinism()
+
+
+@functools.cache
+def _switch() -> _Switch:
+    """The one of this process."""
+    return _Switch()
+
+
+def _first_unseeded(graph: tf.Graph) -> str | None:
+    """The name of the first random operator without a seed; None when all have one."""
+    takes_seed: dict = {}
+    for op in graph.get_operations():
+        if op.type not in takes_seed:
+            takes_seed[op.type] = {"seed", "seed2"} <= {attribute.name for attribute in op.op_def.attr}
+        if takes_seed[op.type] and op.get_attr("seed") == op.get_attr("seed2") == 0:
+            return op.name
+    return None

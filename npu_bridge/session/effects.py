@@ -1,14 +1,15 @@
-"""The face of the room: settings for a session, hooks for its runs, settings of the process."""
+"""The face of the room: settings for a session, hooks for its runs, settings of a graph."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # what tf.config was told, for a session without settings of its own
 
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.reading import ENTRY_NAME
-from npu_bridge.session.determinism import make_deterministic
+from npu_bridge.session import determinism
 from npu_bridge.session.devices import choose_devices
 from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.graph_rewrites import set_rewrites
@@ -82,12 +83,45 @@ def close_hooks(hooks: list) -> None:
         hook.end(None)
 
 
-def apply_process_settings(options: TrainingOptions, graph: tf.Graph | None = None) -> None:
-    """Makes the settings that hold for the whole process.
+def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: bool) -> None:
+    """Makes the settings that belong to a graph: `deterministic` gives one without a seed a fixed one.
 
     Args:
       options: the options of the run.
-      graph: a graph that runs under them and may lack a seed; None when its maker sets the seed.
+      graph: a graph that runs under them.
+      is_of_one_run: whether all its sessions belong to this run, so that all are deterministic if this one is.
     """
-    if options.use_off_line:
-        make_deterministic(options, graph)
+    if options.use_off_line and options.deterministic == 1:
+        determinism.give_seed(options, graph)
+        if is_of_one_run:
+            determinism.mark(graph)
+
+
+def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
+    """Gives a session that has run nothing yet what needs the session itself: deterministic kernels, if asked for.
+
+    Args:
+      session: the session.
+      options: its options; None where it has none of its own and follows its graph.
+    """
+    is_asked = options is not None and options.use_off_line and options.deterministic == 1
+    if is_asked or (options is None and determinism.is_marked(getattr(session, "graph", None))):
+        determinism.run_deterministically(session)
+
+
+def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compat.v1.ConfigProto:
+    """A copy of session settings with soft placement: an operator whose device is missing runs on another one.
+
+    Args:
+      session_config: a ConfigProto; None for what TensorFlow takes then.
+      is_interactive: whether it is for an `InteractiveSession`, which takes other settings then.
+    """
+    copied = tf.compat.v1.ConfigProto()
+    if session_config is not None:
+        copied.CopyFrom(session_config)
+    elif is_interactive:
+        copied.gpu_options.allow_growth = True  # as in TF 2.15
+    else:
+        copied.CopyFrom(context.context().config)  # as in TF 2.15
+    copied.allow_soft_placement = True
+    return copied

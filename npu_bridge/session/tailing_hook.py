@@ -8,6 +8,7 @@ import os
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.options import of_graph
 from npu_bridge.options.errors import say_once
 from npu_bridge.rewrite import TailingReport, free_the_tail
 
@@ -37,8 +38,8 @@ class TailingHook(tf.estimator.SessionRunHook):
         self._free(run_context.session.graph)
 
     def _free(self, graph):
-        if graph.get_collection(_KEY):
-            return
+        if graph.get_collection(_KEY) or of_graph.value_built("is_tailing_optimization", graph) is False:
+            return  # done already, or NPUOptimizer was told not to
         ranks = collective.current()
         if ranks.size == 1:
             say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")

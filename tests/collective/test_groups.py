@@ -212,6 +212,12 @@ def test_what_fails_at_a_meeting_is_raised(monkeypatch):
         rendezvous.meet(fail, "test", 0, 2, give_up=fail)
 
 
+def test_the_longest_time_limit_is_none_at_all(monkeypatch):
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", str(2**63 - 1))
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+    assert rendezvous.meet(lambda: 5, "test", 0, 2, give_up=lambda: None) == 5
+
+
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])
 def test_a_time_limit_is_a_positive_number(monkeypatch, text):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", text)

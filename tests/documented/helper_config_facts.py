@@ -167,9 +167,9 @@ SESSION_KEYS = [
     ("min_group_size", "b", True, "min_group_size", True),
 ]
 
-_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError)]
-_NOT_INTEGER = [("1", TypeError), (1.5, TypeError), ([1], TypeError), (2**63, ValueError)]
-_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError)]
+_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
+_NOT_INTEGER = [("1", TypeError), (True, TypeError), (1.5, TypeError), ([1], TypeError), (2**63, ValueError)]
+_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, ValueError)]
 
 # class -> name -> (legal values, (illegal value, exception) pairs, what else the constructor is given)
 _DUMPS = {"enable_dump": True, "dump_path": "{directory}"}
@@ -307,6 +307,9 @@ SESSION_VALUES = {
     "precision_mode_v2": (["origin", "fp16", "mixed_float16"], ["cube_hif8", "mixed_hif8", "x"]),
     "op_select_implmode": (["high_precision"], ["x"]),
     "dump_data": (["tensor", "stats"], ["x"]),
+    "dump_step": (["0|5-10"], ["x", "9-1"]),
+    "dump_mode": (["input", "all"], ["x"]),
+    "dump_debug_mode": (["aicore_overflow", "all"], ["x"]),
     "buffer_optimize": (["l2_optimize", "off_optimize"], ["x"]),
     "variable_placement": (["Device", "Host"], ["x"]),
     "graph_max_parallel_model_num": ([1, 2], [0]),

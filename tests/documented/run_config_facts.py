@@ -107,33 +107,35 @@ PRECISION_MODES = [
     "allow_mix_precision_bf16",
 ]
 _ANY_TEXT = ["", "text", b"text"]
-_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError)]
+_NOT_TEXT = [(1, TypeError), (1.5, TypeError), (True, TypeError), (["a"], TypeError), ("a\0b", ValueError)]
 _NOT_INTEGER = [
     ("1", TypeError),
+    (True, TypeError),
     (1.5, TypeError),
     ([1], TypeError),
     (2**63, ValueError),
     (-(2**63) - 1, ValueError),
 ]
-_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError)]
+_NOT_BOOLEAN = [("True", TypeError), (1.5, TypeError), ([True], TypeError), (2, ValueError), (-1, ValueError)]
+_NOT_WHOLE = [(1.5, ValueError), (float("inf"), ValueError), (2**63, ValueError), (True, TypeError)]
 _MIXED = {"precision_mode_v2": "mixed_float16"}
 
 # name -> (legal values, (illegal value, exception) pairs). "{directory}" stands for an existing directory.
 RUN_CONFIG_VALUES = {
     "iterations_per_loop": (
-        [1, 2, 100, True],
-        [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError), (None, TypeError)],
+        [1, 2, 100],
+        [(True, TypeError), (0, ValueError), (-1, ValueError), (1.0, TypeError), ("1", TypeError), (None, TypeError)],
     ),
     "profiling_config": ([None], [({}, ValueError), ("on", ValueError), (1, ValueError)]),
-    "model_dir": ([None, "out", "{directory}"], [("", ValueError), (5, TypeError)]),
-    "tf_random_seed": ([None, 0, 1, -1, 2**40], [("1", ValueError), (1.5, ValueError)]),
-    "save_summary_steps": ([0, 1, 100, None], [(-1, ValueError), ("1", TypeError)]),
-    "save_checkpoints_steps": ([None, 0, 1, 1000], [(-1, ValueError), ("1", TypeError)]),
-    "save_checkpoints_secs": ([None, 0, 1, 600, 0.5], [(-1, ValueError), ("1", TypeError)]),
+    "model_dir": ([None, "out", "{directory}"], [("", ValueError), (5, TypeError), ("a\0b", ValueError)]),
+    "tf_random_seed": ([None, 0, 1, -1, 2**40], [("1", ValueError), (1.5, ValueError), (True, ValueError)]),
+    "save_summary_steps": ([0, 1, 100, None], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
+    "save_checkpoints_steps": ([None, 0, 1, 1000, 1e6], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
+    "save_checkpoints_secs": ([None, 0, 1, 600, 0.5], [(-1, ValueError), ("1", TypeError), (True, TypeError)]),
     "session_config": ([None], [({}, ValueError), ("x", ValueError)]),
-    "keep_checkpoint_max": ([None, 0, 1, 5], [(-1, ValueError), ("1", TypeError)]),
+    "keep_checkpoint_max": ([None, 0, 1, 5], [(-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
     "keep_checkpoint_every_n_hours": ([1, 0.5, 10000], [(0, ValueError), (-1, ValueError), ("1", TypeError)]),
-    "log_step_count_steps": ([None, 1, 100], [(0, ValueError), (-1, ValueError), ("1", TypeError)]),
+    "log_step_count_steps": ([None, 1, 100], [(0, ValueError), (-1, ValueError), ("1", TypeError), *_NOT_WHOLE]),
     "distribute": ([None], [(1, ValueError), ("ps", ValueError)]),
     "enable_data_pre_proc": ([True, False, 1, 0], [*_NOT_BOOLEAN, (None, TypeError)]),
     "precision_mode": (
@@ -142,7 +144,7 @@ RUN_CONFIG_VALUES = {
     ),
     "enable_reduce_precision": ([True, False], [*_NOT_BOOLEAN, (None, TypeError)]),
     "variable_format_optimize": ([None, True, False], _NOT_BOOLEAN),
-    "mix_compile_mode": ([True, False], [*_NOT_BOOLEAN, (1, TypeError), (None, TypeError)]),
+    "mix_compile_mode": ([True, False], [("True", TypeError), (1, TypeError), (2, TypeError), (None, TypeError)]),
     "hcom_parallel": ([True, False, 1], [*_NOT_BOOLEAN, (None, TypeError)]),
     "graph_memory_max_size": ([None, "26*1024", 5, 1.5], []),
     "variable_memory_max_size": ([None, "5*1024", 5, 1.5], []),
@@ -186,7 +188,7 @@ RUN_CONFIG_VALUES = {
     ),
     "session_device_id": ([None, 0, 3], [(-1, ValueError), *_NOT_INTEGER]),
     "distribute_config": ([None, "cluster.json"], _NOT_TEXT),
-    "modify_mixlist": ([None, "mixlist.json"], _NOT_TEXT),
+    "modify_mixlist": ([None, "mixlist.json"], [("no-such.json", ValueError), *_NOT_TEXT]),
     "op_precision_mode": ([None, "ops.ini"], _NOT_TEXT),
     "device_type": (["default_device_type", "other"], [*_NOT_TEXT, (None, TypeError)]),
     "soc_config": ([None, *_ANY_TEXT], _NOT_TEXT),
@@ -194,7 +196,7 @@ RUN_CONFIG_VALUES = {
     "op_wait_timeout": ([None, 120], _NOT_INTEGER),
     "op_execute_timeout": ([None, 90], _NOT_INTEGER),
     "HCCL_algorithm": ([None, *_ANY_TEXT], _NOT_TEXT),
-    "customize_dtypes": ([None, "dtypes.cfg"], _NOT_TEXT),
+    "customize_dtypes": ([None, "dtypes.cfg"], [("no-such.cfg", ValueError), *_NOT_TEXT]),
     "op_debug_config": ([None, "debug.cfg"], _NOT_TEXT),
     "memory_config": ([None], [({}, ValueError), (1, ValueError)]),
     "experimental_config": ([None], [({}, ValueError), (1, ValueError)]),

@@ -16,7 +16,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
-from npu_bridge.options import environment_table, read_run_config, session_config_of
+from npu_bridge.estimator.npu.npu_session import decorate_sessions
+from npu_bridge.options import environment_table, read_run_config, read_session_config, session_config_of, with_entry
 from npu_bridge.options.errors import say_once
 
 FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
@@ -67,7 +68,10 @@ def test_all_parameters_can_be_given_by_position():
 
 
 @pytest.mark.parametrize("name, value", _cases(FACTS["RUN_CONFIG_VALUES"], 0))
-def test_legal_value_is_accepted_and_kept(name, value, tmp_path):
+def test_legal_value_is_accepted_and_kept(name, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the files are that two options name
+    Path("mixlist.json").write_text("{}")
+    Path("dtypes.cfg").write_text("")
     value = _filled(value, tmp_path)
     config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
     attribute = {row[0]: row[2] for row in PARAMETERS}[name]
@@ -162,8 +166,44 @@ def test_two_dump_switches_exclude_each_other(tmp_path):
         npu_config.DumpConfig(enable_dump=True, enable_dump_debug=True, dump_path=str(tmp_path))
 
 
-def test_dump_fields_are_not_read_while_the_dump_is_off():
-    assert npu_config.DumpConfig(dump_step="nonsense", dump_mode="nonsense")._dump_step == "nonsense"
+@pytest.mark.parametrize("field", ["dump_step", "dump_mode", "dump_debug_mode"])
+def test_dump_fields_are_checked_while_the_dump_is_off(field):
+    with pytest.raises(ValueError, match=f"DumpConfig: {field} .*'nonsense'"):
+        npu_config.DumpConfig(**{field: "nonsense"})
+    with pytest.raises(ValueError, match=f"parameter_map: {field} .*'nonsense'"):
+        read_session_config(with_entry(None, {field: "nonsense"}))
+    assert npu_config.DumpConfig(dump_path="/no/such/directory yet")._dump_path == "/no/such/directory yet"
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("modify_mixlist", None, "cannot be read.*No such file"),
+        ("modify_mixlist", '{"black-list": ', "not JSON.*line 1"),
+        ("modify_mixlist", '{"black_list": {}}', "unknown key.*Did you mean 'black-list'"),
+        ("modify_mixlist", '{"black-list": {"to-add": "Relu"}}', "no list of types"),
+        ("customize_dtypes", None, "cannot be read.*No such file"),
+        ("customize_dtypes", "dense/MatMul float32", "line 1"),
+    ],
+)
+@pytest.mark.parametrize("is_session", [False, True])
+def test_named_files_are_read_at_construction(name, content, said, is_session, tmp_path):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=f"{name} .*{said}") as caught:
+        if is_session:
+            decorate_sessions()
+            tf.compat.v1.Session(config=with_entry(None, {"precision_mode_v2": "mixed_float16", name: str(path)}))
+        else:
+            NPURunConfig(precision_mode_v2="mixed_float16", **{name: str(path)})
+    assert len(str(caught.value)) < 500
+
+
+def test_keyword_of_older_stacks_is_left_out_with_one_warning(caplog):
+    for _ in range(2):
+        assert read_run_config(NPURunConfig(auto_tune_mode="RL,GA")) == read_run_config(NPURunConfig())
+    assert caplog.text.count("auto_tune_mode is a keyword of older NPU stacks and is left out") == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("a:-1",), ("a:-1", "1;2", 1)])

@@ -170,7 +170,7 @@ def test_can_be_made_under_control_dependencies_that_need_data():
         (lambda: FixedLossScaleManager(float("nan")), ValueError, ["loss_scale", "nan"]),
         (lambda: FixedLossScaleManager("1024"), TypeError, ["loss_scale", "'1024'", "number"]),
         (lambda: FixedLossScaleManager(True), TypeError, ["FixedLossScaleManager", "True", "bool"]),
-        (lambda: ExponentialUpdateLossScaleManager(0, 10), ValueError, ["init_loss_scale", "0 <"]),
+        (lambda: ExponentialUpdateLossScaleManager(0, 10), ValueError, ["init_loss_scale", "1e-37 <="]),
         (lambda: ExponentialUpdateLossScaleManager(8, 0), ValueError, ["incr_every_n_steps", "at least 1"]),
         (lambda: ExponentialUpdateLossScaleManager(8, 1.5), TypeError, ["incr_every_n_steps", "1.5"]),
         (lambda: ExponentialUpdateLossScaleManager(8, 1, 0), ValueError, ["decr_every_n_nan_or_inf"]),
@@ -183,3 +183,35 @@ def test_bad_arguments_are_refused_by_name(make, error, parts):
     with pytest.raises(error) as caught:
         make()
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize("never", [2**31, 2**40, 2**63, 10**30], ids=str)
+def test_a_count_that_no_counter_reaches_means_never(never):
+    arguments = {"init_loss_scale": 8.0, "incr_every_n_steps": never, "decr_every_n_nan_or_inf": never}
+    assert scales_after(arguments, [True, True, False, True]) == [8.0] * 4
+
+
+def test_counters_stop_at_their_limit_instead_of_starting_again_below_zero():
+    manager = ExponentialUpdateLossScaleManager(8.0, 2**31, 2**31)
+    reached = ExponentialUpdateLossScaleManager(8.0, 2**31 - 1)
+    updates = [each.update_loss_scale(tf.constant(True)) for each in (manager, reached)]
+    skipped = manager.update_loss_scale(tf.constant(False))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for each in (manager, reached):
+            each._good_steps.load(2**31 - 2, session)
+        for expected in ((2**31 - 1, 8.0), (2**31 - 1, 8.0)):
+            session.run(updates[0])
+            assert tuple(session.run([manager._good_steps, manager._loss_scale])) == expected
+        session.run(updates[1])
+        assert tuple(session.run([reached._good_steps, reached._loss_scale])) == (0, 16.0)
+        manager._bad_steps.load(2**31 - 1, session)
+        session.run(skipped)
+        assert session.run(manager._bad_steps) == 2**31 - 1
+
+
+def test_errors_are_short_whatever_they_quote():
+    for arguments in ((10**5000, 2), ("x" * 9999, 2), (1e-40, 2), (8.0, "9" * 9999), (8.0, -(10**5000))):
+        with pytest.raises((TypeError, ValueError), match="ExponentialUpdateLossScaleManager: i") as caught:
+            ExponentialUpdateLossScaleManager(*arguments)
+        assert len(str(caught.value)) < 500

@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu import util
         (util.check_not_none, None, ValueError),
         (util.check_positive_integer, 0, ValueError),
         (util.check_positive_integer, 1.0, TypeError),
+        (util.check_positive_integer, True, TypeError),
         (util.check_positive_integer, None, TypeError),
         (util.check_nonnegative_integer, -1, ValueError),
         (util.check_nonnegative_integer, "0", TypeError),
@@ -30,7 +31,6 @@ def test_illegal_value_is_named(check, value, error):
     [
         (util.check_not_none, 0),
         (util.check_positive_integer, 1),
-        (util.check_positive_integer, True),
         (util.check_nonnegative_integer, 0),
         (util.check_bool_type, False),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import npu_bridge
-from npu_bridge.options import environment
+from npu_bridge.options import environment, read_session_config
 from npu_bridge.options.environment import Launched
 from npu_bridge.options.environment_table import VARIABLES
 
@@ -179,3 +179,23 @@ def test_documented_variables_are_read_in_one_module_only():
         if reading.search(line)
     ]
     assert offenders == []
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, str(2**63), "1.5", "", "-1", "1e3"], ids=len)
+def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
+    assert environment.whole_number(text) is None
+    monkeypatch.setenv("FUSION_TENSOR_SIZE", text or "x")
+    with pytest.raises(ValueError, match=r"FUSION_TENSOR_SIZE is no number of bytes.*2\*\*63 - 1") as caught:
+        environment.positive_number("FUSION_TENSOR_SIZE", 5, "bytes")
+    assert len(str(caught.value)) < 500
+    monkeypatch.setenv("HCCL_EXEC_TIMEOUT", text or "x")
+    with pytest.raises(ValueError, match="HCCL_EXEC_TIMEOUT is not a whole number"):
+        read_session_config(None)
+    monkeypatch.setenv("RANK_ID", text or "x")
+    with pytest.raises(ValueError, match="RANK_ID is not a whole number"):
+        environment.declared_rank()
+
+
+def test_numbers_up_to_64_bits_are_read():
+    texts = {"0": 0, " 7 ": 7, "007": 7, "000": 0, str(2**63 - 1): 2**63 - 1, "0" * 5000 + "12": 12}
+    assert {text: environment.whole_number(text) for text in texts} == texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -124,28 +125,75 @@ def test_forbidden_combination_in_a_session(values, named):
     "key, near",
     [("precision_mod", "precision_mode"), ("enable_profiling", "profiling_mode"), ("Jit_compile", "jit_")],
 )
-def test_unknown_key_is_an_error_with_the_nearest_spelling(key, near):
+def test_unknown_key_warns_once_with_the_nearest_key(key, near, caplog):
+    config = _slots((key, "i", 1), ("debug_dir", "s", b"here"))
+    for _ in range(2):
+        assert read_session_config(config).debug_dir == "here"
+        assert read_run_config(NPURunConfig(session_config=config)).debug_dir == "here"
+    assert len(re.findall(f"unknown option '{key}'.*'{near}", caplog.text)) == 1
+
+
+def _slots(*entries):
+    """Session settings whose entry holds values in the slots said."""
     config = tf.compat.v1.ConfigProto()
     entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-    entry.parameter_map[key].i = 1
-    with pytest.raises(ValueError, match=f"unknown option '{key}'.*'{near}"):
-        read_session_config(config)
+    for key, slot, value in entries:
+        setattr(entry.parameter_map[key], slot, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    "key, slot, value, read",
+    [
+        ("precision_mode", "b", True, None),  # means nothing there
+        ("precision_mode", "i", 3, None),
+        ("dump_step", "i", 5, "5"),
+        ("aoe_mode", "i", 2, "2"),
+        ("HCCL_algorithm", "b", True, "true"),
+        ("quant_dumpable", "b", True, None),  # "0" or "1"
+        ("enable_dump", "i", 1, True),
+        ("enable_dump", "s", b"True", True),
+        ("hcom_parallel", "s", b"false", False),
+        ("hcom_parallel", "i", 7, True),  # its default
+        ("iterations_per_loop", "s", b"10", 10),
+        ("iterations_per_loop", "f", 10.0, 10),
+        ("iterations_per_loop", "f", 10.5, 1),
+        ("iterations_per_loop", "f", float("inf"), 1),
+        ("iterations_per_loop", "i", 0, ValueError),  # the right slot
+        ("iterations_per_loop", "b", True, 1),
+        ("deterministic", "b", True, 1),
+        ("session_device_id", "s", b"-5", -1),  # its default
+        ("session_device_id", "s", b"x" * 999, -1),
+        ("jit_compile", "b", True, ValueError),  # strict on the NPU stack, too
+        ("oo_constant_folding", "i", 0, True),  # left out there, too
+    ],
+)
+def test_value_in_a_wrong_slot_is_taken_where_it_is_legal(key, slot, value, read, caplog, tmp_path):
+    config = with_entry(_slots((key, slot, value)), {"dump_path": str(tmp_path)})
+    if read is ValueError:
+        with pytest.raises(ValueError, match=key):
+            read_session_config(config)
+        return
+    options = read_session_config(config)
+    assert options[OPTIONS.by_key(key).name] == read and type(options[OPTIONS.by_key(key).name]) is type(read)
+    said = [record.getMessage() for record in caplog.records if f"{key} is in slot .{slot}" in record.getMessage()]
+    assert len(said) == 1 and ("is left out" in said[0] or "It is read as" in said[0]) and len(said[0]) < 500
 
 
 @pytest.mark.parametrize("key, slot, absent, name, sent", KEYS)
 def test_wrong_slot_warns_or_fails_and_names_the_key(key, slot, absent, name, sent, caplog):
-    config = tf.compat.v1.ConfigProto()
-    entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
-    entry.parameter_map[key].f = 1.0
+    config = _slots((key, "f", 1.5))
+    if key in ("jit_compile", "shape_generalization_mode"):
+        with pytest.raises(ValueError, match=key):
+            read_session_config(config)
+        return
     try:
         options = read_session_config(config)
-    except ValueError as error:
-        assert key in str(error)
-        return
-    assert key not in ("jit_compile", "shape_generalization_mode")
+    except ValueError as error:  # a combination: a text that takes any value took "1.5"
+        assert slot == "s" and key in str(error)
+    else:
+        assert slot == "s" or options[name] == absent
     assert f"{key} is in slot .f of its AttrValue. Expected slot .{slot}" in caplog.text
-    if key in ("export_compile_stat", "oo_constant_folding"):
-        assert options[name] == absent
 
 
 def test_last_entry_wins_for_each_key_and_other_entries_are_ignored():
@@ -164,7 +212,10 @@ def _run_config_cases():
 
 
 @pytest.mark.parametrize("name, value", list(_run_config_cases()))
-def test_both_entries_agree(name, value, tmp_path):
+def test_both_entries_agree(name, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the files are that two options name
+    Path("mixlist.json").write_text("{}")
+    Path("dtypes.cfg").write_text("")
     value = str(tmp_path) if value == "{directory}" else value
     config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
     assert read_session_config(session_config_of(config)) == read_run_config(config)

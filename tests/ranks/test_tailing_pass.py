@@ -14,9 +14,9 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.rewrite import free_the_tail
 from npu_bridge.rewrite.report import NO_GRADIENTS
@@ -347,6 +347,30 @@ def train_session(is_tailing, is_monitored):
         values = session.run({variable.name: variable for variable in tf1.global_variables()})
     report = report_of(graph)
     return values, report is not None and report.has_changed
+
+
+@in_graph
+def train_against_the_map():
+    """On a rank: the map asks for tail optimisation, the optimizer is told not to; what came of it."""
+    decorate_sessions()
+    config = npu_config_proto()
+    (entry,) = config.graph_options.rewrite_options.custom_optimizers
+    entry.parameter_map["is_tailing_optimization"].b = True
+    weight = tf1.get_variable("weight", [2], initializer=tf1.zeros_initializer())
+    optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0), FixedLossScaleManager(8), True, True, False)
+    train_op = optimizer.minimize(tf.reduce_sum(weight * float(collective.current().rank)))
+    op_count = len(tf1.get_default_graph().get_operations())
+    with tf1.Session(config=config) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        grown = len(tf1.get_default_graph().get_operations()) - op_count
+        return session.run(weight).tolist(), grown, report_of(tf1.get_default_graph())
+
+
+def test_an_optimizer_that_was_told_not_to_is_left_alone(on_ranks):
+    for weight, grown, report in on_ranks(2, train_against_the_map):
+        assert weight == [-0.5, -0.5]
+        assert grown <= 1 and report is None  # the initializer
 
 
 @pytest.mark.parametrize("is_monitored", [False, True])

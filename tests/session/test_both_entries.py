@@ -71,7 +71,6 @@ def test_there_are_cases_for_every_working_option():
 
 @pytest.mark.parametrize("name, value, others", list(_cases()))
 def test_estimator_and_session_agree(name, value, others, tmp_path, monkeypatch):
-    monkeypatch.setattr("npu_bridge.session.effects.make_deterministic", lambda *_: None)  # holds for the process
     values = _at(tmp_path, {**others, name: value})
     monkeypatch.chdir(tmp_path)  # where the files are that these two options name
     Path("mixlist.json").write_text("{}")

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.distribute_config import DistributeConfig  # not exported by TF 2.15
 
+from npu_bridge import precision
 from npu_bridge.options import construction, read_run_config, session_config_of
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import (
@@ -174,7 +175,7 @@ class NPURunConfig(tf.estimator.RunConfig):
             self._save_checkpoints_steps, self._save_checkpoints_secs, values["iterations_per_loop"]
         )
         self._is_set_up = True
-        read_run_config(self)
+        precision.check_files(read_run_config(self))
 
     @property
     def save_checkpoints_steps(self):

@@ -141,7 +141,6 @@ class NPUEstimator(tf.estimator.Estimator):
         self._precision = precision
         self._session_config = session.prepare_session_config(options, self._session_config)
         precision.prepare(self._session_config)
-        session.apply_process_settings(options)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):
         """Trains as `tf.estimator.Estimator.train`; with several ranks, rank 0 knows how far training has come.
@@ -286,6 +285,7 @@ def _under_options(model_fn, options, has_params):
 
     def npu_model_fn(features, labels, mode, params, config):
         of_graph.publish(options)
+        session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_one_run=True)
         given = {"labels": labels, "mode": mode, "params": params, "config": config}
         given = {name: value for name, value in given.items() if takes_any or name in parameters}
         is_training = mode == tf.estimator.ModeKeys.TRAIN

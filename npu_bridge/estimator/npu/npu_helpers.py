@@ -129,8 +129,7 @@ def npu_clear_session(config: Any = None) -> None:
 def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operation]:
     """Starts the communication between ranks, and opens a session that scripts keep until the end.
 
-    The options in `config` are checked, and those that hold for the process take effect. The session itself is
-    neither dumped nor profiled: training makes its own.
+    The options in `config` are checked. The session itself is neither dumped nor profiled: training makes its own.
 
     Args:
       config: a ConfigProto, left unchanged, or None.
@@ -143,12 +142,14 @@ def init_resource(config: Any = None) -> tuple[tf.compat.v1.Session, tf.Operatio
     """
     normalised = _normalised_copy(config)
     options = read_session_config(normalised)
-    effects.apply_process_settings(options)
     collective.current()
     graph = tf.compat.v1.get_default_graph()
+    effects.prepare_graph(options, graph, is_of_one_run=False)
     with graph.as_default(), tf.control_dependencies(None):
         shutdown = tf.no_op(name="npu_shutdown")
-    return tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised)), shutdown
+    session = tf.compat.v1.Session(graph=graph, config=effects.prepare_session_config(options, normalised))
+    effects.settle_session(session, options)
+    return session, shutdown
 
 
 def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) -> None:

@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.options.errors import message, shown
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
 # Growth stops once the scale has reached this limit divided by the growth ratio. Source: documentation of the
 # NPU stack's loss-scale manager; a little below the largest float32.
 _LARGEST_SCALE = 3.4e38
+_SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
+_MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
 
 
 class LossScaleManager(tf.Module, abc.ABC):
@@ -118,9 +121,9 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     initial scale overflow by design: that is how the largest scale that works is found.
 
     Args:
-      init_loss_scale: scale of the first step, above 0. One below 1 is kept until the first shrink makes it 1.
-      incr_every_n_steps: whole steps, at least 1.
-      decr_every_n_nan_or_inf: whole steps, at least 1.
+      init_loss_scale: scale of the first step, at least 1e-37. One below 1 is kept until the first shrink makes it 1.
+      incr_every_n_steps: whole steps, at least 1. From 2**31 on it means never: the counters stop at 2**31 - 1.
+      decr_every_n_nan_or_inf: whole steps, at least 1; likewise.
       incr_ratio: factor of growth, at least 1.
       decr_ratio: factor of shrinking, above 0 and at most 1.
     Raises:
@@ -134,18 +137,16 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
         super().__init__(name="exponential_update_loss_scale")
         owner = "ExponentialUpdateLossScaleManager"
-        _check_number(
-            owner, "init_loss_scale", init_loss_scale, lowest=0, highest=_LARGEST_SCALE, lowest_is_allowed=False
-        )
+        _check_number(owner, "init_loss_scale", init_loss_scale, lowest=_SMALLEST_SCALE, highest=_LARGEST_SCALE)
         _check_step_count("incr_every_n_steps", incr_every_n_steps)
         _check_step_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         _check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
         _check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
         self._init_loss_scale = float(init_loss_scale)
-        self._incr_every_n_steps = incr_every_n_steps
-        self._decr_every_n_nan_or_inf = decr_every_n_nan_or_inf
-        self._incr_ratio = incr_ratio
-        self._decr_ratio = decr_ratio
+        self._incr_every_n_steps = int(incr_every_n_steps)
+        self._decr_every_n_nan_or_inf = int(decr_every_n_nan_or_inf)
+        self._incr_ratio = float(incr_ratio)
+        self._decr_ratio = float(decr_ratio)
         self._loss_scale = _state_variable(self._init_loss_scale, tf.float32, "loss_scale")
         self._good_steps = _state_variable(0, tf.int32, "good_steps")
         self._bad_steps = _state_variable(0, tf.int32, "bad_steps")
@@ -158,10 +159,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """The arguments of the constructor."""
         return {
             "init_loss_scale": self._init_loss_scale,
-            "incr_every_n_steps": int(self._incr_every_n_steps),
-            "decr_every_n_nan_or_inf": int(self._decr_every_n_nan_or_inf),
-            "incr_ratio": float(self._incr_ratio),
-            "decr_ratio": float(self._decr_ratio),
+            "incr_every_n_steps": self._incr_every_n_steps,
+            "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
+            "incr_ratio": self._incr_ratio,
+            "decr_ratio": self._decr_ratio,
         }
 
     def get_config(self):
@@ -182,10 +183,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
 
     def _next_state(self, state: ScaleState, finite) -> ScaleState:
-        good_steps = tf.where(finite, state.good_steps + 1, 0)
-        bad_steps = tf.where(finite, state.bad_steps, state.bad_steps + 1)
-        grows = tf.logical_and(finite, good_steps >= self._incr_every_n_steps)
-        shrinks = tf.logical_and(tf.logical_not(finite), bad_steps >= self._decr_every_n_nan_or_inf)
+        good_steps = tf.where(finite, _counted_on(state.good_steps), 0)
+        bad_steps = tf.where(finite, state.bad_steps, _counted_on(state.bad_steps))
+        grows = tf.logical_and(finite, _is_reached(good_steps, self._incr_every_n_steps))
+        shrinks = tf.logical_and(tf.logical_not(finite), _is_reached(bad_steps, self._decr_every_n_nan_or_inf))
         grown = tf.where(
             state.scale < tf.constant(_LARGEST_SCALE / self._incr_ratio, tf.float32),
             state.scale * self._incr_ratio,
@@ -198,6 +199,15 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             good_steps=tf.where(is_settled, 0, good_steps),
             bad_steps=tf.where(is_settled, 0, bad_steps),
         )
+
+
+def _counted_on(steps):
+    return tf.minimum(steps, _MOST_COUNTED_STEPS - 1) + 1
+
+
+def _is_reached(steps, limit):
+    # In 64 bits and bounded: TensorFlow makes a number that is too large for int32 a negative one, without a word.
+    return tf.cast(steps, tf.int64) >= min(limit, _MOST_COUNTED_STEPS + 1)
 
 
 def _state_variable(initial_value, dtype, name):
@@ -217,26 +227,18 @@ def _state_variable(initial_value, dtype, name):
 
 def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"{owner}: {name} is not a number. Expected a Python number; got {value!r} of "
-            f"type {type(value).__name__}. Pass a number such as {max(lowest, 0.5)}."
-        )
+        mend = f"Pass a number such as {max(lowest, 0.5)}."
+        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), mend))
     if not (lowest <= value if lowest_is_allowed else lowest < value) or not value <= highest:
-        relation = "<=" if lowest_is_allowed else "<"
-        raise ValueError(
-            f"{owner}: {name} is out of range. Expected {lowest} {relation} {name} <= "
-            f"{highest:g}; got {value!r}. Choose a number in that range."
-        )
+        expected = f"{lowest:g} {'<=' if lowest_is_allowed else '<'} {name} <= {highest:g}"
+        mend = "Choose a number in that range."
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
 
 
 def _check_step_count(name, value):
+    owner, expected = "ExponentialUpdateLossScaleManager", "whole steps, at least 1"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            f"ExponentialUpdateLossScaleManager: {name} is not an integer. Expected whole steps, at least 1; got "
-            f"{value!r} of type {type(value).__name__}. Pass an int."
-        )
+        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), "Pass an int."))
     if value < 1:
-        raise ValueError(
-            f"ExponentialUpdateLossScaleManager: {name} is out of range. Expected whole steps, at least 1; got "
-            f"{value!r}. Use 1 to act on every such step."
-        )
+        mend = "Use 1 to act on every such step."
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))

@@ -55,8 +55,8 @@ class NPUOptimizer(PipelineOptimizer):
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
         last aggregation fragment is reduced, so that only that fragment's own updates wait for it. The numbers are
-        the same. Without distribution it has no effect. `NPURunConfig` has the same switch: True there and False
-        here is an error, the other way round a warning.
+        the same. Without distribution it has no effect. `NPURunConfig` has the same switch: where
+        they differ, the value given here counts, with a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
       wire: how float gradients travel between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them to
         16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit float16
@@ -64,8 +64,7 @@ class NPUOptimizer(PipelineOptimizer):
     Raises:
       TypeError: `opt` is not an optimizer.
       ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
-        where this optimizer is to be distributed, or `wire` is no wire format, or the options of the run demand
-        `is_tailing_optimization`.
+        where this optimizer is to be distributed, or `wire` is no wire format.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)

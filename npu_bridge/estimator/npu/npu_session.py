@@ -2,12 +2,13 @@
 
 Once `decorate_sessions` has run (importing `npu_bridge.npu_init` does it, or anything below `npu_bridge.estimator` or
 `npu_bridge.hccl`; and `npu_bridge` itself, where TensorFlow is there already), the constructors of
-`tf.compat.v1.Session` and `InteractiveSession` look at the ConfigProto they are given. One without an
-`NpuOptimizer` entry, or none at all, goes to TensorFlow exactly as it is. With an entry, its options are checked
-and have their effect; the caller's ConfigProto is never changed.
+`tf.compat.v1.Session` and `InteractiveSession` look at the ConfigProto they are given. With an `NpuOptimizer` entry,
+its options are checked and have their effect. One without an entry, or none at all, goes to TensorFlow as it is. Only
+after the import of `npu_bridge.npu_init` it gets soft placement: scripts count on `tf.device("/gpu:0")` to run
+everywhere. The caller's ConfigProto is never changed.
 
 On the NPU stack every session of the process is changed: soft placement on, placement log, remapping and XLA off.
-Here only sessions with an entry are touched, and of these settings only soft placement is made.
+Of these settings only soft placement is made here.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ def decorator_tf_session(func: Callable) -> Callable:
     Args:
       func: `Session.__init__` or one with the same parameters; one that was decorated is returned as it is.
     Returns:
-      A constructor with the same parameters. It raises ValueError when an option is illegal, or when the graph
-      was built against the options.
+      A constructor with the same parameters. It raises ValueError when an option is illegal.
     """
     if getattr(func, _MARK, False):
         return func
@@ -48,31 +48,45 @@ def decorator_tf_session(func: Callable) -> Callable:
         except TypeError:
             return func(self, *args, **kwargs)  # which says what is wrong with the call
         config = bound.arguments.get("config")
-        if not effects.has_entry(config):
-            return func(self, *args, **kwargs)
-        self._session = None  # what a session's finalizer looks at when the constructor fails
-        options = read_session_config(config)
-        precision = Precision(options)
-        graph = bound.arguments.get("graph")
-        graph = tf.compat.v1.get_default_graph() if graph is None else graph
-        bound.arguments["config"] = effects.prepare_session_config(options, config)
-        precision.prepare(bound.arguments["config"])
-        if options.use_off_line and isinstance(graph, tf.Graph):
-            of_graph.publish(options, graph)
-            effects.apply_process_settings(options, graph)
-            check_placement(options, graph)
+        has_entry = effects.has_entry(config)
+        if has_entry:
+            self._session = None  # what a session's finalizer looks at when the constructor fails
+            options = read_session_config(config)
+            precision = Precision(options)
+            graph = bound.arguments.get("graph")
+            graph = tf.compat.v1.get_default_graph() if graph is None else graph
+            config = effects.prepare_session_config(options, config)
+            precision.prepare(config)
+            if options.use_off_line and isinstance(graph, tf.Graph):
+                of_graph.publish(options, graph)
+                effects.prepare_graph(options, graph, is_of_one_run=False)
+                check_placement(options, graph)
+        if __init__.places_softly and isinstance(config, (tf.compat.v1.ConfigProto, type(None))):
+            config = effects.placed_softly(config, isinstance(self, tf.compat.v1.InteractiveSession))
+        if config is not bound.arguments.get("config"):
+            bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
-        attach(self, precision)
-        effects.run_with_hooks(self, effects.hooks_for(options))
+        if has_entry:
+            effects.settle_session(self, options)
+            attach(self, precision)
+            effects.run_with_hooks(self, effects.hooks_for(options))
+        else:
+            effects.settle_session(self)
 
     setattr(__init__, _MARK, True)
+    __init__.places_softly = False
     return __init__
 
 
-def decorate_sessions() -> None:
-    """Decorates the constructors of `Session` and `InteractiveSession`; again is as good as once."""
+def decorate_sessions(places_softly: bool = False) -> None:
+    """Decorates the constructors of `Session` and `InteractiveSession`; again is as good as once.
+
+    Args:
+      places_softly: whether all sessions made from now on place softly, also those without an entry.
+    """
     for session_class in (tf.compat.v1.Session, tf.compat.v1.InteractiveSession):
         constructor = session_class.__init__
         decorated = decorator_tf_session(constructor)
+        decorated.places_softly = decorated.places_softly or places_softly
         if decorated is not constructor:
             session_class.__init__ = decorated

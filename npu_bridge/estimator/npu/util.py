@@ -12,7 +12,8 @@ from npu_bridge import precision
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
 from npu_bridge.options import OPTIONS, environment
 from npu_bridge.options.errors import say_once
-from npu_bridge.options.kinds import Boolean, Integer, usable_directory
+from npu_bridge.options.kinds import Boolean, Integer
+from npu_bridge.options.rules import usable_directory
 from npu_bridge.options.table import IN_OBJECT, shown
 from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
 

@@ -1,0 +1,85 @@
+"""Messages keep to their length, whatever they quote, and stay readable."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu import npu_config
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.options import OPTIONS, read_session_config
+from npu_bridge.options.errors import LONGEST_MESSAGE, message, shortened, shown
+from npu_bridge.options.table import RUN_CONFIG, SESSION
+
+LONG_TEXT = "x=1|" * 5000
+
+
+class _Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def _call(owner, name, value):
+    if owner == RUN_CONFIG:
+        return NPURunConfig(**{name: value})
+    needed = {option.name: None for option in OPTIONS.of("DynamicInputConfig")} if owner == "DynamicInputConfig" else {}
+    return getattr(npu_config, owner)(**{**needed, name: value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [LONG_TEXT, "\0" * 5000, "\ud800" * 5000, LONG_TEXT.encode(), 10**5000, [LONG_TEXT] * 9, _Unprintable(), -(2**70)],
+    ids=["text", "nulls", "surrogates", "bytes", "digits", "list", "unprintable", "too low"],
+)
+def test_errors_of_every_option_are_short_whatever_they_quote(value, caplog):
+    refusals = 0
+    for option in OPTIONS:
+        if option.owner != SESSION:
+            try:
+                _call(option.owner, option.name, value)
+            except (TypeError, ValueError) as error:
+                refusals += 1
+                assert len(str(error)) < 500 and option.name in str(error), error
+    assert refusals > 60
+    assert all(len(record.getMessage()) < 500 for record in caplog.records)
+
+
+def test_errors_of_sessions_are_short_too(caplog):
+    refusals = 0
+    for key in [*(option.key for option in OPTIONS if option.key), LONG_TEXT]:
+        for slot, value in (("s", LONG_TEXT.encode()), ("s", b"\xff" * 5000), ("i", -(2**63)), ("b", True)):
+            config = tf.compat.v1.ConfigProto()
+            entry = config.graph_options.rewrite_options.custom_optimizers.add(name="NpuOptimizer")
+            setattr(entry.parameter_map[key], slot, value)
+            try:
+                read_session_config(config)
+            except ValueError as error:
+                refusals += 1
+                assert len(str(error)) < 500, error
+    assert refusals > 60
+    assert len(caplog.records) > 60 and all(len(record.getMessage()) < 500 for record in caplog.records)
+
+
+def test_wrong_calls_are_short_too():
+    for arguments, keywords in (((1,) * 99, {}), ((), {LONG_TEXT: 1}), ((), {"precision_mod" * 99: 1})):
+        with pytest.raises(TypeError, match="NPURunConfig") as caught:
+            NPURunConfig(*arguments, **keywords)
+        assert len(str(caught.value)) < 500
+
+
+def test_files_name_their_place_and_stay_short(tmp_path):
+    path = tmp_path / "run.toml"
+    for content in (f'precision_mode = "{LONG_TEXT}"', f"{'a' * 5000} = 1", f"[{'b' * 5000}]", "[" * 200):
+        path.write_text(content)
+        with pytest.raises(ValueError, match="run.toml") as caught:
+            NPURunConfig.from_file(path)
+        assert len(str(caught.value)) < 500
+
+
+def test_what_is_long_loses_its_middle_and_what_is_short_nothing():
+    assert shortened("abc") == "abc" and shortened("abcdefghijklmnop", 11) == "abcd ... op"
+    assert message("A", "b", "c", "d", "E.") == "A: b. Expected c; got d. E."
+    text = message("A", "begin" + "-" * 5000 + "end", "c" * 100, "d", "E.")
+    assert text.startswith("A: begin---") and f"end. Expected {'c' * 100}; got d. E." in text
+    assert max(len(message(*["x" * size] * 5)) for size in range(60, 600)) <= LONGEST_MESSAGE
+    assert shown(_Unprintable()) == "a value that cannot be printed (_Unprintable)"
