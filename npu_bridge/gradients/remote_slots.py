@@ -124,7 +124,11 @@ class RemoteSlots:
 
     def distribute(self) -> tf.Operation:
         """Gives owners what rank 0's carriers hold, where they hold anything; collective."""
-        return tf.group(*[part.distributed for part in self._parts])
+        return tf.group(*self.distributions())
+
+    def distributions(self) -> list[tf.Operation]:
+        """The ops that `distribute` groups."""
+        return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
         """An op that notes that an update happened."""
