@@ -17,6 +17,7 @@ import http.client
 import itertools
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -220,6 +221,9 @@ def _difference_of_gradients(reference, plan):
 def _by_label(plan):
     """The gradients in their order, by what stands for the same variable on every rank."""
     names = [gradient.name for gradient in plan.gradients]
+    # A scope around the whole model may be named after the rank.
+    around = len(os.path.commonprefix([name.split("/")[:-1] for name in names]))
+    names = ["/".join(name.split("/")[around:]) for name in names]
     numbers = [tuple(map(int, _NAME_NUMBER.findall(name))) for name in names]
     stems = [_NAME_NUMBER.sub("", name) if plan.has_numbered_names else name for name in names]
     seen: collections.Counter = collections.Counter()

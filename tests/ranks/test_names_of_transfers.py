@@ -60,6 +60,8 @@ def _trained(train, value):
     """Three variables after a step from 1 with this gradient, as one op."""
     names = [f"{letter}_{train.__name__}" for letter in "abc"]
     variables = [tf1.get_variable(name, [2], initializer=tf1.ones_initializer()) for name in names]
+    if train is _in_place:
+        variables = [tf.Variable(tf.ones([2]), name=name) for name in names]  # whose names hold the rank's scope
     with tf.control_dependencies([train(tf.add_n(list(map(tf.reduce_sum, variables))) * value, variables)]):
         return tf.stack([variable.read_value() for variable in variables])
 
@@ -198,7 +200,9 @@ def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_r
 def test_a_job_of_three_ends_when_one_rank_builds_something_else(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom tests.ranks.test_names_of_transfers import builds_otherwise\nsys.exit(builds_otherwise('order'))"
+        "import sys\n"
+        "from tests.ranks.test_names_of_transfers import builds_otherwise\n"
+        "sys.exit(builds_otherwise('order'))"
     )
     command = [sys.executable, "-m", "npu_bridge.run", "-np", "3", str(script)]
     environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
