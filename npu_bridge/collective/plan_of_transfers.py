@@ -36,9 +36,7 @@ class Transfer(NamedTuple):
         return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
 
     def __str__(self):
-        shape = (
-            "" if self.shape is None else f" of shape ({', '.join('?' if n is None else str(n) for n in self.shape)})"
-        )
+        shape = "" if self.shape is None else f" of shape {tuple(self.shape)}"
         return f"{self.what} of {self.dtype}{shape}"
 
 

@@ -28,7 +28,7 @@ from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.options.errors import message
 
 _KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
-_SCOPE = "weight_update_sharding/"  # at the root: Horovod matches transfers by the full names of their ops
+_SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in
 _NOT_LISTENING = message(
     "is_weight_update_sharding",
     "slots of other ranks cannot be saved now, because those ranks are not listening",

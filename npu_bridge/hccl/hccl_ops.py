@@ -242,7 +242,7 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
         call.per_rank(recv_displacements, "recv_displacements"),
     )
     name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
-    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, name)
+    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")
 
 
@@ -285,7 +285,7 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     blocks, places = (sent, _one_after_the_other(sent)), (arriving, _one_after_the_other(arriving))
     call.fits(flat, *blocks)
     name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
-    received = exchange_blocks(communicator, flat, blocks, places, name)
+    received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v_c")
 
 
