@@ -123,7 +123,7 @@ def _is_anything_due(session):
 def _act(session, ops, fed):
     kept = _GRAPHS[session.graph]
     due = [check for check in kept.checks if check.is_due(session)]
-    key = (frozenset(map(id, ops)), *(len(check.transfers) for check in kept.checks))
+    key = (frozenset(op.name for op in ops), frozenset(fed), *(len(check.transfers) for check in kept.checks))
     if key in kept.elsewhere:
         return
     reached = _transfers_before(ops, fed)
