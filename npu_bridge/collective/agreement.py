@@ -17,14 +17,17 @@ import http.client
 import itertools
 import json
 import logging
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge.collective.noticeboard import Noticeboard
 from npu_bridge.options import environment
 
 _LOG = logging.getLogger(__name__)
+_POLL_SECS = 0.02
 # The number that Keras gives to a name it has seen before.
 _NAME_NUMBER = re.compile(r"_(\d+)(?=[/:]|$)")
 
@@ -82,6 +85,10 @@ class Plan:
         plan.gradients = [Gradient(*gradient) for gradient in plan.gradients]
         return plan
 
+    def difference_from(self, reference: Plan) -> Difference | None:
+        """The first thing in which this plan differs from that of rank 0, see `difference`."""
+        return difference(reference, self)
+
 
 class Difference(NamedTuple):
     """The first thing in which two plans differ: the parts of a message."""
@@ -96,45 +103,57 @@ class Agreements:
     """The plans this rank has posted. The n-th plan of one optimizer's name is compared with the n-th elsewhere.
 
     Counted for each name, so that what only one rank builds puts out of step as little as possible.
+
+    Attributes:
+      is_paused: nothing is posted, because what is built now trains nothing.
     """
 
     def __init__(self):
         self._counts: collections.Counter = collections.Counter()
-        self._is_paused = False
+        self.is_paused = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, nothing is posted: what is built there trains nothing, and perhaps on one rank only."""
-        before, self._is_paused = self._is_paused, True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self.is_paused = before
 
-    def check(self, plan: Plan, rank: int, size: int) -> None:
+    def check(
+        self, plan: Any, rank: int, size: int, members: Sequence[int] | None = None, patience_secs: float = 0.0
+    ) -> None:
         """Posts a plan and compares it with what other ranks have posted; does nothing where there is no board.
 
         Three requests to the job's own server, on rank 0 one more for every other rank.
 
+        Args:
+          plan: a `Plan`, or another object with its `owner`, `to_text`, `from_text` and `difference_from`.
+          rank, size: this rank and the number of ranks that compare.
+          members: their ranks in the job, where they are not all of it.
+          patience_secs: how long to wait for plans that are not there yet; those that come later look at this one.
         Raises:
           RanksDisagreeError: another rank plans something else. One of two such ranks finds out, or both.
         Ranks: local; every rank calls this in the same order.
         """
         # In an elastic job a rank that joins later counts from 0.
-        if self._is_paused or not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+        if self.is_paused or not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
         meeting = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
         self._counts[plan.owner] += 1
         try:
-            found = _post_and_look(plan, meeting, rank, size)
+            found = _post_and_look(plan, meeting, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:
             # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
             return
         if found is not None:
             other, (problem, expected, got, mend) = found
+            first, other = (0, other) if members is None else (members[0], members[other])
             raise RanksDisagreeError(
-                f"{plan.owner}: rank {other} and rank 0 {problem}. Expected {expected} as on rank 0; got {got}. {mend}"
+                f"{plan.owner}: rank {other} and rank {first} {problem}. Expected {expected} as on rank {first}; got "
+                f"{got}. {mend}"
             )
 
 
@@ -158,7 +177,7 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
     )
 
 
-def _post_and_look(plan, meeting, rank, size):
+def _post_and_look(plan, meeting, rank, size, deadline):
     """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
     texts, digests = Noticeboard(meeting), Noticeboard(f"{meeting}_digest")
     text = plan.to_text()
@@ -166,9 +185,13 @@ def _post_and_look(plan, meeting, rank, size):
     texts.sign(rank, text)
     digests.sign(rank, digest)
     for other in range(1, size) if rank == 0 else [0]:
-        if digests.read(other) not in (None, digest):
-            theirs = Plan.from_text(texts.read(other))
-            found = difference(plan, theirs) if rank == 0 else difference(theirs, plan)
+        posted = digests.read(other)
+        while posted is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECS)
+            posted = digests.read(other)
+        if posted not in (None, digest):
+            theirs = type(plan).from_text(texts.read(other))
+            found = theirs.difference_from(plan) if rank == 0 else plan.difference_from(theirs)
             if found is not None:
                 return max(rank, other), found
     return None
@@ -198,6 +221,9 @@ def _difference_of_gradients(reference, plan):
 def _by_label(plan):
     """The gradients in their order, by what stands for the same variable on every rank."""
     names = [gradient.name for gradient in plan.gradients]
+    # A scope around the whole model may be named after the rank.
+    around = len(os.path.commonprefix([name.split("/")[:-1] for name in names]))
+    names = ["/".join(name.split("/")[around:]) for name in names]
     numbers = [tuple(map(int, _NAME_NUMBER.findall(name))) for name in names]
     stems = [_NAME_NUMBER.sub("", name) if plan.has_numbered_names else name for name in names]
     seen: collections.Counter = collections.Counter()

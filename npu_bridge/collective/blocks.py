@@ -11,7 +11,7 @@ from npu_bridge.collective.communicator import Communicator
 
 
 def exchange_blocks(
-    communicator: Communicator, flat: tf.Tensor, send: tuple[Any, Any], receive: tuple[Any, Any], name: str
+    communicator: Communicator, flat: tf.Tensor, send: tuple[Any, Any], receive: tuple[Any, Any], name: str, owner: str
 ) -> tf.Tensor:
     """Sends one block to each rank and puts the blocks that arrive where they belong.
 
@@ -21,6 +21,7 @@ def exchange_blocks(
       send: counts and displacements of the blocks to send, int64 vectors of length `size`, in elements.
       receive: the same for the blocks that arrive; elements that no block covers are 0.
       name: name of the transfer, the same on every rank.
+      owner: who asks, for the message.
     Returns:
       Vector that reaches to the end of the farthest received block.
     Raises:
@@ -29,7 +30,7 @@ def exchange_blocks(
     counts, _ = send
     receive_counts, receive_displacements = receive
     size = communicator.size
-    where = f"{name} on rank {communicator.rank} of {size}"
+    where = f"{owner} on rank {communicator.rank} of {size}"
 
     def exchange(elements):
         arrived, arrived_counts = communicator.all_to_all(

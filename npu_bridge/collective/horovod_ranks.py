@@ -18,6 +18,7 @@ from npu_bridge.collective.carriers import (
     widened_to_scatter,
 )
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.wire_names import placed
 from npu_bridge.options import environment
 
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
@@ -66,13 +67,14 @@ class HorovodCommunicator(Communicator):
                 vector = joined(wide) * unfolded([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
-            # A group of one, because only groups are never joined with what happens to meet them.
-            (total,) = self._hvd.grouped_allreduce(
-                [vector],
-                op=self._hvd.Average if average else self._hvd.Sum,
-                name=f"{name}_{dtype.name}",
-                process_set=self._process_set,
-            )
+            with placed(f"{name}_{dtype.name}") as named:
+                # A group of one, because only groups are never joined with what happens to meet them.
+                (total,) = self._hvd.grouped_allreduce(
+                    [vector],
+                    op=self._hvd.Average if average else self._hvd.Sum,
+                    process_set=self._process_set,
+                    **named,
+                )
             for position, tensor in zip(positions, parted(unmerged(total), wide)):
                 results[position] = tf.cast(tensor, dtype)
         return results
@@ -85,19 +87,23 @@ class HorovodCommunicator(Communicator):
             "min": self._hvd.Min,
             "prod": self._hvd.Product,
         }[reduction]
-        reduced = self._hvd.allreduce(wide, op=operation, name=name, process_set=self._process_set)
+        with placed(name) as named:
+            reduced = self._hvd.allreduce(wide, op=operation, process_set=self._process_set, **named)
         return tf.cast(unmerged(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
         (wide,) = unfolded([tf.cast(tensor, widened_to_scatter(tensor.dtype))])
-        part = self._hvd.reducescatter(wide, op=self._hvd.Sum, name=name, process_set=self._process_set)
+        with placed(name) as named:
+            part = self._hvd.reducescatter(wide, op=self._hvd.Sum, process_set=self._process_set, **named)
         return tf.cast(unmerged(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            return unmerged(self._hvd.allgather(*unfolded([part]), name=name, process_set=self._process_set))
+            own = unfolded([part])
+            with placed(name) as named:
+                return unmerged(self._hvd.allgather(*own, process_set=self._process_set, **named))
 
         return moved(tf.convert_to_tensor(tensor), gather)
 
@@ -109,16 +115,17 @@ class HorovodCommunicator(Communicator):
     def broadcast(self, tensor, root_rank, name):
         def send(value):
             # Horovod counts the root in the job, not in the group.
-            root = self.members[root_rank]
-            sent = self._hvd.broadcast(*unfolded([value]), root_rank=root, name=name, process_set=self._process_set)
-            return unmerged(sent)
+            root, own = self.members[root_rank], unfolded([value])
+            with placed(name) as named:
+                return unmerged(self._hvd.broadcast(*own, root_rank=root, process_set=self._process_set, **named))
 
         return moved(tensor, send)
 
     def broadcast_variables(self, variables, root_rank):
         assigned = [
             variable.assign(
-                self.broadcast(tf.convert_to_tensor(variable), root_rank, _transfer_name(position, variable))
+                # Named by position: scopes are part of a variable's name, and may differ between ranks.
+                self.broadcast(tf.convert_to_tensor(variable), root_rank, f"broadcast_{position}")
             )
             for position, variable in enumerate(variables)
         ]
@@ -130,7 +137,8 @@ class HorovodCommunicator(Communicator):
         def send(blocks):
             # Blocks first and counts second: the counts are the smaller ones to copy.
             blocks, splits = unfolded([blocks, tf.cast(counts, tf.int32)])
-            received, arrived = self._hvd.alltoall(blocks, splits=splits, name=name, process_set=self._process_set)
+            with placed(name) as named:
+                received, arrived = self._hvd.alltoall(blocks, splits=splits, process_set=self._process_set, **named)
             received_counts.append(arrived)
             return unmerged(received)
 
@@ -199,10 +207,6 @@ def _check_restart_is_possible():
             'hvd.init(process_sets="dynamic") under MPI or in an elastic job; got hvd.init(). Change the call, or set '
             "HOROVOD_DYNAMIC_PROCESS_SETS=1 for every rank."
         )
-
-
-def _transfer_name(position, variable):
-    return f"broadcast_{position}_{variable.name}".replace(":", "_").replace("/", "_")
 
 
 def _positions_by_dtype(tensors):

@@ -20,21 +20,18 @@ def send_to(pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
       The op to run.
     """
     source = pair.rank
-    with tf.compat.v1.name_scope(None):
-        sent = pair.broadcast(tensor, source, _name(pair, source, tag))
-        # Stateful, so that it also runs when it is only a control dependency, and without output.
-        return tf.raw_ops.Assert(condition=True, data=[sent])
+    sent = pair.broadcast(tensor, source, _name(pair, source, tag))
+    # Stateful, so that it also runs when it is only a control dependency, and without output.
+    return tf.raw_ops.Assert(condition=True, data=[sent])
 
 
 def receive_from(pair: Communicator, shape: Any, dtype: tf.DType, tag: int) -> tf.Tensor:
     """Receives a tensor of known shape and dtype from the other rank of a pair; arguments as `send_to`."""
     source = 1 - pair.rank
-    with tf.compat.v1.name_scope(None):
-        return pair.broadcast(tf.zeros(shape, dtype), source, _name(pair, source, tag))
+    return pair.broadcast(tf.zeros(shape, dtype), source, _name(pair, source, tag))
 
 
 def _name(pair, source, tag):
-    # At the root of the graph, so that sender and receiver agree whatever name scopes they are built in; a second
-    # transfer with the same tag gets the same suffix on both sides.
+    # A second transfer with the same tag gets the same number on both sides.
     sender, receiver = pair.members[source], pair.members[1 - source]
     return f"hccl_p2p_{sender}_to_{receiver}_tag_{tag}"

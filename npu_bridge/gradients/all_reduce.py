@@ -31,7 +31,7 @@ class AllReduce(Stage):
       name: prefix of the transfers' names; the same on every rank.
       wire_dtype: the 16-bit dtype gradients are rounded to before they travel, or None for as they are. Gradients that
         have 16 bits already keep their dtype.
-    Graph: name scope `<name>_Allreduce`.
+    Graph: name scope `<name>_Allreduce`; the transfers themselves are in the scope `transfers` at the root.
     """
 
     communicates = True

@@ -1,8 +1,8 @@
-"""Following tensors back to the tensors they were computed from."""
+"""Following tensors back to the tensors they were computed from, and on to the variables they are used for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,3 +40,24 @@ def sources_of(results: Sequence[Any], candidates: Sequence[Any]) -> list:
 
 def _parts(grad):
     return (grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else (grad,)
+
+
+def variables_updated_from(values: Iterable) -> list:
+    """The trainable variables of a TF 1 graph that some tensors are used to update, in the order of their making.
+
+    Args:
+      values: tensors and `tf.IndexedSlices`.
+    """
+    stack = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
+    if not stack:
+        return []
+    trainable = stack[0].graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    by_name = {getattr(variable, "handle", variable).op.name: variable for variable in trainable}
+    seen, updated = set(), set()
+    while stack:
+        for op in stack.pop().consumers():
+            if op not in seen:
+                seen.add(op)
+                updated.update(tensor.op.name for tensor in op.inputs if tensor.op.name in by_name)
+                stack.extend(op.outputs)
+    return [variable for name, variable in by_name.items() if name in updated]

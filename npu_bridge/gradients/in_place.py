@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients.all_reduce import AllReduce
+from npu_bridge.gradients.inner import adapt
 from npu_bridge.gradients.keras_journey import KerasJourney
 from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
 from npu_bridge.gradients.optimizer import PipelineOptimizer
@@ -76,19 +77,19 @@ class _Once:
 
     def giving_pairs(self, optimizer, method_name, name):
         """Replaces a method that returns (gradient, variable) pairs."""
-        original, journey = getattr(optimizer, method_name), self._journey(name)
+        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def method(*arguments, **keywords):
             pairs = self._call(original, arguments, keywords)
-            return pairs if self._is_inside else journey.combined_once(pairs)
+            return pairs if self._is_inside else self._averaged(journey, optimizer, pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
     def giving_gradients(self, optimizer, method_name, name):
         """Replaces a method `(loss, params)` that returns gradients."""
-        original, journey = getattr(optimizer, method_name), self._journey(name)
+        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
@@ -96,13 +97,14 @@ class _Once:
             gradients = self._call(original, (loss, params), {})
             if self._is_inside:
                 return gradients
-            return [grad for grad, _ in journey.combined_once(list(zip(gradients, tf.nest.flatten(params))))]
+            pairs = self._averaged(journey, optimizer, list(zip(gradients, tf.nest.flatten(params))))
+            return [grad for grad, _ in pairs]
 
         object.__setattr__(optimizer, method_name, method)
 
     def before_update(self, optimizer, method_name, name):
         """Replaces the method that every update sends its pairs through."""
-        original, journey = getattr(optimizer, method_name), self._journey(name)
+        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
@@ -110,14 +112,22 @@ class _Once:
             pairs = list(grads_and_vars)
             went_before = [earlier.forget(pairs) for earlier in self._journeys]
             if not any(went_before):
-                pairs = journey.combined_once(pairs)
+                pairs = self._averaged(journey, optimizer, pairs)
                 journey.forget(pairs)
             return original(pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
-    def _journey(self, name):
-        journey = KerasJourney(Pipeline([AllReduce(name)]), None, self._owner)
+    def _averaged(self, journey, optimizer, pairs):
+        pairs = journey.combined_once(pairs)
+        updated = [variable for grad, variable in pairs if grad is not None]
+        journey.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
+        return pairs
+
+    def _journey(self, optimizer, name):
+        pipeline = Pipeline([AllReduce(name)])
+        pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
+        journey = KerasJourney(pipeline, None, self._owner)
         self._journeys.append(journey)
         return journey
 

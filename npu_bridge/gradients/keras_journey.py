@@ -34,6 +34,8 @@ class KerasJourney:
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
         self._pipeline = pipeline
         self._inner = inner
+        if inner is not None:
+            pipeline.optimizer_variables = inner.variables
         self._owner = owner
         self._open = OpenSteps()
 
@@ -63,6 +65,10 @@ class KerasJourney:
     def forget(self, grads_and_vars: Sequence) -> bool:
         """True when these gradients went through the pipeline; the next time they are new ones."""
         return self._open.take(list(grads_and_vars)) is not None
+
+    def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
+        """As `Pipeline.start_alike`, for an update that does not go through `apply`."""
+        self._pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[], Any]) -> Any:
         """Runs the update, if the pipeline's stages agree.

@@ -9,11 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import agreement, groups
+from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.gradients.ancestry import variables_updated_from
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.options.errors import message, say_once
 
 _BY_STRATEGY, _TOGETHER = 1, 2
@@ -61,6 +63,14 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
         plan = agreement.Plan("npu_allreduce", [_description(*value) for value in enumerate(values)])
         plan.settings.update(reduction=reduction, fusion=fusion)
         agreement.of_this_process().check(plan, communicator.rank, communicator.size)
+    with wire_names.noted() as transfers:
+        results = _reduce(values, reduction, fusion, communicator, group)
+    if group == groups.WORLD and communicator.size > 1 and building_graph():
+        watch_graph("npu_allreduce", lambda: variables_updated_from(results), transfers)
+    return results
+
+
+def _reduce(values, reduction, fusion, communicator, group):
     name = f"npu_allreduce_{reduction}_{groups.label(communicator)}"
     is_mean = reduction == "mean"
     if is_mean and group != groups.WORLD:

@@ -8,9 +8,10 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import agreement
+from npu_bridge.collective import agreement, wire_names
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.start_values import SeenVariables, watch_graph
 
 
 class Pipeline:
@@ -21,6 +22,9 @@ class Pipeline:
 
     Args:
       stages: the stages; at most one of them communicates.
+    Attributes:
+      optimizer_variables: gives the variables of the optimizer that updates; whoever puts the pipeline around one sets
+        it, so that ranks compare these too before the first step.
     Raises:
       ValueError: more than one stage communicates.
     Example:
@@ -35,6 +39,9 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage]):
         self._stages = tuple(stages)
         self._has_compared = False
+        self._owner = ""
+        self._seen = SeenVariables()
+        self.optimizer_variables: Callable[[], Sequence] = list
         communicating = [type(stage).__name__ for stage in self._stages if stage.communicates]
         if len(communicating) > 1:
             raise ValueError(
@@ -93,9 +100,11 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         self._compare_with_other_ranks(step)
-        for hook in ("local", "reduce", "reduced"):
-            for stage in self._stages:
-                getattr(stage, hook)(step)
+        with wire_names.noted() as transfers:
+            for hook in ("local", "reduce", "reduced"):
+                for stage in self._stages:
+                    getattr(stage, hook)(step)
+        self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
@@ -109,6 +118,7 @@ class Pipeline:
         plan = agreement.Plan(has_numbered_names=not is_graph)
         for stage in self._stages:
             stage.describe(step, plan)
+        self._owner = plan.owner
         if plan.owner:
             ranks = collective.current()
             agreement.of_this_process().check(plan, ranks.rank, ranks.size)
@@ -122,6 +132,8 @@ class Pipeline:
         Returns:
           What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
         """
+        self._watch_graph(step, ())
+        self.start_alike(step)
         for stage in reversed(self._stages):
             apply = _gated(stage, step, apply)
         update = apply()
@@ -129,6 +141,31 @@ class Pipeline:
         if update is None or not state_updates or tf.executing_eagerly():
             return update
         return tf.group(update, *state_updates)
+
+    def start_alike(self, step: Step) -> None:
+        """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
+
+        `apply` calls it; whoever only combines gradients calls it before the update.
+
+        Args:
+          step: the step, its variables known.
+        Ranks: collective, if these variables were not compared before.
+        """
+        if self._owner and not building_graph():
+            trained = [variable for grad, variable in step.grads_and_vars if grad is not None]
+            step.make_slots()
+            self._seen.compare(self._owner, [*trained, *self._own_variables()])
+
+    def _watch_graph(self, step, transfers):
+        """The same in a TF 1 graph: a session compares before it first runs these transfers."""
+        if self._owner and building_graph():
+            step_counter = tf.compat.v1.train.get_global_step()
+            known = [variable for grad, variable in step.grads_and_vars if grad is not None]
+            known += [] if step_counter is None else [step_counter]
+            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers)
+
+    def _own_variables(self):
+        return [*self.optimizer_variables(), *variables_of(self.state())]
 
 
 def _gated(stage, step, apply):

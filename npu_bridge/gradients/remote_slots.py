@@ -28,7 +28,7 @@ from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.options.errors import message
 
 _KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
-_SCOPE = "weight_update_sharding/"  # at the root: Horovod matches transfers by the full names of their ops
+_SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in
 _NOT_LISTENING = message(
     "is_weight_update_sharding",
     "slots of other ranks cannot be saved now, because those ranks are not listening",
@@ -124,7 +124,11 @@ class RemoteSlots:
 
     def distribute(self) -> tf.Operation:
         """Gives owners what rank 0's carriers hold, where they hold anything; collective."""
-        return tf.group(*[part.distributed for part in self._parts])
+        return tf.group(*self.distributions())
+
+    def distributions(self) -> list[tf.Operation]:
+        """The ops that `distribute` groups."""
+        return [part.distributed for part in self._parts]
 
     def note_update(self) -> tf.Operation:
         """An op that notes that an update happened."""

@@ -19,6 +19,7 @@ from npu_bridge.collective.blocks import exchange_blocks
 from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.pairs import receive_from, send_to
+from npu_bridge.collective.plan_of_transfers import announce
 from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, is_integer
 from npu_bridge.operators.unavailable import not_available
 
@@ -78,7 +79,8 @@ def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
     call.fusion(fusion, fusion_id)
     call.group_rank(root_rank, "root_rank")
     value = call.tensor(tensor, REDUCIBLE)
-    return without_gradient(call.communicator.reduce(value, reduction, _name(call, reduction)), "hccl_ops.reduce")
+    name = announce(call.communicator, f"reduce to {root_rank} with {reduction!r}", value)
+    return without_gradient(call.communicator.reduce(value, reduction, name), "hccl_ops.reduce")
 
 
 def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
@@ -98,7 +100,7 @@ def allgather(tensor, rank_size, group=WORLD, fusion=0, fusion_id=-1):
     call.fusion(fusion, fusion_id)
     value = call.tensor(tensor, MOVABLE)
     call.has_rows(value)
-    gathered = call.communicator.all_gather(value, _name(call))
+    gathered = call.communicator.all_gather(value, announce(call.communicator, "allgather", value))
     rows = value.shape[0]
     gathered = tf.ensure_shape(gathered, [rows and rows * rank_size, *value.shape[1:]])
     return without_gradient(gathered, "hccl_ops.allgather")
@@ -159,7 +161,8 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
         )
     if rows is None:
         value = _divisible(call, value)
-    part = call.communicator.reduce_scatter(value, reduction, _name(call, reduction))
+    name = announce(call.communicator, f"reduce_scatter with {reduction!r}", value)
+    part = call.communicator.reduce_scatter(value, reduction, name)
     part = tf.ensure_shape(part, [rows and rows // rank_size, *value.shape[1:]])
     return without_gradient(part, "hccl_ops.reduce_scatter")
 
@@ -238,7 +241,8 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
         call.per_rank(recv_counts, "recv_counts"),
         call.per_rank(recv_displacements, "recv_displacements"),
     )
-    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, _name(call))
+    name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
+    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")
 
 
@@ -280,7 +284,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     arriving = call.per_rank(matrix[:, rank], "column of send_count_matrix")
     blocks, places = (sent, _one_after_the_other(sent)), (arriving, _one_after_the_other(arriving))
     call.fits(flat, *blocks)
-    received = exchange_blocks(communicator, flat, blocks, places, _name(call))
+    name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
+    received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v_c")
 
 
@@ -316,14 +321,18 @@ def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the
 
 
 def _reduced(call, value, reduction):
+    name = announce(call.communicator, f"allreduce with {reduction!r}", value)
     if reduction == "sum":
-        return sum_over_ranks(call.communicator, value, _name(call, reduction))
-    reduced = call.communicator.reduce(value, reduction, _name(call, reduction))
+        return sum_over_ranks(call.communicator, value, name)
+    reduced = call.communicator.reduce(value, reduction, name)
     return without_gradient(reduced, f"{call.op} with {reduction!r}")
 
 
 def _broadcast(call, item, root_rank):
-    sent = call.communicator.broadcast(call.tensor(item, BROADCASTABLE), root_rank, _name(call, str(root_rank)))
+    value = call.tensor(item, BROADCASTABLE)
+    sent = call.communicator.broadcast(
+        value, root_rank, announce(call.communicator, f"broadcast from {root_rank}", value)
+    )
     if isinstance(item, tf.Variable):
         assigned = item.assign(sent, read_value=False)
         with tf.control_dependencies([] if assigned is None else [assigned]):
@@ -377,11 +386,6 @@ def _one_after_the_other(counts):
     if known is not None:
         return tf.constant(np.cumsum(known) - known, tf.int64)
     return tf.cumsum(counts, exclusive=True)
-
-
-def _name(call, detail=None):
-    """The transfer's name: equal on the ranks of the group, whatever other groups each of them is in."""
-    return "_".join(filter(None, [call.op.replace("_ops.", "_"), detail, groups.label(call.communicator)]))
 
 
 def _needs_addresses(op, alternative):

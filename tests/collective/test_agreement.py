@@ -102,6 +102,16 @@ def test_another_order_or_another_variable_is_no_matter_of_numbers(names):
     assert difference(named(*names), ours) is not None
 
 
+def test_a_scope_around_the_whole_model_may_have_another_name_but_not_one_inside():
+    def inside(*scopes):
+        return changed(gradients=[KERNEL._replace(name=f"{scope}/kernel:0") for scope in scopes], fragments=[])
+
+    assert difference(inside("rank_0/a", "rank_0/b"), inside("rank_1/a", "rank_1/b")) is None
+    assert difference(inside("rank_0/a", "rank_0/b"), inside("rank_1/deep/a", "rank_1/deep/b")) is None
+    found = difference(inside("rank_0/a", "rank_0/b"), inside("rank_1/a", "rank_1/c"))
+    assert found.expected == "the variable rank_0/b/kernel:0 of shape (3, 4)"
+
+
 @pytest.fixture
 def board(monkeypatch):
     """The server of a job: the one Horovod's launcher runs."""

@@ -196,7 +196,7 @@ def npu_distributed_optimizer_wrapper(optimizer):
     Raises:
       TypeError: it is no optimizer.
       ValueError: there is no optimizer of that name.
-    Graph: transfers in scopes named `Npu_Distributed_optimizer_..._Allreduce`.
+    Graph: scopes named `Npu_Distributed_optimizer_..._Allreduce`; the transfers themselves are in `transfers`.
     """
     if isinstance(optimizer, str):
         optimizer = tf.keras.optimizers.get(optimizer)

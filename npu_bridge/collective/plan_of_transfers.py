@@ -1,0 +1,141 @@
+"""What ranks of a group transfer outside of optimizers, in the order it was built: compared before it first runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import weakref
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.collective import agreement, first_run, groups, wire_names
+from npu_bridge.collective.communicator import Communicator
+
+# A rank that comes to its first run waits this long for what others will transfer; then it goes on, and the last one
+# to come compares. It would wait in the transfer anyway, but there it could no longer say what is wrong.
+_PATIENCE_SECS = 20.0
+
+
+class Transfer(NamedTuple):
+    """One transfer.
+
+    Attributes:
+      what: the collective with its arguments, which every rank must give alike.
+      dtype: name of the tensor's dtype.
+      shape: list of its dimensions, None for an unknown one; None where all of it is unknown or may differ.
+    """
+
+    what: str
+    dtype: str
+    shape: list | None
+
+    def fits(self, other: Transfer) -> bool:
+        """Whether the two can meet."""
+        shapes = tf.TensorShape(self.shape), tf.TensorShape(other.shape)
+        return self[:2] == other[:2] and shapes[0].is_compatible_with(shapes[1])
+
+    def __str__(self):
+        shape = "" if self.shape is None else f" of shape {tuple(self.shape)}"
+        return f"{self.what} of {self.dtype}{shape}"
+
+
+@dataclasses.dataclass
+class PlanOfTransfers:
+    """What one rank transfers in one group.
+
+    Attributes:
+      owner: who transfers, for messages; the same on every rank of the group.
+      transfers: in the order in which they were built.
+    """
+
+    owner: str
+    transfers: list[Transfer] = dataclasses.field(default_factory=list)
+
+    def to_text(self) -> str:
+        """The plan as JSON."""
+        return json.dumps([self.owner, self.transfers])
+
+    @classmethod
+    def from_text(cls, text: str) -> PlanOfTransfers:
+        """The plan that `to_text` wrote."""
+        owner, transfers = json.loads(text)
+        return cls(owner, [Transfer(*transfer) for transfer in transfers])
+
+    def difference_from(self, reference: PlanOfTransfers) -> agreement.Difference | None:
+        """The first thing in which this plan differs from that of rank 0; None for nothing."""
+        mend = "Build the same collectives in the same order on every rank."
+        for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
+            if not right.fits(wrong):
+                return agreement.Difference(
+                    "are about to transfer different things", f"{right} as number {number}", str(wrong), mend
+                )
+        expected, got = len(reference.transfers), len(self.transfers)
+        if expected != got:
+            longer = (reference if expected > got else self).transfers
+            number = min(expected, got)
+            sides = [str(longer[number]) if number < count else "nothing" for count in (expected, got)]
+            return agreement.Difference(
+                "transfer different numbers of things",
+                f"{expected} transfers, number {number} being {sides[0]},",
+                f"{got}, with {sides[1]} there",
+                mend,
+            )
+        return None
+
+
+def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_differ: bool = False) -> str:
+    """Notes a transfer that is about to be built.
+
+    Args:
+      communicator: who takes part.
+      what: the collective, with the arguments that every rank must give alike.
+      tensor: what this rank gives, or gets.
+      may_differ: ranks may give tensors of different shapes.
+    Returns:
+      The transfer's name: equal on the ranks of the group, whatever other groups each of them is in. Transfers of one
+      group share a row of numbers: where a rank has another collective, Horovod says so instead of waiting.
+    """
+    name = wire_names.next_in_row(f"hccl_{groups.label(communicator)}")
+    graph = wire_names.counting_graph()
+    if communicator.size > 1 and graph is not None and not graph.building_function:
+        known = tensor.shape.rank is not None and not may_differ
+        _list_of(graph, communicator).add(
+            Transfer(what, tensor.dtype.name, tensor.shape.as_list() if known else None), name
+        )
+    return name
+
+
+class _GraphList(first_run.Check):
+    """What this rank transfers in one group by one graph."""
+
+    def __init__(self, communicator):
+        super().__init__()
+        self._communicator = communicator
+        members = communicator.members
+        some = ", ".join(map(str, members if len(members) <= 4 else (*members[:2], "...", members[-1])))
+        self._plan = PlanOfTransfers(f"hccl_ops among ranks {some}")
+        self._compared = 0
+
+    def add(self, transfer, name):
+        self._plan.transfers.append(transfer)
+        self.transfers.add(wire_names.full(name))
+
+    def is_due(self, session):
+        return len(self._plan.transfers) > self._compared
+
+    def act(self, session):
+        self._compared = len(self._plan.transfers)
+        ranks = self._communicator
+        agreement.of_this_process().check(self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS)
+
+
+_LISTS: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
+
+
+def _list_of(graph, communicator):
+    lists = _LISTS.setdefault(graph, {})
+    if communicator.members not in lists:
+        lists[communicator.members] = _GraphList(communicator)
+        first_run.add_check(graph, lists[communicator.members])
+    return lists[communicator.members]

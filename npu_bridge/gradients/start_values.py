@@ -1,0 +1,206 @@
+"""All ranks start from the same values: compared once before the first step, and taken from rank 0 where they differ.
+
+Ranks average gradients, so they stay alike only if they start alike. Here it is seen to for scripts that broadcast
+nothing, and after a restore on one rank. In a TF 1 graph nothing is added: a session's first run that reaches the
+transfers of gradients first compares hashes, in runs of its own. A `tf.function` is compared while it is traced, before
+its first step; steps executed eagerly before their first update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import agreement, first_run
+from npu_bridge.gradients import remote_slots
+from npu_bridge.options import environment
+from npu_bridge.options.errors import say_once
+
+_LOG = logging.getLogger(__name__)
+_SHOWN = 3
+_IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
+_IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
+_MEETING = "start_values"
+_HELD_BYTES = 64 * 2**20
+
+
+def watch_graph(owner: str, variables: Callable[[], Iterable], transfers: Iterable[str]) -> None:
+    """Has variables compared before a session of the TF 1 graph being built first reduces gradients.
+
+    Args:
+      owner: the optimizer, for messages.
+      variables: gives them, when it comes to that.
+      transfers: full names of the transfers that reduce gradients.
+    Raises:
+      RanksDisagreeError: in that run, where ranks have variables of other shapes or dtypes.
+    Graph: nothing.
+    Ranks: collective in that run.
+    """
+    if environment.is_flag_on("HOROVOD_ELASTIC"):  # ranks that join later come to no first step of the others
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _CHECKS:
+        _CHECKS[graph] = _GraphCheck()
+        first_run.add_check(graph, _CHECKS[graph])
+    _CHECKS[graph].transfers.update(transfers)
+    _CHECKS[graph].watched.append((owner, variables))
+
+
+class SeenVariables:
+    """Variables of one optimizer that were compared already, outside of TF 1 graphs."""
+
+    def __init__(self):
+        self._seen: set = set()
+
+    def compare(self, owner: str, variables: Iterable[Any]) -> None:
+        """Compares those not seen before, now; arguments and errors as `watch_graph`.
+
+        Ranks: collective.
+        """
+        new = [variable for variable in _comparable(variables) if variable.ref() not in self._seen]
+        if not new or environment.is_flag_on("HOROVOD_ELASTIC") or agreement.of_this_process().is_paused:
+            return
+        self._seen.update(variable.ref() for variable in new)
+        with tf.init_scope():
+            if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
+                say_once(logging.WARNING, f"{owner}: ranks may start from different values. Add {_IN_FUNCTION}.")
+                return
+            _start_alike(
+                owner,
+                new,
+                read=lambda position: new[position].numpy(),
+                write=lambda position, value: new[position].assign(value),
+                line=_IN_FUNCTION,
+            )
+
+
+class _GraphCheck(first_run.Check):
+    """What the optimizers of one graph train.
+
+    Attributes:
+      watched: names of optimizers, and functions that give their variables.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.watched: list[tuple[str, Callable]] = []
+        self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def is_due(self, session):
+        return len(self.watched) > self._done.get(session, 0)
+
+    def act(self, session):
+        new = self.watched[self._done.get(session, 0) :]
+        variables = _comparable(variable for _, give in new for variable in give())
+        tensors = [session.graph.as_graph_element(variable) for variable in variables]
+
+        def read(position):
+            return first_run.run_quietly(session, [tensors[position]])[0]
+
+        def write(position, value):
+            # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
+            initializer = variables[position].initializer
+            first_run.run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
+
+        try:
+            is_changed = _start_alike(new[0][0], variables, read, write, _IN_GRAPH)
+        except tf.errors.FailedPreconditionError:
+            return  # a variable has no value yet, which the run itself will say
+        self._done[session] = len(self.watched)
+        slots = remote_slots.of_graph(session.graph)
+        if is_changed and slots is not None:
+            first_run.run_quietly(session, targets=slots.distributions())
+
+
+_CHECKS: weakref.WeakKeyDictionary[tf.Graph, _GraphCheck] = weakref.WeakKeyDictionary()
+
+
+def _start_alike(owner, variables, read, write, line):
+    """Gives every rank rank 0's values where they differ; returns whether any did.
+
+    Args:
+      read: gives the value of a variable by its position.
+      write: takes a position and a value.
+      line: what a script would add to do it itself.
+    """
+    ranks = collective.current()
+    hashes = [_hash(np.ascontiguousarray(read(position)).tobytes()) for position in range(len(variables))]
+    kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
+    whole = [len(kinds), _hash(";".join(kinds).encode()), _hash(str(hashes).encode())]
+    of_ranks = np.reshape(_all_gather(ranks, whole), [ranks.size, -1])
+    for rank, (count, of_kinds, _) in enumerate(of_ranks):
+        if tuple(of_ranks[0][:2]) != (count, of_kinds):
+            raise agreement.RanksDisagreeError(
+                f"{owner}: rank {rank} and rank 0 train other variables. Expected the {of_ranks[0][0]} variables of "
+                f"rank 0, slots included, in their shapes, dtypes and order; got {count}. Build the same model and "
+                f"optimizer on every rank."
+            )
+    if len(set(of_ranks[:, 2])) == 1:
+        return False
+    hashes_of_ranks = np.reshape(_all_gather(ranks, hashes), [ranks.size, -1])
+    differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
+    if ranks.rank == 0:
+        names = [variables[position].name for position in differing]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        _LOG.warning(
+            "%s: the ranks started from different values of %s%s; now all have those of rank 0. To choose this "
+            "yourself, add %s.",
+            owner,
+            ", ".join(names[:_SHOWN]),
+            more,
+            line,
+        )
+    for batch in _batches(differing, variables):
+        for position, value in zip(batch, _of_rank_0(ranks, [read(position) for position in batch])):
+            write(position, value)
+    return True
+
+
+def _comparable(variables):
+    """Those that can be compared and sent, each once."""
+    once = {id(variable): variable for variable in variables if isinstance(variable, tf.Variable)}.values()
+    dtypes = [variable.dtype.base_dtype for variable in once]
+    return [variable for variable, dtype in zip(once, dtypes) if dtype.is_floating or dtype.is_integer or dtype.is_bool]
+
+
+def _hash(data):
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+
+
+def _batches(positions, variables):
+    """Runs of positions whose values are held in memory at a time."""
+    batch, held = [], 0
+    for position in positions:
+        size = (variables[position].shape.num_elements() or 0) * variables[position].dtype.base_dtype.size
+        if batch and held + size > _HELD_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(position)
+        held += size
+    if batch:
+        yield batch
+
+
+def _all_gather(ranks, numbers):
+    return _outside([np.array(numbers, np.int64)], lambda tensor: ranks.all_gather(tensor, _MEETING))[0]
+
+
+def _of_rank_0(ranks, values):
+    return _outside(values, lambda tensor: ranks.broadcast(tensor, 0, _MEETING))
+
+
+def _outside(values, move):
+    """Moves values between ranks in a graph and a session of their own, which leave GPUs to the caller's session."""
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        given = [tf.compat.v1.placeholder(value.dtype, value.shape) for value in values]
+        moved = [move(tensor) for tensor in given]
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            return session.run(moved, dict(zip(given, values)))

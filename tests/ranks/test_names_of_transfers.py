@@ -1,0 +1,228 @@
+"""Ranks meet in their transfers whatever name scopes they build them in, and are told where they cannot meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import (
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_allreduce,
+    npu_distributed_optimizer_wrapper,
+)
+from npu_bridge.hccl import hccl_ops
+from tests.rank_pool import REPOSITORY
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(3)
+_LIMIT_SECS = 60
+
+
+def _sgd():
+    return tf1.train.GradientDescentOptimizer(0.5)
+
+
+def _with_overflow_check(loss, variables):
+    return NPUOptimizer(_sgd(), FixedLossScaleManager(8.0), True, True, True).minimize(loss, var_list=variables)
+
+
+def _rounded_on_the_way(loss, variables):
+    return NPUDistributedOptimizer(_sgd(), wire="float16").minimize(loss, var_list=variables)
+
+
+def _sharded(loss, variables):
+    momentum = tf1.train.MomentumOptimizer(0.5, 0.9)
+    return NPUDistributedOptimizer(momentum, is_weight_update_sharding=True).minimize(loss, var_list=variables)
+
+
+def _in_place(loss, variables):
+    return npu_distributed_optimizer_wrapper(_sgd()).minimize(loss, var_list=variables)
+
+
+def _by_hand(loss, variables):
+    return _sgd().apply_gradients(zip(npu_allreduce(tf.gradients(loss, variables)), variables))
+
+
+TRAINERS = (_with_overflow_check, _rounded_on_the_way, _sharded, _in_place, _by_hand)
+
+
+def _trained(train, value):
+    """Three variables after a step from 1 with this gradient, as one op."""
+    names = [f"{letter}_{train.__name__}" for letter in "abc"]
+    variables = [tf1.get_variable(name, [2], initializer=tf1.ones_initializer()) for name in names]
+    if train is _in_place:
+        variables = [tf.Variable(tf.ones([2]), name=name) for name in names]  # whose names hold the rank's scope
+    with tf.control_dependencies([train(tf.add_n(list(map(tf.reduce_sum, variables))) * value, variables)]):
+        return tf.stack([variable.read_value() for variable in variables])
+
+
+@in_graph
+def in_scopes_of_ranks():
+    """On a rank: everything that transfers, in scopes that are named, nested and repeated after the rank."""
+    ranks = collective.current()
+    value = tf.constant(1.0 + ranks.rank)
+    outer = tf.name_scope(f"rank_{ranks.rank}")
+    with outer, tf.name_scope("deep" if ranks.rank else "x"):
+        tf.constant(0.0, name="hccl_first2_0" if ranks.rank else "other")
+        results = {
+            "sum": hccl_ops.allreduce(value, "sum"),
+            "max": hccl_ops.allreduce(value, "max"),
+            "gathered": hccl_ops.allgather(value[None], ranks.size),
+            "scattered": hccl_ops.reduce_scatter(tf.fill([ranks.size], value), "sum", ranks.size),
+            "broadcast": hccl_ops.broadcast([value], ranks.size - 1)[0],
+            "gradient": tf.gradients(hccl_ops.allreduce(value, "sum") * value, value)[0],
+            "in a branch": tf.cond(value > 0.0, lambda: hccl_ops.allreduce(value, "sum"), lambda: value),
+            "in a loop": tf.while_loop(
+                lambda count, _: count < 2,
+                lambda count, total: (count + 1, total + hccl_ops.allreduce(value + 0.0 * total, "sum")),
+                (0, 0.0),
+            )[1],
+            **{train.__name__: _trained(train, value) for train in TRAINERS},
+        }
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        return session.run(results)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_scopes_may_differ_between_ranks(on_ranks, size):
+    total = sum(range(1, size + 1))
+    for rank, results in enumerate(on_ranks(size, in_scopes_of_ranks, time_limit_secs=_LIMIT_SECS)):
+        assert results["sum"] == results["in a branch"] == total and results["in a loop"] == 2 * total
+        assert results["max"] == results["broadcast"] == size
+        assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
+        assert results["gradient"] == total + total  # by the product's other factor, and summed over the ranks
+        for train in TRAINERS:
+            np.testing.assert_array_equal(results[train.__name__], np.full((3, 2), 1 - 0.5 * total / size), f"{rank}")
+
+
+@in_graph
+def gradient_after_a_message():
+    """On a rank: rank 0 sends to rank 1, and only then a sum is built and differentiated."""
+    rank = collective.current().rank
+    value = tf.constant(3.0 + rank)
+    message = hccl_ops.send(value, 7, 1) if rank == 0 else hccl_ops.receive([], tf.float32, 7, 0)
+    total = hccl_ops.allreduce(value * value, "sum")
+    with tf1.Session() as session:
+        gradient, _ = session.run([tf.gradients(total * total, value)[0], message])
+    return float(gradient)
+
+
+def test_a_sum_may_be_differentiated_after_a_message_from_rank_to_rank(on_ranks):
+    # Twice the total, summed over two ranks, times twice the value.
+    gradients = on_ranks(2, gradient_after_a_message, time_limit_secs=_LIMIT_SECS)
+    assert gradients == [4 * 25.0 * 2 * 3, 4 * 25.0 * 2 * 4]
+
+
+def traced_in_scopes():
+    """On a rank: functions that transfer, called eagerly and traced anew for other shapes on one rank only."""
+    ranks = collective.current()
+
+    @tf.function
+    def summed(value):
+        with tf.name_scope(f"rank_{ranks.rank}"):
+            return hccl_ops.allreduce(value[:2], "sum")
+
+    lengths = [2, 2, 2] if ranks.rank == 0 else [2, 3, 4]
+    return [summed(tf.ones([length])).numpy().tolist() for length in lengths]
+
+
+def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
+    assert on_ranks(2, traced_in_scopes, time_limit_secs=_LIMIT_SECS) == [[[2.0, 2.0]] * 3] * 2
+
+
+# What the last rank builds instead, and what is said of it.
+DIFFERENCES = {
+    "number": (
+        lambda value: [hccl_ops.allreduce(value, "sum")],
+        "Expected 2 transfers, number 1 being allgather of float32 of shape (2,), as on rank 0; got 1, with nothing",
+    ),
+    "more": (
+        lambda value: [*_usual(value), hccl_ops.broadcast([value], 0)[0]],
+        "Expected 2 transfers, number 2 being nothing, as on rank 0; got 3, with broadcast from 0 of float32",
+    ),
+    "order": (
+        lambda value: _usual(value, reverse=True),
+        "Expected allreduce with 'sum' of float32 of shape (2,) as number 0 as on rank 0; got allgather of float32",
+    ),
+    "shape": (lambda value: _usual(tf.tile(value, [2])), "of shape (2,) as number 0 as on rank 0; got allreduce"),
+    "dtype": (lambda value: _usual(tf.cast(value, tf.float64)), "got allreduce with 'sum' of float64 of shape (2,)"),
+    "reduction": (
+        lambda value: [hccl_ops.allreduce(value, "max"), _usual(value)[1]],
+        "got allreduce with 'max' of float32 of shape (2,)",
+    ),
+}
+
+
+def _usual(value, reverse=False):
+    builds = [
+        lambda: hccl_ops.allreduce(value, "sum"),
+        lambda: hccl_ops.allgather(value, collective.current().size),
+    ]
+    return [build() for build in (reversed(builds) if reverse else builds)]
+
+
+def builds_otherwise(case):
+    """On a rank: what is said when the last rank builds something else."""
+    ranks = collective.current()
+    build = DIFFERENCES[case][0] if ranks.rank == ranks.size - 1 else _usual
+    with tf.Graph().as_default(), tf1.Session() as session:
+        try:
+            session.run(build(tf.ones([2])))
+        except RanksDisagreeError as error:
+            return str(error)
+
+
+def build_all_otherwise():
+    """On a rank: one case after the other."""
+    return {case: builds_otherwise(case) for case in DIFFERENCES}
+
+
+def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs(on_ranks):
+    for sentences in on_ranks(2, build_all_otherwise, time_limit_secs=_LIMIT_SECS):
+        for case, (_, expected) in DIFFERENCES.items():
+            assert sentences[case], case
+            assert sentences[case].startswith("hccl_ops among ranks 0, 1: rank 1 and rank 0 "), sentences[case]
+            assert expected in sentences[case], f"{case}: {sentences[case]}"
+            assert sentences[case].endswith("Build the same collectives in the same order on every rank.")
+
+
+def test_a_job_of_three_ends_when_one_rank_builds_something_else(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from tests.ranks.test_names_of_transfers import builds_otherwise\n"
+        "sys.exit(builds_otherwise('order'))"
+    )
+    command = [sys.executable, "-m", "npu_bridge.run", "-np", "3", str(script)]
+    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
+    job = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=240)
+    assert job.returncode
+    assert "rank 2 and rank 0 are about to transfer different things" in job.stdout + job.stderr
+
+
+@in_graph
+def built_as_it_goes():
+    """On a rank: each collective is built when the one before has run; fed values cut a graph in two."""
+    value = tf1.placeholder_with_default(tf.ones([2]), [None])
+    with tf1.Session() as session:
+        first = session.run(hccl_ops.allreduce(value, "sum"))
+        nodes = len(session.graph.get_operations())
+        session.run(value)
+        second = session.run(hccl_ops.allgather(value, collective.current().size), {value: [5.0, 6.0]})
+    return first.tolist(), second.tolist(), nodes
+
+
+def test_a_graph_may_grow_between_its_runs(on_ranks):
+    for first, second, _ in on_ranks(2, built_as_it_goes, time_limit_secs=_LIMIT_SECS):
+        assert first == [2.0, 2.0] and second == [5.0, 6.0, 5.0, 6.0]

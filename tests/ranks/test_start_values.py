@@ -1,0 +1,286 @@
+"""Ranks that start from different values train one model all the same: the one that rank 0 starts from."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective.agreement import RanksDisagreeError
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, broadcast_global_variables
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import (
+    KerasDistributeOptimizer,
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_allreduce,
+    npu_distributed_optimizer_wrapper,
+)
+from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from npu_bridge.gradients import start_values
+from npu_bridge.hccl import hccl_ops
+from npu_bridge.npu_init import npu_keras_optimizer
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(3)
+_LIMIT_SECS = 100
+_RATE = 0.5
+
+
+class _Lines(logging.Handler):
+    """Collects what is said about start values."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __enter__(self):
+        start_values._LOG.addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_):
+        start_values._LOG.removeHandler(self)
+
+
+def _manager():
+    return ExponentialUpdateLossScaleManager(8.0, 2)
+
+
+def _momentum():
+    return tf1.train.MomentumOptimizer(_RATE, 0.0)
+
+
+def _by_hand(loss, variables):
+    gradients = npu_allreduce(tf.gradients(loss, variables))
+    return _momentum().apply_gradients(zip(gradients, variables))
+
+
+# How a script trains in a TF 1 graph.
+TRAINERS = {
+    "one wrapper": lambda loss, v: NPUOptimizer(_momentum(), is_distributed=True).minimize(loss, var_list=v),
+    "loss scale": lambda loss, v: NPUOptimizer(_momentum(), _manager(), True, True, True).minimize(loss, var_list=v),
+    "two wrappers": lambda loss, v: NPULossScaleOptimizer(
+        NPUDistributedOptimizer(_momentum()), _manager(), True
+    ).minimize(loss, var_list=v),
+    "sharded": lambda loss, v: NPUDistributedOptimizer(_momentum(), True).minimize(loss, var_list=v),
+    "in place": lambda loss, v: npu_distributed_optimizer_wrapper(_momentum()).minimize(loss, var_list=v),
+    "by hand": _by_hand,
+    "Keras inside": lambda loss, v: NPUDistributedOptimizer(tf.keras.optimizers.SGD(_RATE)).minimize(loss, var_list=v),
+}
+
+
+def _variables(use_resource=True):
+    """As many variables as ranks at least, that start as the rank and position say."""
+    rank = collective.current().rank
+    return [
+        tf1.get_variable(f"v{number}", initializer=tf.fill([2], 10.0 * rank + number), use_resource=use_resource)
+        for number in range(4)
+    ]
+
+
+def _loss(variables):
+    """With the gradient 1, 2, ... on ranks 0, 1, ..."""
+    return tf.add_n(list(map(tf.reduce_sum, variables))) * (1.0 + collective.current().rank)
+
+
+def _expected(size, steps):
+    """What all ranks have after some steps from the values of rank 0."""
+    return [[number - steps * _RATE * (size + 1) / 2] * 2 for number in range(4)]
+
+
+@in_graph
+def trained_in_a_graph(trainer, use_resource):
+    """On a rank: values after two steps, what was said, and how many nodes the first step added."""
+    variables = _variables(use_resource)
+    train_op = TRAINERS[trainer](_loss(variables), variables)
+    with _Lines() as lines, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        tf1.get_default_graph().finalize()
+        for _ in range(2):
+            session.run(train_op)
+        return np.array(session.run(variables)).tolist(), lines
+
+
+def trained_in_graphs():
+    """On a rank: by every way, one after the other."""
+    return {
+        (trainer, use_resource): trained_in_a_graph(trainer, use_resource)
+        for trainer in TRAINERS
+        for use_resource in (True, False)
+        if use_resource or trainer != "Keras inside"  # which takes no others
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says_so(on_ranks, size):
+    for rank, results in enumerate(on_ranks(size, trained_in_graphs, time_limit_secs=_LIMIT_SECS)):
+        for case, (values, lines) in results.items():
+            assert values == _expected(size, 2), f"rank {rank}, {case}"
+            assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
+            for line in lines:
+                assert "different values of v0:0, v1:0, v2:0 and 1 more; now all have those of rank 0" in line
+                assert line.endswith(start_values._IN_GRAPH + ".")
+
+
+@in_graph
+def broadcast_by_the_script(how):
+    """On a rank: what was said, and the values after a step."""
+    variables = _variables()
+    train_op = TRAINERS["loss scale"](_loss(variables), variables)
+    with _Lines() as lines:
+        if how == "hook":
+            with tf1.train.MonitoredTrainingSession(hooks=[NPUBroadcastGlobalVariablesHook(0)]) as session:
+                session.run(train_op)
+                values = session.run(variables)
+        else:
+            together = broadcast_global_variables(0) if how == "op" else hccl_ops.broadcast(variables, 0)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                session.run(together)
+                session.run(train_op)
+                values = session.run(variables)
+    return np.array(values).tolist(), lines
+
+
+@pytest.mark.parametrize("how", ["hook", "op", "collective"])
+def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
+    for values, lines in on_ranks(2, broadcast_by_the_script, how, time_limit_secs=_LIMIT_SECS):
+        assert values == _expected(2, 1) and lines == []
+
+
+@in_graph
+def restored_on_rank_0(folder, trainer):
+    """On a rank: a training goes on from a checkpoint that rank 0 alone reads.
+
+    Returns:
+      What is trained, after the step with and without that interruption, and what was said.
+    """
+    ranks = collective.current()
+    step = tf1.train.get_or_create_global_step()
+    variables = [tf1.get_variable(f"v{number}", initializer=tf.fill([2], 1.0 * number)) for number in range(4)]
+    inner = tf1.train.MomentumOptimizer(_RATE, 0.5)
+    if trainer == "sharded":
+        optimizer = NPUDistributedOptimizer(inner, True)
+    else:
+        optimizer = NPUOptimizer(inner, _manager(), True, True, True)
+    train_op = optimizer.minimize(_loss(variables), step, variables)
+    saver = NPUSaver()  # on every rank, as slots of others may be in rank 0's checkpoint
+    slots = [optimizer.get_slot(variable, "momentum") for variable in variables]
+    followed = [
+        *variables,
+        step,
+        *[slot for slot in slots if slot is not None],
+        *tf1.get_collection("npu_bridge/loss_scale_state"),
+    ]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(3):
+            session.run(train_op)
+        saver.save(session, f"{folder}/model")
+        session.run(train_op)
+        expected = [value.tolist() for value in session.run(followed)]
+    with _Lines() as lines, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        if ranks.rank == 0:
+            saver.restore(session, f"{folder}/model")
+        session.run(train_op)
+        values = [value.tolist() for value in session.run(followed)]
+    return values, expected, lines
+
+
+@pytest.mark.parametrize(("size", "trainer"), [(2, "sharded"), (2, "loss scale"), (3, "loss scale")])
+def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path, size, trainer):
+    outcomes = on_ranks(size, restored_on_rank_0, str(tmp_path), trainer, time_limit_secs=_LIMIT_SECS)
+    for rank, (values, expected, lines) in enumerate(outcomes):
+        # Weights, slots, the step and the loss scale with its counters: as if the training had never been stopped.
+        assert values == expected and 4 in values, f"rank {rank}"
+        assert len(lines) == (rank == 0)
+
+
+def fitted(generation, how, is_eager):
+    """On a rank: weights after two batches of `fit` and what was said; the model starts as the rank says."""
+    ranks = collective.current()
+    optimizers = tf.keras.optimizers.legacy if generation == "legacy" else tf.keras.optimizers
+    stock = optimizers.SGD(_RATE, momentum=0.5)
+    optimizer = {
+        "wrapper": lambda: KerasDistributeOptimizer(stock),
+        "loss scale": lambda: npu_keras_optimizer(stock, loss_scale_manager=_manager()),
+        "in place": lambda: npu_distributed_optimizer_wrapper(stock),
+    }[how]()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
+    model.layers[0].kernel.assign_add(tf.fill([2, 1], 10.0 * ranks.rank))
+    model.compile(optimizer, loss=lambda y, out: tf.reduce_mean(out) * (1.0 + ranks.rank), run_eagerly=is_eager)
+    with _Lines() as lines:
+        model.fit(tf.ones([4, 2]), tf.zeros([4, 1]), batch_size=2, verbose=0)
+    return [weight.tolist() for weight in model.get_weights()], lines
+
+
+def fitted_in_every_way():
+    """On a rank: by every way, one after the other."""
+    return {
+        (generation, how, is_eager): fitted(generation, how, is_eager)
+        for generation in ("legacy", "current")
+        for how in ("wrapper", "loss scale", "in place")
+        for is_eager in (False, True)
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_start_differently_fit_one_keras_model(on_ranks, size):
+    mean = (size + 1) / 2
+    # The second of two steps with momentum 0.5 goes 1.5 times as far.
+    expected = [[[1 - _RATE * mean * 2.5]] * 2, [-_RATE * mean * 2.5]]
+    for rank, results in enumerate(on_ranks(size, fitted_in_every_way, time_limit_secs=_LIMIT_SECS)):
+        for case, (weights, lines) in results.items():
+            assert weights == expected, f"rank {rank}, {case}"
+            assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
+            for line in lines:
+                assert "kernel:0" in line and line.endswith(start_values._IN_FUNCTION + ".")
+
+
+def fitted_in_a_graph():
+    """On a rank: the same in a TF 1 graph, where Keras runs functions of the session."""
+    ranks = collective.current()
+    with tf.Graph().as_default(), tf1.Session().as_default(), _Lines() as lines:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=[2])])
+        optimizer = KerasDistributeOptimizer(tf.keras.optimizers.legacy.SGD(_RATE, momentum=0.5))
+        model.compile(optimizer, loss=lambda y, out: tf.reduce_mean(out) * (1.0 + ranks.rank))
+        model.set_weights([np.full([2, 1], 1.0 + 10.0 * ranks.rank), np.zeros([1])])
+        model.fit(np.ones([4, 2]), np.zeros([4, 1]), batch_size=2, verbose=0)
+        weights = [weight.tolist() for weight in model.get_weights()]
+    tf.keras.backend.clear_session()
+    return weights, lines
+
+
+def test_keras_in_a_graph_starts_alike_too(on_ranks):
+    for rank, (weights, lines) in enumerate(on_ranks(2, fitted_in_a_graph, time_limit_secs=_LIMIT_SECS)):
+        assert weights == [[[1 - _RATE * 1.5 * 2.5]] * 2, [-_RATE * 1.5 * 2.5]] and len(lines) == (rank == 0)
+
+
+@in_graph
+def with_an_optimizer_of_rank_1():
+    """On a rank: rank 1 trains with slots that rank 0 does not have; what is said of it."""
+    ranks = collective.current()
+    variables = _variables()
+    inner = tf1.train.AdamOptimizer() if ranks.rank else tf1.train.GradientDescentOptimizer(1.0)
+    train_op = NPUOptimizer(inner, is_distributed=True).minimize(_loss(variables), var_list=variables)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        try:
+            session.run(train_op)
+        except RanksDisagreeError as error:
+            return str(error)
+
+
+def test_optimizers_with_other_slots_are_refused(on_ranks):
+    for sentence in on_ranks(2, with_an_optimizer_of_rank_1, time_limit_secs=_LIMIT_SECS):
+        assert "rank 1 and rank 0 train other variables. Expected the 4 variables of rank 0" in sentence
+        assert "got 14." in sentence
