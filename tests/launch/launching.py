@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECS = 60
+# Only what hangs takes as long as this, however busy the machine is.
+LIMIT_SECS = 300
 
 needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 _RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")
