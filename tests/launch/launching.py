@@ -38,6 +38,8 @@ def start(*arguments: object, cwd: Path, output: int = subprocess.PIPE, **variab
         if name not in (*_RANK_VARIABLES, *_SHARED_OUT, "PYTHONUNBUFFERED")
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]).rstrip(":")
+    # Ranks of a busy machine may come to each other later than Gloo waits.
+    environment.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(LIMIT_SECS))
     return subprocess.Popen(
         [sys.executable, "-m", "npu_bridge.run", *map(str, arguments)],
         cwd=cwd,
