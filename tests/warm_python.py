@@ -30,7 +30,7 @@ class WarmPython:
         self._printed = [folder / "stdout.txt", folder / "stderr.txt"]
         self._server = None
 
-    def run(self, arguments, cwd, env=None, timeout=240):
+    def run(self, arguments, cwd, env=None, timeout=600):
         """Runs a script to its end, with the repository on its path; gives a `subprocess.CompletedProcess` of texts.
 
         Args:

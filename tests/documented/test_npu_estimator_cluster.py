@@ -58,7 +58,7 @@ def test_the_chief_alone_saves(tmp_path):
     cluster = {kind: [address] for kind, address in zip(kinds, free_addresses(3))}
     processes = {kind: start(tmp_path, cluster, kind) for kind in kinds}
     try:
-        ended = {kind: processes[kind].wait(timeout=200) for kind in ("chief", "worker")}
+        ended = {kind: processes[kind].wait(timeout=600) for kind in ("chief", "worker")}
     finally:
         for process in processes.values():
             process.kill()  # a parameter server waits for ever

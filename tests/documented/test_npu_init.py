@@ -98,7 +98,7 @@ NAMES = [
 def _in_a_process(code):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "HOROVOD"))}
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=600, env=environment
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

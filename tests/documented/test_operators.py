@@ -177,7 +177,7 @@ from npu_bridge import helper
 from npu_bridge.helper import helper as same
 assert helper.get_gen_ops is same.get_gen_ops
 """
-    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=600)
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)

@@ -230,7 +230,7 @@ def full_disk(tmp_path_factory):
     if shutil.which("unshare"):
         has_disk = subprocess.run([*ON_SMALL_DISK, "true"], cwd=folder, capture_output=True).returncode == 0
     command = [*(ON_SMALL_DISK if has_disk else []), sys.executable, "-c", FULL_DISK]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     seen = [(folder / f"seen_{number}", said) for number, said in enumerate(done.stdout.split("---")[1:])]
     return seen if has_disk else [None, None, *seen[2:]]

@@ -12,7 +12,7 @@ import time
 import psutil
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-LIMIT_SECS = 240
+LIMIT_SECS = 600
 
 
 def run(command, *flags):

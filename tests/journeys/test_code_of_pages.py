@@ -43,7 +43,7 @@ def test_code_runs_as_it_stands(command, tmp_path):
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
     environment["PATH"] = f"{SCRIPTS}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        [*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     check_keras(done.stdout, ranks=1 if command == [sys.executable] else 2)

@@ -51,7 +51,7 @@ def test_alone(tmp_path):
 
 @pytest.mark.ranks(2)
 def test_on_two_ranks(on_ranks, tmp_path):
-    of_rank_0, of_rank_1 = on_ranks(2, run_pieces, str(tmp_path), time_limit_secs=60)
+    of_rank_0, of_rank_1 = on_ranks(2, run_pieces, str(tmp_path))
     check(tmp_path, of_rank_0)
     assert [err for _, err in of_rank_1 if re.search(r"^step ", err, re.MULTILINE)] == [], "rank 0 speaks alone"
     assert "error" not in of_rank_1[0][0] and "trained" in of_rank_1[2][0]

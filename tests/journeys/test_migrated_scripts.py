@@ -27,7 +27,7 @@ def run(python, script, ranks, folder):
     else:
         launcher = [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
         done = subprocess.run(
-            [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+            [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
         )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]

@@ -35,6 +35,6 @@ def test_an_impossible_scale_is_refused():
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode != 0 and "ValueError" in run.stderr

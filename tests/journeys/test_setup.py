@@ -60,7 +60,7 @@ class Machine:
             env={"PATH": str(self.path), "HOME": os.environ.get("HOME", "/")},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         lines = (finished.stdout + finished.stderr).splitlines()
         return finished.returncode, [line for line in lines if not line.startswith("make:")]

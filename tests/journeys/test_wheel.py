@@ -16,7 +16,7 @@ PACKAGES = ("npu_bridge", "hccl")
 
 
 def run(command, **options):
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.launching import finish, is_alive, needs_horovod, npu_run, start, wait_for, write_script
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(120), needs_horovod]
+pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
 # Two ranks train and save, then build the same model again and go on; one of them does what the argument says.
 TRAINING = """
@@ -74,7 +74,7 @@ def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoin
     if mischief == "hang":
         assert "rank 0 waiting for NPUOptimizerAdamOptimizer" in verdict
     assert code == expected_code
-    wait_for(lambda: not processes_in(tmp_path), "the end of all processes", limit_secs=5)
+    wait_for(lambda: not processes_in(tmp_path), "the end of all processes")
     assert_restorable(tmp_path / "model")
 
 
@@ -133,7 +133,7 @@ def run(folder, mischief, *options):
     write_script(folder, SCRIPT)
     code, output = npu_run("-np", "2", *options, "train.py", mischief, cwd=folder)
     pids = [int((folder / f"pid.{rank}").read_text()) for rank in (0, 1)]
-    wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}", limit_secs=5)
+    wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
     return code, output.splitlines()[-1]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from npu_bridge.launch import cli
 from npu_bridge.launch.job import Outcome
-from tests.launch.launching import finish, needs_horovod, npu_run, start, wait_for, write_script
+from tests.launch.launching import LIMIT_SECS, finish, needs_horovod, npu_run, start, wait_for, write_script
 from tests.launch.test_hosts import write_table
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(120), needs_horovod]
+pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
 
 def log_lines(folder, rank):
@@ -63,7 +63,7 @@ def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 111, 0, 0))
     process = start("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path, output=terminal)
     os.close(terminal)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=LIMIT_SECS) == 0
     assert os.read(screen, 1000) == b"terminal True 111\r\n"
     os.close(screen)
     assert log_lines(tmp_path, 0)[1:] == ["terminal True 111"]
@@ -115,7 +115,7 @@ def test_the_last_exit_code_counts_when_restarts_are_used_up(tmp_path):
 
 
 def test_a_stopped_job_is_not_restarted(tmp_path):
-    write_script(tmp_path, "import pathlib, time\npathlib.Path('up').touch()\ntime.sleep(60)")
+    write_script(tmp_path, "import pathlib, time\npathlib.Path('up').touch()\ntime.sleep(600)")
     process = start("-np", "2", "--restarts", "3", "train.py", cwd=tmp_path)
     wait_for((tmp_path / "up").exists, "a rank to be up")
     process.send_signal(signal.SIGTERM)

@@ -16,10 +16,20 @@ import time
 import pytest
 
 from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
-from tests.launch.launching import ROOT, finish, is_alive, needs_horovod, npu_run, start, wait_for, write_script
+from tests.launch.launching import (
+    LIMIT_SECS,
+    ROOT,
+    finish,
+    is_alive,
+    needs_horovod,
+    npu_run,
+    start,
+    wait_for,
+    write_script,
+)
 from tests.launch.test_local_ranks import WAITING, assert_all_gone
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(120), needs_horovod]
+pytestmark = [pytest.mark.ranks(2), needs_horovod]
 
 # Addresses for documentation: never this machine's.
 ONE, OTHER = "192.0.2.7", "192.0.2.8"
@@ -106,7 +116,7 @@ def test_output_and_logs_are_those_of_ranks_of_this_machine(tmp_path, ssh):
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), **ssh},
         capture_output=True,
-        timeout=60,
+        timeout=LIMIT_SECS,
     )
     assert process.returncode == 0
     out, err = process.stdout.decode().splitlines(), process.stderr.splitlines()
@@ -201,7 +211,7 @@ def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
         wait_for((tmp_path / "pids.5").exists, "the rank to be up")
         assert look(host, rank) is None
         os.kill(host._process.pid, signal.SIGSTOP)
-        wait_for(lambda: look(host, rank) is not None, "the loss to be noticed", limit_secs=20)
+        wait_for(lambda: look(host, rank) is not None, "the loss to be noticed")
         assert rank.ending.exit_code == 255
         assert rank.ending.loss == f"nothing was heard from {ONE} for 4 s"
     finally:
@@ -245,7 +255,7 @@ def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
         keeper.stdin.flush()
         time.sleep(0.1)
     os.kill(pids[0], signal.SIGSTOP)  # it cannot notice by itself that its keeper is gone
-    assert keeper.wait(timeout=20) == 0
+    assert keeper.wait(timeout=LIMIT_SECS) == 0
     assert_all_gone(pids)
     keeper.stdin.close()
 

@@ -121,7 +121,7 @@ def train_without_reaching(folder):
 
 def test_ranks_without_the_checkpoint_end_when_rank_0_has_reached_the_last_step(on_ranks, tmp_path):
     on_ranks(2, train, str(tmp_path), 5, "NPUEstimator", False)
-    assert on_ranks(2, train_without_reaching, str(tmp_path), time_limit_secs=60) == [[], []]
+    assert on_ranks(2, train_without_reaching, str(tmp_path)) == [[], []]
 
 
 def train_for_some_steps(folder, steps):

@@ -127,7 +127,7 @@ _STALLING_SCRIPT = """
 import time
 from hccl.manage.api import create_group, get_rank_id
 if get_rank_id() == 1:
-    time.sleep(60)
+    time.sleep(600)
 create_group("all", 2, [0, 1])
 """
 
@@ -142,7 +142,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     text = job.stdout + job.stderr
     assert job.returncode == 1, text
