@@ -20,6 +20,12 @@ _LARGEST_SCALE = 3.4e38
 _SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
 _MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
 
+# What a caller is told who gives an optimizer a manager and does not ask it to scale the loss.
+WITHOUT_LOSS_SCALE = (
+    "%s: the loss is not scaled: loss_scale_manager has no effect without is_loss_scale=True. Add that, or leave the "
+    "manager out."
+)
+
 
 class LossScaleManager(tf.Module, abc.ABC):
     """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
@@ -254,6 +260,23 @@ def _state_variable(initial_value, dtype, name, use_resource=None):
     )
     collections.publish(collections.LOSS_SCALE_STATE, variable)
     return variable
+
+
+def check_manager(owner: str, manager: Any) -> None:
+    """Refuses what is given as a `loss_scale_manager` and is none, such as the scale itself.
+
+    Raises:
+      ValueError: there is none.
+      TypeError: it is something else.
+    """
+    if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
+        return
+    got = "None" if manager is None else shown(manager)
+    is_scale = isinstance(manager, numbers.Real) and not isinstance(manager, bool) and len(shown(manager)) < 40
+    problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
+    expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
+    mend = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
+    raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, mend))
 
 
 def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
