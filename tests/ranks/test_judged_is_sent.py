@@ -59,9 +59,15 @@ def clipped(grads_and_vars):
     return [(map_values(grad, lambda values: tf.clip_by_value(values, -9, 9)), var) for grad, var in grads_and_vars]
 
 
-@in_graph
 def train_all(cases, is_tailing):
     """On a rank: the tables of all cases after every step."""
+    parts = [cases[start : start + 20] for start in range(0, len(cases), 20)]  # a large graph starts slowly
+    return [tables for part in parts for tables in train_some(part, is_tailing)]
+
+
+@in_graph
+def train_some(cases, is_tailing):
+    """Those of cases that share a graph."""
     ranks = collective.current()
     slope = tf1.placeholder(tf.float64, [])
     train_ops, tables = [], []
@@ -121,7 +127,7 @@ def gradient_of(reads, slope):
     return gradient
 
 
-# The cases of one graph, with tail optimisation and without. On three ranks sharded ones are left out, because the
+# The cases of one launch, with tail optimisation and without. On three ranks sharded ones are left out, because the
 # weight of a third, which their unscaled means have, is no exact number.
 CASES = {
     (2, True): [
