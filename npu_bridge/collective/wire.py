@@ -3,7 +3,8 @@
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
 as long as float32 in memory), and it has no bfloat16. So a mean is made of transfers that only move bits, and is taken
 in float32. They move as many bytes as a ring all-reduce of 16-bit numbers, half those of float32. Nothing overflows on
-the way: a mean of numbers that fit into 16 bits fits, too.
+the way: a mean of numbers that fit into 16 bits fits, too, and what is added up is multiplied by a power of two first,
+because two bfloat16 numbers may add up to more than float32 holds.
 
 Three ranks and more: every rank gets its own part of the tensors from all ranks, adds it up, and sends the mean to all.
 Two ranks: each gets what the other has. They find it in a wrapped-around sum of bit patterns, less their own, because
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from npu_bridge.collective import carriers
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.fragments import lossless_prescale
 
 FORMATS = ("none", "float16", "bfloat16")
 _WIDTH_BYTES = 2
@@ -77,7 +79,7 @@ def _mean_of_two(communicator, vector, name, after):
     # Unsigned, because only there is wrapping around part of the arithmetic.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
     other = tf.reshape(tf.bitcast(others, vector.dtype), [-1])
-    return (tf.cast(own, tf.float32) + tf.cast(other, tf.float32))[:size] / 2
+    return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
 
 
 def _mean_of_many(communicator, vector, name, after):
@@ -86,10 +88,10 @@ def _mean_of_many(communicator, vector, name, after):
         padded = tf.identity(padded)
     part = tf.size(padded) // communicator.size
     received, _ = communicator.all_to_all(padded, tf.fill([communicator.size], part), f"{name}_parts")
-    parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32)
-    means = communicator.all_gather(
-        tf.cast(tf.reduce_sum(parts, axis=0) / communicator.size, vector.dtype), f"{name}_means"
-    )
+    prescale = lossless_prescale(communicator.size)
+    parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32) * prescale
+    own_mean = tf.reduce_sum(parts, axis=0) / (communicator.size * prescale)
+    means = communicator.all_gather(tf.cast(own_mean, vector.dtype), f"{name}_means")
     return tf.cast(means, tf.float32)[:size]
 
 

@@ -21,8 +21,12 @@ class AllReduce(Stage):
     once. A sparse gradient travels by gathering its rows and stays sparse; rows with the same index are added up before
     and after, so that its norm is that of the dense one.
 
-    Scaled gradients are multiplied by a power of two not above 1 / ranks on their way into the sum, which loses no
-    bits and keeps a sum of finite values finite; the rest of the mean is left to the division by the loss scale. In a
+    What travels is made in one place, before anything else looks at it: `Step.on_wire`. The local verdict of an
+    `OverflowCheck` and the transfers read those same tensors, so nothing can be sent that was not judged.
+
+    Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks on their way into
+    the sum, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
+    by the loss scale. In a
     16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way. When the decision about
     the step is known early, only the last fragment waits for it, if it is not large. When the options of the run say
     `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
@@ -54,17 +58,19 @@ class AllReduce(Stage):
         plan.settings["NPU_TRANSFERS_IN_FLIGHT"] = fragments.most_in_flight()
 
     def local(self, step):
-        if self._wire_dtype is not None and collective.current().size > 1:
-            step.on_wire = [grad if grad is None else self._rounded(grad) for grad, _ in step.grads_and_vars]
+        if collective.current().size > 1:
+            with tf.name_scope(f"{self._name}_Sent"):
+                step.on_wire = [grad if grad is None else self._as_sent(grad) for grad, _ in step.grads_and_vars]
 
     def reduce(self, step):
         communicator = collective.current()
         if communicator.size == 1:
             return
-        route = self._route(communicator, is_scaled=step.divisor is not None)
+        is_judged = step.is_usable_here is not None
+        route = self._route(communicator, keeps_finite=is_judged or step.divisor is not None)
         with tf.name_scope(f"{self._name}_Allreduce"):
             gradients = [grad for grad, _ in step.grads_and_vars]
-            travelling = ready_to_travel(gradients if step.on_wire is None else step.on_wire)
+            travelling = ready_to_travel(step.on_wire)
             names = [variable.name for _, variable in step.grads_and_vars]
             cut = fragments_of(gradients, names)
             reduced = self._reduce_sparse(travelling, route)
@@ -76,15 +82,15 @@ class AllReduce(Stage):
         if route.leftover != 1.0:
             step.multiplied_by(route.leftover)
 
-    def _rounded(self, grad):
+    def _as_sent(self, grad):
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)
-        return map_values(grad, lambda values: wire.rounded(values, self._wire_dtype))
+        return grad if self._wire_dtype is None else map_values(grad, lambda x: wire.rounded(x, self._wire_dtype))
 
-    def _route(self, communicator, is_scaled):
+    def _route(self, communicator, keeps_finite):
         if self._wire_dtype is not None:
             return _Rounded(communicator)
-        return _Scaled(communicator) if is_scaled else _AsItIs(communicator)
+        return _Scaled(communicator) if keeps_finite else _AsItIs(communicator)
 
     def _reduce_dense(self, gradients, cut, route, decision):
         results, sent, most = {}, [], fragments.most_in_flight()
@@ -112,7 +118,7 @@ class AllReduce(Stage):
 
 
 class _AsItIs:
-    """Gradients travel in their own dtype and arrive as means.
+    """Gradients travel in their own dtype and arrive as means; sparse ones come with every row once.
 
     Attributes:
       size: number of ranks.
@@ -129,7 +135,7 @@ class _AsItIs:
         return self._communicator.all_reduce(tensors, name, after=after)
 
     def gather(self, grad, name):
-        return self._gather_weighted(sum_repeated_rows(grad), 1.0 / self._communicator.size, name)
+        return self._gather_weighted(grad, 1.0 / self._communicator.size, name)
 
     def _gather_weighted(self, grad, weight, name):
         values = grad.values if weight == 1.0 else grad.values * tf.cast(weight, grad.values.dtype)
@@ -141,7 +147,7 @@ class _AsItIs:
 
 
 class _Scaled(_AsItIs):
-    """Scaled gradients: a power of two on the way keeps their sum finite, the division by the scale does the rest."""
+    """A power of two on the way keeps sums finite; the division by the loss scale does the rest of the mean."""
 
     def __init__(self, communicator):
         super().__init__(communicator)
@@ -152,11 +158,11 @@ class _Scaled(_AsItIs):
         return self._communicator.all_reduce(tensors, name, average=False, prescale=self._prescale, after=after)
 
     def gather(self, grad, name):
-        return self._gather_weighted(sum_repeated_rows(grad), self._prescale, name)
+        return self._gather_weighted(grad, self._prescale, name)
 
 
 class _Rounded(_AsItIs):
-    """Gradients travel in 16 bits and arrive as means; rows of sparse ones were added up before they were rounded."""
+    """Gradients travel in 16 bits and arrive as means."""
 
     def reduce(self, tensors, name, after):
         return wire.mean(self._communicator, tensors, name, after)

@@ -191,6 +191,7 @@ class _KerasOptimizer(_KerasFamily):
     def __init__(self, optimizer):
         super().__init__(optimizer)
         self._updated_variables = []
+        _start_rate_after_counter(optimizer)
 
     def prepare(self, variables):
         self._updated_variables = variables
@@ -251,13 +252,32 @@ class _KerasOptimizer(_KerasFamily):
 def _start_after_variables(next_creator, **arguments):
     """A variable creator: what starts as a copy of a variable can be initialised together with it, in any order.
 
-    Keras' moving averages do. In a TF 1 graph the initialiser of all variables runs without an order.
+    Keras' moving averages do.
     """
     origin = arguments.get("initial_value")
     if isinstance(origin, tf.Variable) and building_graph():
-        is_initialized = tf.compat.v1.is_variable_initialized(origin)
-        arguments["initial_value"] = tf.cond(is_initialized, origin.read_value, lambda: origin.initial_value)
+        arguments["initial_value"] = _value_or_start(origin)
     return next_creator(**arguments)
+
+
+def _start_rate_after_counter(optimizer):
+    """Has the variable of a scheduled learning rate start right, in whatever order variables are initialised.
+
+    Keras makes it with the optimizer, and computes its start from the step counter, which may not be initialised yet.
+    """
+    rate = getattr(optimizer, "_current_learning_rate", None)
+    if rate is None or not building_graph():
+        return
+    with tf.init_scope():
+        if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
+            start = optimizer._learning_rate(_value_or_start(optimizer.iterations))
+            rate.initializer._update_input(1, tf.cast(start, rate.dtype))
+
+
+def _value_or_start(variable):
+    """In a TF 1 graph, whose initialiser of all variables runs them without an order: what `variable` will start as."""
+    is_initialized = tf.compat.v1.is_variable_initialized(variable)
+    return tf.cond(is_initialized, variable.read_value, lambda: variable.initial_value)
 
 
 def _make_apart(make, own, others, creator):

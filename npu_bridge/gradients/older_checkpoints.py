@@ -26,7 +26,7 @@ def saver_for_older(checkpoint: str, **saver_arguments):
     """
     saved = tf.train.load_checkpoint(checkpoint)
     state = tf.compat.v1.get_collection(collections.LOSS_SCALE_STATE)
-    missing = [variable for variable in state if not saved.has_tensor(variable.op.name)]
+    missing = [variable for variable in state if not saved.has_tensor(_saved_name(variable))]
     return _ForgivingSaver(checkpoint, missing, **saver_arguments) if missing else None
 
 
@@ -34,7 +34,7 @@ class _ForgivingSaver(tf.compat.v1.train.Saver):
     def __init__(self, checkpoint, missing, **saver_arguments):
         super().__init__(**saver_arguments)
         self._older_checkpoint = checkpoint
-        self._missing_names = [variable.op.name for variable in missing]
+        self._missing_names = [_saved_name(variable) for variable in missing]
         missing_ids = {id(variable) for variable in missing}
         restorable = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS)
         restorable += tf.compat.v1.global_variables()
@@ -53,3 +53,8 @@ class _ForgivingSaver(tf.compat.v1.train.Saver):
             save_path,
             ", ".join(self._missing_names),
         )
+
+
+def _saved_name(variable):
+    """Of a variable of the loss-scale state: its own name, which its operators need not have."""
+    return variable.name.partition(":")[0]

@@ -23,13 +23,14 @@ class OverflowCheck(Stage):
     Inf among them, and the optimizer can square every one of them without overflowing its slots.
 
     What is checked: the gradients given to the update, and those this pipeline delivered if the given ones were made
-    from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank's
-    gradients are also judged before communication, as they travel; the mean of usable gradients is usable.
+    from them (clipping by value turns an Inf into a finite number). Where this pipeline reduces, every rank judges the
+    very tensors it sends, in true units, and that decides alone unless the caller changes a gradient: the mean of
+    usable gradients is usable. So the decision is the same whether it is taken before the reduction or after it.
 
     Args:
       name: prefix of the transfer's name; the same on every rank.
       is_joint: decide together with the other ranks.
-      judges_local: also judge this rank's gradients before communication.
+      judges_local: judge what this rank sends, before communication; needs a stage before this one that reduces.
       decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that
         nothing but that fragment's own updates waits for it. A changed gradient (clipped, say) is checked again.
     Graph: publishes `collections.STEP_SKIPPED`; a boolean tensor `overflow_status_reduce_all:0` in the caller's name
@@ -54,8 +55,9 @@ class OverflowCheck(Stage):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
-            sent = step.gradients if step.on_wire is None else [grad for grad in step.on_wire if grad is not None]
-            step.is_usable_here = has_finite_norm([in_true_units(grad, step.divisor) for grad in sent])
+            # Only values: adding up rows here once more would judge another tensor than the one that is sent.
+            sent = [values_of(grad) for grad in step.on_wire if grad is not None]
+            step.is_usable_here = has_finite_norm([in_true_units(values, step.divisor) for values in sent])
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
@@ -72,6 +74,10 @@ class OverflowCheck(Stage):
         changed, sources = _changed_and_their_sources(step)
         if step.should_apply is not None and not changed:
             return step.should_apply
+        if step.is_usable_here is not None and not changed:
+            # What an early decision is taken from, once everything has arrived.
+            with tf.control_dependencies([values_of(grad) for grad in step.gradients]):
+                return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = has_finite_norm(step.gradients + sources)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
         is_of_this_batch = sources or len(changed) < len(step.gradients)

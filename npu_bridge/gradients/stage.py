@@ -19,9 +19,10 @@ class Step:
       loss_scale: float32 scalar the loss is multiplied by in this step, or None.
       divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
-      on_wire: what this rank sends of each gradient where that is not the gradient itself (rounded to 16 bits, say):
-        tensors, `tf.IndexedSlices` or Nones in the order of `grads_and_vars`; None when it sends the gradients.
-      is_usable_here: boolean scalar, this rank's own verdict on its gradients before communication, or None.
+      on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
+        asked, still multiplied by `divisor`): tensors, `tf.IndexedSlices` or Nones in the order of `grads_and_vars`;
+        None when it sends nothing. Whoever judges or transfers local gradients takes them from here.
+      is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.

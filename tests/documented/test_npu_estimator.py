@@ -191,3 +191,33 @@ def test_hooks_do_nothing_on_one_rank(tmp_path):
     config = NPURunConfig(model_dir=str(tmp_path))
     NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)
     NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)  # on a new graph
+
+
+def minimized_by_keras(optimizer, loss, kernel):
+    return optimizer.minimize(loss, [kernel])
+
+
+def applied_by_keras(optimizer, loss, kernel):
+    return optimizer.apply_gradients([(tf.gradients(loss, kernel)[0], kernel)])
+
+
+@pytest.mark.parametrize("generation", ["", "legacy."])
+@pytest.mark.parametrize("train", [minimized_by_keras, applied_by_keras])
+def test_a_keras_optimizer_alone_says_how_to_train_with_it(train, generation, tmp_path):
+    def keras_model_fn(features, labels, mode):
+        kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) - labels))
+        optimizer = (tf.keras.optimizers.legacy if generation else tf.keras.optimizers).SGD(0.1)
+        counted = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+        train_op = tf.group(train(optimizer, loss, kernel), counted)
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    estimator = NPUEstimator(keras_model_fn, config=NPURunConfig(model_dir=str(tmp_path)))
+    if generation and train is applied_by_keras:  # which does train in a graph
+        estimator.train(input_fn, max_steps=2)
+        assert np.any(estimator.get_variable_value("kernel"))
+        return
+    with pytest.raises(ValueError) as caught:
+        estimator.train(input_fn, max_steps=2)
+    for part in ("NPUEstimator: ", "Keras", "NPUOptimizer", "minimize(loss, global_step)", "tf.compat.v1.train"):
+        assert part in str(caught.value)

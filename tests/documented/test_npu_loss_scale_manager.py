@@ -89,7 +89,7 @@ def test_variables_are_global_not_trainable_and_named_as_in_checkpoints():
     with tf1.name_scope("second"):
         ExponentialUpdateLossScaleManager(2048, 3)
     ExponentialUpdateLossScaleManager(4096, 3)
-    names = {variable.op.name: variable.dtype.base_dtype for variable in tf1.global_variables()}
+    names = {variable.name[:-2]: variable.dtype.base_dtype for variable in tf1.global_variables()}
     assert names == {
         f"{prefix}{name}{suffix}": dtype
         for prefix, suffix in (("", ""), ("second/", ""), ("", "_1"))
@@ -103,6 +103,43 @@ def test_fetching_loss_scale_by_name_gives_a_float():
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         assert session.run("loss_scale:0") == 2.0**32
+
+
+def test_a_scale_fetched_with_the_step_is_the_one_that_the_step_used():
+    """It moves at every step, up and down, and nothing but chance would order a fetch before the update."""
+    finite = tf1.placeholder(tf.bool, [])
+    manager = ExponentialUpdateLossScaleManager(1024, 1, 1, decr_ratio=0.5)
+    used = manager.get_loss_scale() * 1
+    update = manager.update_loss_scale(finite)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        expected = 1024.0
+        for step in range(60):
+            is_finite = step % 3 != 2
+            by_name, of_step, _ = session.run(["loss_scale:0", used, update], {finite: is_finite})
+            assert by_name == of_step == expected
+            expected *= 2 if is_finite else 0.5
+            assert session.run("loss_scale:0") == session.run(manager.get_loss_scale()) == expected
+
+
+def test_a_checkpoint_of_a_variable_of_that_name_is_restored(tmp_path):
+    """As other stacks and earlier versions save it; also by savers that are given the variables by their names."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        values = {"loss_scale": 64.0, "good_steps": 3, "bad_steps": 1}
+        saved = [tf1.Variable(value, name=name, use_resource=False) for name, value in values.items()]
+        session.run(tf1.global_variables_initializer())
+        path = tf1.train.Saver(saved).save(session, str(tmp_path / "model"))
+    manager = ExponentialUpdateLossScaleManager(1024, 4)
+    update = manager.update_loss_scale(tf.constant(True))
+    savers = [tf1.train.Saver(), tf1.train.Saver({var.name[:-2]: var for var in manager.variables})]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for saver in savers:
+            saver.restore(session, path)
+            assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [64, 3, 1]
+            session.run(update)
+            assert session.run(["loss_scale:0", "good_steps:0", "bad_steps:0"]) == [128, 0, 0]
+            tf1.train.export_meta_graph()
 
 
 def test_fixed_scale_is_a_constant_of_that_name():

@@ -132,10 +132,51 @@ def test_bad_arguments_are_refused(make, error, parts):
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-def test_an_ignored_manager_is_mentioned(caplog):
-    with caplog.at_level(logging.INFO, logger="npu_bridge"):
+def test_an_ignored_manager_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, logger="npu_bridge"):
         NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8))
-    assert "loss_scale_manager has no effect" in caplog.text
+    assert "NPUOptimizer: the loss is not scaled: loss_scale_manager has no effect" in caplog.text
+    assert "is_loss_scale=True" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: NPUOptimizer(OPTIMIZERS["sgd"](), scale, is_loss_scale=True),
+        lambda scale: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), scale),
+    ],
+)
+def test_a_scale_in_place_of_its_manager_is_refused(make):
+    with pytest.raises(TypeError) as caught:
+        make(1024)
+    for part in ("FixedLossScaleManager or an ExponentialUpdateLossScaleManager", "FixedLossScaleManager(1024)", "int"):
+        assert part in str(caught.value)
+    with pytest.raises(TypeError) as caught:
+        make("x" * 5000)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_scheduled_rate_of_keras_starts_in_any_order():
+    """The initialiser of all variables runs them as it likes; 200 rates meet every order."""
+    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+    weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer(), use_resource=True)
+    optimizers = [tf.keras.optimizers.SGD(schedule) for _ in range(4)]
+    wrapped = [NPUOptimizer(optimizer) for optimizer in optimizers]
+    train_op = wrapped[0].minimize(weight * 1.0, var_list=[weight])
+    rates = [optimizer.learning_rate for optimizer in optimizers]
+    start = tf1.global_variables_initializer()
+    for _ in range(50):
+        with tf1.Session() as session:
+            session.run(start)
+            assert session.run(rates) == [0.5] * 4
+    with tf1.Session() as session:
+        session.run(optimizers[0].iterations.initializer)
+        session.run(optimizers[0].iterations.assign(10))  # restored, say
+        session.run(rates[0].initializer)
+        assert session.run([rates[0], optimizers[0].iterations]) == [0.25, 10]
+        session.run(start)
+        session.run(train_op)
+        assert session.run(weight) == 0.5
 
 
 @pytest.mark.parametrize(

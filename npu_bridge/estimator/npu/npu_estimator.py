@@ -23,6 +23,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     SetIterationsVarHook,
 )
 from npu_bridge.gradients.collections import STEP_SKIPPED
+from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explained
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
@@ -291,12 +292,15 @@ def _under_options(model_fn, options, has_params):
         is_training = mode == tf.estimator.ModeKeys.TRAIN
         # Rank 0 may evaluate alone, and many a model_fn builds its optimizer even then.
         with contextlib.nullcontext() if is_training else agreement.of_this_process().paused():
-            spec = model_fn(features, **given)
+            with refusals_explained("NPUEstimator"):
+                spec = model_fn(features, **given)
         if not isinstance(spec, tf.estimator.EstimatorSpec):
             raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
                 f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
                 f"{spec!r}. Return one in mode {mode!r}."
             )
+        if is_training:
+            check_train_op(spec.train_op, "NPUEstimator")
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:

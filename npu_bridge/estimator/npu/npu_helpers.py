@@ -12,6 +12,7 @@ from npu_bridge import collective
 from npu_bridge import session as effects
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.gradients.keras_optimizer import keras_optimizer
 from npu_bridge.gradients.keras_settings import KerasSettings
@@ -247,14 +248,10 @@ def npu_keras_optimizer(
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
-    if is_loss_scale and not hasattr(loss_scale_manager, "update_loss_scale"):
-        kind = ValueError if loss_scale_manager is None else TypeError
-        raise kind(
-            f"{owner}: is_loss_scale needs a manager. Expected loss_scale_manager to be a FixedLossScaleManager or an "
-            f"ExponentialUpdateLossScaleManager; got {loss_scale_manager!r}. Pass one, or is_loss_scale=False."
-        )
-    if loss_scale_manager is not None and not is_loss_scale:
-        _LOG.info("%s: loss_scale_manager has no effect because is_loss_scale is False.", owner)
+    if is_loss_scale:
+        check_manager(owner, loss_scale_manager)
+    elif loss_scale_manager is not None:
+        _LOG.warning(WITHOUT_LOSS_SCALE, owner)
     of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
     settings = KerasSettings(
         name="NpuKerasOptimizer",

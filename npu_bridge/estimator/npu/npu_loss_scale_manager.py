@@ -20,6 +20,12 @@ _LARGEST_SCALE = 3.4e38
 _SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
 _MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
 
+# What a caller is told who gives an optimizer a manager and does not ask it to scale the loss.
+WITHOUT_LOSS_SCALE = (
+    "%s: the loss is not scaled: loss_scale_manager has no effect without is_loss_scale=True. Add that, or leave the "
+    "manager out."
+)
+
 
 class LossScaleManager(tf.Module, abc.ABC):
     """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
@@ -130,7 +136,8 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
       TypeError: an argument is not a number, or a step count not an integer.
       ValueError: an argument is out of its range.
     Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
-      In a TF 1 graph they are reference variables, so that fetching `loss_scale:0` gives the number.
+      In a TF 1 graph `loss_scale:0` is a tensor, so that fetching it gives a number: together with a training step, the
+      scale that this step used; alone, the scale of the next one. The variable's own operators are below that name.
     Source: documentation of the NPU stack's loss-scale manager.
     """
 
@@ -147,12 +154,16 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         self._decr_every_n_nan_or_inf = int(decr_every_n_nan_or_inf)
         self._incr_ratio = float(incr_ratio)
         self._decr_ratio = float(decr_ratio)
-        self._loss_scale = _state_variable(self._init_loss_scale, tf.float32, "loss_scale")
+        self._loss_scale, self._fetched = _scale_variable(self._init_loss_scale)
         self._good_steps = _state_variable(0, tf.int32, "good_steps")
         self._bad_steps = _state_variable(0, tf.int32, "bad_steps")
 
     def get_loss_scale(self):
-        """The current scale, a float32 scalar."""
+        """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # A loop or a condition of the caller reads it anew.
+        if self._fetched is not None and self._fetched.graph is graph and graph._get_control_flow_context() is None:
+            return self._fetched
         return tf.convert_to_tensor(self._loss_scale)
 
     def agreed_constants(self):
@@ -177,8 +188,10 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     def update_loss_scale(self, finite_grads):
         """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
         variables = (self._loss_scale, self._good_steps, self._bad_steps)
-        state = self._next_state(ScaleState(*(tf.convert_to_tensor(variable) for variable in variables)), finite_grads)
-        with tf.control_dependencies(state):  # all three are computed before the first changes
+        counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
+        state = self._next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
+        # All three are computed before the first changes; and the scale is read, for whoever else fetches it.
+        with tf.control_dependencies(state):
             assigned = [variable.assign(value) for variable, value in zip(variables, state)]
         return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
 
@@ -210,7 +223,31 @@ def _is_reached(steps, limit):
     return tf.cast(steps, tf.int64) >= min(limit, _MOST_COUNTED_STEPS + 1)
 
 
-def _state_variable(initial_value, dtype, name):
+def _scale_variable(initial_value):
+    """The variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
+
+    No variable's own op can have that name. A reference variable hands out its buffer, in which a fetch finds what the
+    update has left there, the scale of the next step; and the handle of a resource variable cannot be fetched. So the
+    op of that name is a read, on which the update depends, and the variable is called and saved by it.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return _state_variable(initial_value, tf.float32, "loss_scale"), None
+        with tf.name_scope("loss_scale") as scope:
+            variable = _state_variable(initial_value, tf.float32, "state", use_resource=True)
+            fetched = tf.identity(variable.read_value(), name=scope)
+    variable._handle_name = fetched.name
+    variable._set_save_slice_info(_SavedAs(fetched.op.name, [], [], []))
+    return variable, fetched
+
+
+class _SavedAs(tf.Variable.SaveSliceInfo):
+    """Has a whole variable saved by another name than that of its op."""
+
+    spec = ""  # what savers take for "all of it"
+
+
+def _state_variable(initial_value, dtype, name, use_resource=None):
     """A scalar that is saved with the model, made outside any control flow or control dependency of the caller."""
     with tf.init_scope():
         is_graph = not tf.executing_eagerly()
@@ -219,10 +256,27 @@ def _state_variable(initial_value, dtype, name):
         dtype=dtype,
         name=name,
         trainable=False,
-        use_resource=not is_graph,
+        use_resource=not is_graph if use_resource is None else use_resource,
     )
     collections.publish(collections.LOSS_SCALE_STATE, variable)
     return variable
+
+
+def check_manager(owner: str, manager: Any) -> None:
+    """Refuses what is given as a `loss_scale_manager` and is none, such as the scale itself.
+
+    Raises:
+      ValueError: there is none.
+      TypeError: it is something else.
+    """
+    if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
+        return
+    got = "None" if manager is None else shown(manager)
+    is_scale = isinstance(manager, numbers.Real) and not isinstance(manager, bool) and len(shown(manager)) < 40
+    problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
+    expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
+    mend = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
+    raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, mend))
 
 
 def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):

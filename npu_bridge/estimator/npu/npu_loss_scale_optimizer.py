@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
 from npu_bridge.gradients import LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, PipelineOptimizer
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
@@ -27,17 +27,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
 
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__
-        if loss_scale_manager is None:
-            raise ValueError(
-                "NPULossScaleOptimizer: loss_scale_manager is missing. Expected a FixedLossScaleManager or an "
-                "ExponentialUpdateLossScaleManager; got None. Pass one."
-            )
-        if not hasattr(loss_scale_manager, "update_loss_scale"):
-            raise TypeError(
-                f"NPULossScaleOptimizer: loss_scale_manager is not a manager. Expected a LossScaleManager; got "
-                f"{loss_scale_manager!r} of type {type(loss_scale_manager).__name__}. Write "
-                f"FixedLossScaleManager({loss_scale_manager!r}) for a fixed scale."
-            )
+        check_manager("NPULossScaleOptimizer", loss_scale_manager)
         stages = [LossScaling(loss_scale_manager)]
         is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()
         if is_checked:

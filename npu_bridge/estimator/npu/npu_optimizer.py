@@ -10,6 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
+from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
 from npu_bridge.gradients import (
     AllReduce,
     LossScaling,
@@ -50,7 +51,8 @@ class NPUOptimizer(PipelineOptimizer):
     Args:
       opt: a `tf.compat.v1.train.Optimizer`, a Keras legacy optimizer (such as tensorflow-addons' `LAMB`) or a Keras
         optimizer.
-      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`.
+      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`. Without it the loss is not scaled, of
+        which a warning tells.
       is_distributed: average gradients over the ranks. With one rank it has no effect.
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
@@ -62,7 +64,7 @@ class NPUOptimizer(PipelineOptimizer):
         16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit float16
         is skipped like any overflow; bfloat16 has the range of float32.
     Raises:
-      TypeError: `opt` is not an optimizer.
+      TypeError: `opt` is not an optimizer, or with `is_loss_scale` the manager is none (a number, say).
       ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
         where this optimizer is to be distributed, or `wire` is no wire format.
     Example:
@@ -84,15 +86,11 @@ class NPUOptimizer(PipelineOptimizer):
         wire="none",
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
-        if is_loss_scale and loss_scale_manager is None:
-            raise ValueError(
-                "NPUOptimizer: is_loss_scale needs a manager. Expected loss_scale_manager to be a "
-                "FixedLossScaleManager or an ExponentialUpdateLossScaleManager; got None. Pass one, or "
-                "is_loss_scale=False."
-            )
+        if is_loss_scale:
+            check_manager("NPUOptimizer", loss_scale_manager)
+        elif loss_scale_manager is not None:
+            _LOG.warning(WITHOUT_LOSS_SCALE, "NPUOptimizer")
         wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
-        if loss_scale_manager is not None and not is_loss_scale:
-            _LOG.info("NPUOptimizer: loss_scale_manager has no effect because is_loss_scale is False.")
         if wire_dtype is not None and not is_distributed:
             _LOG.info("NPUOptimizer: wire=%r has no effect because is_distributed is False.", wire)
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))

@@ -1,0 +1,69 @@
+"""Telling a script that a Keras optimizer alone does not train in a TF 1 graph, and what does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+# How Keras 2.15 refuses a loss that is a tensor, in both generations, and how its current one names its step counter.
+_REFUSAL = "`tape` is required"
+_COUNTER = "iteration"
+# What takes a variable and does not change it. Keras optimizers take no reference variables.
+_READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+_MEND = (
+    "Put NPUOptimizer or NPUDistributedOptimizer around it and call minimize(loss, global_step), or take an optimizer "
+    "of tf.compat.v1.train."
+)
+
+
+@contextlib.contextmanager
+def refusals_explained(owner: str) -> Iterator[None]:
+    """Inside, a Keras optimizer that is asked to minimize a tensor says how it can.
+
+    Args:
+      owner: what builds the graph, for the message.
+    Raises:
+      ValueError: instead of the one of Keras.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if _REFUSAL not in str(error):
+            raise
+        problem = "a Keras optimizer alone cannot take gradients of the loss of a TF 1 graph"
+        expected = "an optimizer with compute_gradients(loss)"
+        raise ValueError(message(owner, problem, expected, "a tf.keras.optimizers optimizer", _MEND)) from error
+
+
+def check_train_op(train_op: Any, owner: str) -> None:
+    """Refuses a training step that a Keras optimizer of the current generation made in a TF 1 graph by itself.
+
+    Nothing refers to the update operators it makes there, so that running the step counts it and changes no variable.
+
+    Args:
+      train_op: what is run for a step; a tensor, an operator or a variable of the default graph.
+      owner: as in `refusals_explained`.
+    Raises:
+      ValueError: the step is such a one.
+    """
+    trained = {variable.handle.op for variable in tf.compat.v1.trainable_variables() if hasattr(variable, "handle")}
+    counts, seen, frontier = False, set(), [getattr(train_op, "op", train_op)]
+    while frontier:
+        op = frontier.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        sources = [tensor.op for tensor in op.inputs]
+        frontier += [*op.control_inputs, *sources]
+        if op.type not in _READERS and any(source in trained for source in sources):
+            return
+        counts |= op.type == "AssignAddVariableOp" and sources[0].name.rpartition("/")[2].startswith(_COUNTER)
+    if counts:
+        problem = "the train_op counts a step of a Keras optimizer and updates no variable"
+        expected = "a step that trains"
+        raise ValueError(message(owner, problem, expected, "what apply_gradients of a Keras optimizer gave", _MEND))
