@@ -13,6 +13,8 @@ from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
+# Reading takes two seconds for each megabyte.
+_MOST_BYTES = 128 * 2**10
 _TABLE_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
 
@@ -33,7 +35,11 @@ def build_from_file(
       OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read().decode("utf-8", "replace")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        bound = f"at most {_MOST_BYTES >> 10} KiB"
+        raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
+    text = content.decode("utf-8", "replace")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
     values = reader.arguments(RUN_CONFIG, _parse(text, os.fspath(path)), "", skip=overrides)
     try:
@@ -110,6 +116,8 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(message(path, "it is not TOML", "key = value lines", str(error), "Correct it.")) from error
 
