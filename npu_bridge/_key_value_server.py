@@ -176,10 +176,8 @@ class _Request(socketserver.BaseRequestHandler):
 
     def _takes_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
         """Reads and stores what a PUT brings; False when it is too much."""
-        lengths = [
-            line.partition(b":")[2] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-        ]
-        length = int(lengths[0]) if lengths else 0
+        fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
+        length = int(fields.get(b"content-length", 0))
         if not 0 <= length <= _VALUE_BYTES:
             return False
         end = time.monotonic() + _VALUE_SECS

@@ -7,6 +7,7 @@ turns up.
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ SETTLE_SECS = 0.3
 # exception up to this much earlier may already be the consequence of the death.
 _SIGNAL_LEAD_SECS = 1.0
 _SUMMARY_CHARACTERS = 320
+# Where in Gloo's own source an error was raised.
+_SOURCE = re.compile(r"\[[^\]\s]*\.cc:\d+\] ")
 
 
 class Ending(NamedTuple):
@@ -82,20 +85,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     """One line: which rank failed first, how, and what may be behind it."""
-    if cause.signal_number is not None:
-        name = signal.Signals(cause.signal_number).name
-        how = f"was killed by {name}"
-        if cause.signal_number == signal.SIGKILL:
-            how += " (by hand, or by the system because memory ran out)"
-    elif cause.loss:
-        how = f"was lost: {cause.loss}"
-    elif cause.summary:
-        how = f"ended with {_shortened(cause.summary)}"
-    elif cause.is_unfinished:
-        how = "was gone before its script came to its end, without an exception, as after os._exit(0)"
-    else:
-        how = "ended without an exception"
-    text = f"rank {cause.rank} of {size} {how}; exit code {exit_code_of(cause)}."
+    text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {exit_code_of(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if _is_secondary(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
@@ -110,6 +100,21 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     return text
 
 
+def _how(ending: Ending) -> str:
+    if ending.signal_number is not None:
+        by_whom = (
+            " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
+        )
+        return f"was killed by {signal.Signals(ending.signal_number).name}{by_whom}"
+    if ending.loss:
+        return f"was lost: {ending.loss}"
+    if ending.summary:
+        return f"ended with {_shortened(ending.summary)}"
+    if ending.is_unfinished:
+        return "was gone before its script came to its end, without an exception, as after os._exit(0)"
+    return "ended without an exception"
+
+
 def exit_code_of(cause: Ending) -> int:
     """The exit code of a job that failed because of a rank: the rank's own, if that is not 0."""
     return cause.exit_code or 1
@@ -120,12 +125,13 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.rank != cause.rank and ending.exit_code != 0:
-            summary = ending.summary or f"exit code {ending.exit_code}"
-            # The rest of such a sentence guesses at what the last line knows.
-            reason, dot, _ = summary.partition(". ") if ending.is_echo else (summary, "", "")
-            where = f" (in {ending.tensor})" if dot and ending.tensor else ""
-            ranks_by_words.setdefault(f"{_shortened(reason)}{where}", []).append(ending.rank)
-    return [f"{names_of(ranks)} failed as well: {words}" for words, ranks in ranks_by_words.items()]
+            if ending.is_echo:
+                # The rest of such a sentence guesses at what the last line knows.
+                reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")
+                where = f" (in {ending.tensor})" if dot and ending.tensor else ""
+                ending = ending._replace(summary=f"{reason}{where}")
+            ranks_by_words.setdefault(_how(ending), []).append(ending.rank)
+    return [f"{names_of(ranks)} {words} after that" for words, ranks in ranks_by_words.items()]
 
 
 def names_of(ranks: list[int]) -> str:

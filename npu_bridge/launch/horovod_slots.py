@@ -1,4 +1,4 @@
-"""Places for ranks: the slot numbering of Horovod's own launcher, and the server through which ranks find each other."""
+"""Places for ranks: the slot numbering of Horovod's own launcher, and the server at which ranks meet."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def plan_job(
       hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
       rank_table: a rank table in JSON.
     Raises:
-      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name more ranks than there can be
-        or a host that would be an option of ssh, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
+      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks or a host
+        that would be an option of ssh, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
     """
     named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
     if len(named) > 1:
@@ -123,9 +123,8 @@ def _slots(hosts: str | None) -> dict[str, int]:
         raise LaunchError(f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {got!r}.")
     pairs = [entry.split(":") for entry in hosts.split(",")]
     if len({host for host, _ in pairs}) < len(pairs):
-        raise LaunchError(
-            f"-H names a host twice. Expected each host once with all its slots; got {hosts[:_LONGEST_QUOTE]!r}."
-        )
+        got = hosts[:_LONGEST_QUOTE]
+        raise LaunchError(f"-H names a host twice. Expected each host once with all its slots; got {got!r}.")
     return {host: int(slots) for host, slots in pairs}
 
 

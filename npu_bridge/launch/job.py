@@ -223,7 +223,7 @@ class _Job:
         return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
 
     def _is_stalled(self, endings: list[Ending]) -> bool:
-        """Whether ranks wait for each other for too long, or in vain; where nothing was said, a long wait is told once."""
+        """Whether ranks wait for each other for too long, or in vain; without a limit a long wait is told, once."""
         stills = self._stills()
         since = waiting_since(stills)
         if since is None or len(self._ranks) == 1:

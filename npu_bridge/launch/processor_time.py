@@ -26,7 +26,7 @@ def name_horovods_threads() -> None:
 
 
 def processor_secs() -> float | None:
-    """Seconds of processor time of this process's threads so far, those of Horovod apart; None where nobody can tell."""
+    """Seconds of processor time of this process's threads, those of Horovod apart; None where nobody can tell."""
     ticks = 0
     try:
         for thread in os.listdir("/proc/self/task"):
