@@ -22,7 +22,7 @@ __all__ = ["Standstill"]
 _NOTICE_SECS = 2.0
 # How often a standstill is looked at again, and which part of that time a rank must compute to count as busy: looking
 # costs a thousandth, a step of a training far more.
-_AGAIN_SECS = 5.0
+_AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
 _INSTALLED = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})

@@ -13,9 +13,9 @@ from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
-# Reading takes two seconds for each megabyte.
-_MOST_BYTES = 128 * 2**10
-_TABLE_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+# Reading takes two seconds for each megabyte, and a time that grows with the square of a line.
+_MOST_BYTES, _LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
+_TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
 
 
@@ -40,6 +40,11 @@ def build_from_file(
         bound = f"at most {_MOST_BYTES >> 10} KiB"
         raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
     text = content.decode("utf-8", "replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        dots = line.partition("=")[0].count(".")
+        if len(line) > _LONGEST_LINE or (dots > _MOST_DOTS and not line.lstrip().startswith("#")):
+            bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
+            raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
     values = reader.arguments(RUN_CONFIG, _parse(text, os.fspath(path)), "", skip=overrides)
     try:
@@ -118,7 +123,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number of thousands of digits is one, too
         raise ValueError(message(path, "it is not TOML", "key = value lines", str(error), "Correct it.")) from error
 
 
@@ -129,8 +134,9 @@ def _key_lines(text: str) -> dict[str, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         header = _TABLE_HEADER.match(line)
         if header:
-            section = f"{header.group(1)}."
-            lines.setdefault(header.group(1), number)
+            name = header.group(1).strip()
+            section = f"{name}."
+            lines.setdefault(name, number)
             continue
         key = _KEY.match(line)
         if key:

@@ -16,7 +16,7 @@ from npu_bridge.options import environment
 
 # As many ranks as the documentation knows, and a file in which they have room.
 MOST_RANKS = 32768
-_MOST_BYTES = 16 * 2**20
+_MOST_BYTES = 8 * 2**20
 _LONGEST_QUOTE = 120
 
 
@@ -126,8 +126,6 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), mend)
     rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
     ranks = sorted(rank for rank, *_ in rows)
-    if len(rows) > MOST_RANKS:
-        raise _error(where, "it has too many ranks", f"1..{MOST_RANKS}", str(len(rows)), "Use fewer")
     if ranks != list(range(len(rows))) or not rows:
         raise _error(
             where,
@@ -156,6 +154,7 @@ def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str
         seen.add(identity)
         for device in _list(server, "device", where):
             rows.append((_number(device, "rank_id", where), identity, _number(device, "device_id", where), ""))
+            _check_room(rows, where)
     return rows
 
 
@@ -171,8 +170,14 @@ def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]
             server, pod = _text(instance, "server_id", where), str(instance.get("pod_name", ""))
             for device in _list(instance, "devices", where):
                 rows.append((len(rows), server, _number(device, "device_id", where), pod))
+                _check_room(rows, where)
         _check_count(group, "device_count", len(rows) - before, where)
     return rows
+
+
+def _check_room(rows: list, where: str) -> None:
+    if len(rows) > MOST_RANKS:
+        raise _error(where, "it has too many ranks", f"1..{MOST_RANKS}", "more", "Use fewer")
 
 
 def _list(parent: Any, field: str, where: str) -> list:
