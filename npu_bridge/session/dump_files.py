@@ -83,7 +83,9 @@ class DumpFolder:
 
     def _new_graph(self, name: str) -> str:
         parent = os.path.join(self._root, name)
-        for folder in (os.path.dirname(self._root), self._root, parent):
+        of_time = os.path.dirname(self._root)
+        os.makedirs(os.path.dirname(of_time), exist_ok=True)
+        for folder in (of_time, self._root, parent):
             _make_folder(folder)
         number = 0
         while True:
