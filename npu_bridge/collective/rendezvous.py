@@ -23,7 +23,9 @@ def limit_secs() -> int:
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
+    # More than a thread can wait is as good as that.
+    asked = environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
+    return min(asked, int(threading.TIMEOUT_MAX))
 
 
 def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any]) -> Any:
