@@ -23,9 +23,7 @@ def limit_secs() -> int:
     Raises:
       ValueError: the variable is not a positive whole number.
     """
-    # More than a thread can wait is as good as that.
-    asked = environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
-    return min(asked, int(threading.TIMEOUT_MAX))
+    return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
 
 
 def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -337,13 +338,16 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     )
     code, output = npu_run("-np", "3", "--log-dir", "logs", "train.py", cwd=tmp_path)
     assert code == 1
-    assert output.splitlines() == [
-        "npu-run: ranks 0, 2 ended with HorovodInternalError: a peer is gone after that",
+    survivors, verdict = output.splitlines()
+    # One of them may have been stopped before it could say so.
+    pattern = "npu-run: ranks? (0|2|0, 2) ended with HorovodInternalError: a peer is gone after that"
+    found = re.fullmatch(pattern, survivors)
+    assert verdict == (
         "npu-run: rank 1 of 3 was gone before its script came to its end, without an exception, as after os._exit(0); "
-        "exit code 1. The other ranks were stopped.",
-    ]
+        "exit code 1. The other ranks were stopped."
+    )
     # What a survivor would have printed is in the log.
-    assert "Traceback (most recent call last):" in (tmp_path / "logs" / "rank_2.log").read_text()
+    assert "Traceback (most recent call last):" in (tmp_path / "logs" / f"rank_{found[1][0]}.log").read_text()
 
 
 def test_ranks_that_all_leave_by_os_exit_have_done_well(tmp_path):
