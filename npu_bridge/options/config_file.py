@@ -15,6 +15,7 @@ from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
 # Reading takes two seconds for each megabyte, and a time that grows with the square of a line.
 _MOST_BYTES, _LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
+_BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # where a key or the name of a table may stand
 _TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
 
@@ -41,8 +42,8 @@ def build_from_file(
         raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.splitlines(), start=1):
-        dots = line.partition("=")[0].count(".")
-        if len(line) > _LONGEST_LINE or (dots > _MOST_DOTS and not line.lstrip().startswith("#")):
+        dots = _BEGINNING.match(line).group().count(".")
+        if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
             bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
             raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)

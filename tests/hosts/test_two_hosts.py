@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.launch.launching import needs_horovod, wait_for, write_script
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180), needs_horovod]
+pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(180), needs_horovod]
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
 PARAMETERS = 3125 + 250_000

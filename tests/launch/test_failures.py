@@ -134,7 +134,7 @@ SCRIPT = """
             batches = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.float32))
             batch = tf.compat.v1.data.make_one_shot_iterator(batches.repeat()).get_next()
             with tf.control_dependencies([batch]):
-                sums = [hvd.allreduce(one + batch, name="grad_one", op=hvd.Sum)]
+                sums = [hvd.allreduce(one + batch, name="grad_batch", op=hvd.Sum)]
         for step in range(8):
             if is_bad and step == 4:
                 if mischief == "stop":
@@ -170,7 +170,7 @@ def test_ranks_with_different_variables_are_told_what_each_waits_for(tmp_path):
 def test_a_rank_whose_input_never_comes_is_named_with_its_place(tmp_path):
     code, verdict = run(tmp_path, "input", "--stall-secs", STALL_SECS)
     assert code == 124
-    assert "rank 0 waiting for grad_one at train.py:" in verdict
+    assert "rank 0 waiting for grad_batch at train.py:" in verdict
     assert re.search(r"rank 1 is in its input pipeline \(train\.py:\d+\)", verdict)
 
 

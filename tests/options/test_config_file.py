@@ -113,3 +113,11 @@ def test_a_file_that_nobody_can_mean_is_refused_at_once(tmp_path, text, part):
     with pytest.raises(ValueError, match=part) as caught:
         _load(tmp_path, text)
     assert "run.toml" in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_what_people_write_is_within_the_bounds(tmp_path):
+    numbers = ", ".join(f"{number}.5" for number in range(400))
+    layers = " ".join(f"bert/encoder/layer_{number}/dense.kernel" for number in range(80))
+    text = f"# {'.' * 100}\n[dump_config]\ndump_layer = '{layers}'\nx = [\n{numbers}\n]\n"
+    with pytest.raises(ValueError, match="unknown option 'x'"):
+        _load(tmp_path, text)
