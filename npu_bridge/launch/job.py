@@ -254,7 +254,7 @@ class _Job:
         secs = time.monotonic() - (waiting_since(stills) or 0.0)
         for rank in self._ranks:
             rank.leave_horovod()
-        waiting = {rank for rank, still in stills.items() if still is not None and still.waits}
+        waiting = {rank for rank, still in stills.items() if still is None or still.waits}
         # Horovod cannot be shut down past a stopped process.
         limit = time.monotonic() + (0.0 if stopped else ECHO_GRACE_SECS)
         endings = self._turn()

@@ -105,8 +105,9 @@ def _words(still: Still | None, ending: Ending | None, is_stopped: bool, place: 
     has_waited = still is not None and still.waits
     if is_stopped:
         return "missing, its process is stopped"
-    if has_waited and ending is not None and ending.tensor:
-        return f"waiting for {ending.tensor} at {still.where}"
+    where = still.where if still is not None else place.where if place is not None else ""
+    if where and ending is not None and ending.is_echo and ending.tensor:
+        return f"waiting for {ending.tensor} at {where}"
     pipeline = (still.pipeline if still is not None else "") or (place.pipeline if place is not None else "")
     if pipeline:
         return f"is in its input pipeline ({pipeline})"
@@ -118,4 +119,4 @@ def _words(still: Still | None, ending: Ending | None, is_stopped: bool, place: 
         return f"missing, it stays at {still.where}"
     if ending is not None and ending.exit_code == 0:
         return "missing, it has ended"
-    return f"missing, it is at {place.where}" if place is not None else "missing, it is elsewhere"
+    return f"missing, it is at {where}" if where else "missing, it is elsewhere"

@@ -205,13 +205,15 @@ def test_description_names_the_rank_that_is_in_its_input_pipeline_and_not_those_
         2: WAITS._replace(busy_at=50.0),
         3: None,
         4: None,
+        5: None,  # it had only just begun to wait
     }
-    places = {3: Place("train.py:5 (while True:)", "train.py:5"), 4: Place("train.py:6 (pass)")}
-    text = describe_stall(stills, [RAISED], [], 60.0, places)
+    places = {3: Place("train.py:5 (while True:)", "train.py:5"), 4: Place("train.py:6 (pass)"), 5: Place("train.py:8")}
+    text = describe_stall(stills, [RAISED, RAISED._replace(rank=5)], [], 60.0, places)
     assert text.startswith(
         "no progress for 60 s: rank 0 waiting for grad_w at train.py:7 (session.run(step)); rank 1 is in its input "
         "pipeline (train.py:4); rank 2 missing, it computes inside TensorFlow at train.py:7 (session.run(step)); rank "
-        "3 is in its input pipeline (train.py:5); rank 4 missing, it is at train.py:6 (pass). "
+        "3 is in its input pipeline (train.py:5); rank 4 missing, it is at train.py:6 (pass); rank 5 "
+        "waiting for grad_w at train.py:8. "
     )
 
 
