@@ -25,7 +25,9 @@ _NOTICE_SECS = 2.0
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
-_INSTALLED = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
+# What is no line of the script: installed packages, and this one wherever it is.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
 # of tf.data through the other, and an Estimator builds its input in a function of that name.
