@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge._key_value_server import KeyValueServer, host_of, secret_of
 from npu_bridge.collective import rendezvous
 from npu_bridge.collective.noticeboard import ADDRESS_VARIABLE, PORT_VARIABLE, Noticeboard
 from npu_bridge.options import environment
@@ -46,9 +47,11 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
 
 
 def _fresh_server(board):
-    """Starts a key-value server that lives as long as this process; returns its address and port as text."""
-    from horovod.runner.http.http_server import RendezvousServer
+    """Starts a key-value server that lives as long as this process; returns its address and port as text.
 
-    with socket.create_connection((board.address, board.port), timeout=30) as connection:
+    It is open where this rank reaches the job's own server, and to those who know the job's secret.
+    """
+    with socket.create_connection((host_of(board.address), board.port), timeout=30) as connection:
         own_address = connection.getsockname()[0]
-    return f"{own_address} {RendezvousServer().start()}"
+    location = KeyValueServer(secret_of(board.address)).listen(own_address)
+    return f"{location.address} {location.port}"

@@ -23,7 +23,8 @@ class Noticeboard:
     Args:
       meeting: what the ranks meet for, unique in the job and the same on every rank.
     Attributes:
-      address, port: where the server is; None when the ranks were not started by a Gloo launcher.
+      address, port: where the server is; None when the ranks were not started by a Gloo launcher. The address holds
+        the job's secret where `npu-run` has started the ranks.
     """
 
     def __init__(self, meeting: str):

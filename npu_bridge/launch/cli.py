@@ -7,6 +7,7 @@ script.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import sys
@@ -43,6 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
     run_script.main(arguments, prog_name="npu-run")
 
 
+def _finite(context: click.Context, option: click.Parameter, number: float | None) -> float | None:
+    """A number of seconds that can be waited for: NaN is neither above nor below a bound."""
+    if number is not None and not math.isfinite(number):
+        raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
+    return number
+
+
 @click.command(
     # The first word that is no option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
@@ -71,9 +79,11 @@ def main(arguments: list[str] | None = None) -> None:
 )
 @click.option(
     "--stall-secs",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0),
+    callback=_finite,
     metavar="SECS",
-    help="End the job when a rank has been waiting for the others as long as this. Default: wait for ever.",
+    help="End the job when a rank has been waiting for the others as long as this; 0: never. Default: when every rank "
+    "has been waiting, and none computing, for 600 s.",
 )
 @click.option(
     "--timeline",

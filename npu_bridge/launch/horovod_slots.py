@@ -1,4 +1,4 @@
-"""Places for ranks, from Horovod's own launcher: its slot numbering and its Gloo rendezvous server."""
+"""Places for ranks: the slot numbering of Horovod's own launcher, and the server at which ranks meet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge._key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.host_address import address_towards, interface_of
 from npu_bridge.launch.hosts import Plan, is_this_machine
 from npu_bridge.options import environment
 
-__all__ = ["Slot", "open_slots"]
+__all__ = ["Places", "Slot", "open_slots"]
 
 
 class Slot(NamedTuple):
@@ -30,41 +31,60 @@ class Slot(NamedTuple):
     variables: dict[str, str]
 
 
+class Places(NamedTuple):
+    """Where the ranks of a job run, and the server they meet at.
+
+    Attributes:
+      slots: one for each rank, in order.
+      server: None for a single rank of this machine, which has nobody to meet.
+    """
+
+    slots: list[Slot]
+    server: KeyValueServer | None
+
+    @property
+    def refused(self) -> int:
+        """Number of requests of strangers that the server has dropped so far."""
+        return self.server.refused if self.server is not None else 0
+
+
 @contextlib.contextmanager
-def open_slots(plan: Plan) -> Iterator[list[Slot]]:
+def open_slots(plan: Plan) -> Iterator[Places]:
     """Describes the ranks of a plan; several of them have a rendezvous server while this block lasts.
 
+    The server listens on the addresses of this machine by which its ranks reach it, and on no other: on 127.0.0.1 when
+    all of them run here.
+
     Yields:
-      A slot for each rank, in order. One rank alone on this machine has no variables, and needs no Horovod. On other
-      hosts the interface for Gloo is left to be found there.
+      The places. One rank alone on this machine has no variables, and needs no Horovod. On other hosts the interface
+      for Gloo is left to be found there.
     Raises:
       LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
     """
     if plan.size == 1 and plan.is_local:
-        yield [Slot(0, "", {})]
+        yield Places([Slot(0, "", {})], None)
         return
     try:
         from horovod.runner import gloo_run
         from horovod.runner.common.util import hosts
-        from horovod.runner.http.http_server import RendezvousServer
     except Exception as error:  # a broken installation raises whatever it raises
         raise LaunchError(
             f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
             f"{INSTALL_HOROVOD}"
         ) from error
     assigned = hosts.get_host_assignments(hosts.parse_hosts(_hosts_for_horovod(plan)), plan.size)
-    server = RendezvousServer()
-    port = server.start()
-    server.init(assigned)
+    server = KeyValueServer()
     try:
         slots = []
         for slot in assigned:
             host = "" if plan.is_local or is_this_machine(slot.hostname) else slot.hostname
             address, interfaces = _way_of(plan, host)
-            variables = gloo_run.create_run_env_vars(address, interfaces or [""], port)
+            # Only where no way is known, any will do: a name that ssh alone can resolve.
+            location = server.listen(address) if address else server.listen("", name=socket.gethostname())
+            variables = gloo_run.create_run_env_vars(location.address, interfaces or [""], location.port)
             variables.update(gloo_run.create_slot_env_vars(slot))
             slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
-        yield slots
+        yield Places(slots, server)
     finally:
         server.stop()
 
@@ -74,14 +94,14 @@ def _hosts_for_horovod(plan: Plan) -> str:
 
 
 def _way_of(plan: Plan, host: str) -> tuple[str, list[str]]:
-    """The rendezvous server's address for ranks of a host, and the interfaces of those of this machine."""
+    """The server's address for ranks of a host ("" when unknown), and the interfaces of those of this machine."""
     if host:
-        return address_towards(host) or socket.gethostname(), []
+        return address_towards(host), []
     if plan.is_local:
         return "127.0.0.1", _loopback()
     address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
     interface = environment.read_variable("HOROVOD_GLOO_IFACE") or interface_of(address)
-    return address or socket.gethostname(), [interface]
+    return address, [interface]
 
 
 def _loopback() -> list[str]:

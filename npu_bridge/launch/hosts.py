@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
-from npu_bridge.options.rank_table import RankTable, read_rank_table
+from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 
-__all__ = ["Plan", "is_this_machine", "plan_job"]
+__all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "is_this_machine", "plan_job"]
 
-_HOSTS = re.compile(r"[^\s:,]+:[1-9]\d*(,[^\s:,]+:[1-9]\d*)*")
-_HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d*)")
+# Numbers of more digits are nobody's, and Python refuses to read very long ones.
+_HOSTS = re.compile(r"[^\s:,]+:[1-9]\d{0,8}(,[^\s:,]+:[1-9]\d{0,8})*")
+_HOSTFILE_LINE = re.compile(r"(?P<host>[^\s:,]+)(?:\s*:\s*|\s+slots\s*=\s*)(?P<slots>[1-9]\d{0,8})")
+# A rank takes some hundred megabytes and a dozen threads: more on one machine are a slip of the finger.
+MOST_RANKS_OF_A_HOST = 1024
+_LONGEST_QUOTE = 200
 
 
 class Plan(NamedTuple):
@@ -57,8 +61,8 @@ def plan_job(
       hostfile: a file with a line `host slots=N` (or `host:N`) for each host.
       rank_table: a rank table in JSON.
     Raises:
-      LaunchError: the sources exclude each other, cannot be read, offer too few slots, or contradict RANK_ID, RANK_SIZE
-        or the CM_* variables.
+      LaunchError: the sources exclude each other, cannot be read, offer too few slots, name too many ranks or a host
+        that would be an option of ssh, or contradict RANK_ID, RANK_SIZE or the CM_* variables.
     """
     named = [name for name, given in (("-H", hosts), ("--hostfile", hostfile), ("--rank-table", rank_table)) if given]
     if len(named) > 1:
@@ -68,11 +72,35 @@ def plan_job(
     else:
         slots = _slots_of_file(hostfile) if hostfile else _slots(hosts)
         plan = Plan(size or sum(slots.values()) or 1, slots)
+        _check_bounds(plan)
         if slots and plan.size > sum(slots.values()):
             source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
             raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
+    _check_bounds(plan)
+    _check_names(plan)
     _check_environment(plan.size)
     return plan
+
+
+def _check_bounds(plan: Plan) -> None:
+    """A number with too many digits would otherwise fill memory with descriptions of ranks that nobody can start."""
+    if plan.size > MOST_RANKS:
+        raise LaunchError(f"a job has too many ranks. Expected 1..{MOST_RANKS}; got {plan.size}. Name fewer.")
+    most = max([*plan.slots.values()] or [plan.size])
+    if most > MOST_RANKS_OF_A_HOST:
+        raise LaunchError(
+            f"a machine has too many ranks. Expected 1..{MOST_RANKS_OF_A_HOST}; got {most}. Name fewer, or more hosts."
+        )
+
+
+def _check_names(plan: Plan) -> None:
+    """A name goes to ssh, which would take one with a dash in front for an option, and that may be a command to run."""
+    for host in plan.slots:
+        if any(part.startswith("-") for part in host.split("@")):
+            raise LaunchError(
+                f"the name of a host begins with a dash. Expected a name or an address; got {host[:_LONGEST_QUOTE]!r}. "
+                f"Correct it in -H, the hostfile or the rank table."
+            )
 
 
 def is_this_machine(host: str) -> bool:
@@ -91,10 +119,12 @@ def _slots(hosts: str | None) -> dict[str, int]:
     if hosts is None:
         return {}
     if not _HOSTS.fullmatch(hosts):
-        raise LaunchError(f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {hosts!r}.")
+        got = hosts[:_LONGEST_QUOTE]
+        raise LaunchError(f"-H is not understood. Expected host:slots,host:slots with slots >= 1; got {got!r}.")
     pairs = [entry.split(":") for entry in hosts.split(",")]
     if len({host for host, _ in pairs}) < len(pairs):
-        raise LaunchError(f"-H names a host twice. Expected each host once with all its slots; got {hosts!r}.")
+        got = hosts[:_LONGEST_QUOTE]
+        raise LaunchError(f"-H names a host twice. Expected each host once with all its slots; got {got!r}.")
     return {host: int(slots) for host, slots in pairs}
 
 
@@ -111,7 +141,8 @@ def _slots_of_file(path: str) -> dict[str, int]:
         entry = _HOSTFILE_LINE.fullmatch(text)
         if not entry or entry["host"] in slots:
             problem = "a host comes twice" if entry else "the line is not understood"
-            raise LaunchError(f"{path}:{number}: {problem}. Expected each host once, as host slots=N; got {text!r}.")
+            got = text[:_LONGEST_QUOTE]
+            raise LaunchError(f"{path}:{number}: {problem}. Expected each host once, as host slots=N; got {got!r}.")
         slots[entry["host"]] = int(entry["slots"])
     if not slots:
         raise LaunchError(f"--hostfile {path} names no host. Expected lines such as host1 slots=4.")

@@ -16,15 +16,31 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Union
 
-from npu_bridge.launch.first_failure import ECHO_GRACE_SECS, Ending, describe, first_failure, is_decided
-from npu_bridge.launch.horovod_slots import Slot, open_slots
+from npu_bridge.launch.first_failure import (
+    ECHO_GRACE_SECS,
+    Ending,
+    describe,
+    describe_survivors,
+    exit_code_of,
+    first_failure,
+    is_decided,
+)
+from npu_bridge.launch.horovod_slots import Places, Slot, open_slots
 from npu_bridge.launch.hosts import Plan
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream
 from npu_bridge.launch.rank_process import RankProcess, rank_command
 from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
-from npu_bridge.launch.stall import STALL_EXIT_CODE, WARN_SECS, Still, describe_stall, waiting_since
+from npu_bridge.launch.stall import (
+    DEFAULT_STALL_SECS,
+    STALL_EXIT_CODE,
+    WARN_SECS,
+    Still,
+    describe_stall,
+    idle_since,
+    waiting_since,
+)
 
 __all__ = ["STOP_SECS", "Outcome", "run_ranks"]
 
@@ -70,13 +86,16 @@ def run_ranks(
       arguments: passed to the script untouched.
       plan: how many ranks, on which hosts.
       log_dir: folder of this machine for one log file per rank.
-      stall_secs: end the job when a rank has been waiting for others as long as this; None waits for ever.
+      stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
+        every rank has been waiting for 600 s, and none has computed anything.
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
     """
     streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
     job = _Job(stall_secs, streams["stderr"])
-    with open_slots(plan) as slots, job.heeding_signals():
+    with open_slots(plan) as places, job.heeding_signals():
+        slots = places.slots
+        job.places = places
         try:
             logs = [_open_log(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots]
             for host in dict.fromkeys(slot.host for slot in slots):
@@ -122,6 +141,7 @@ class _Job:
     """The running ranks and the one loop that watches them."""
 
     def __init__(self, stall_secs: float | None, errors: JointStream):
+        self.places = Places([], None)
         self._stall_secs = stall_secs
         self._errors = errors
         self._warned_of = 0.0
@@ -161,6 +181,7 @@ class _Job:
                 break
             if len(endings) == len(self._ranks) and not first_failure(endings):
                 self._drain()
+                self._say_who_was_refused()
                 return Outcome(0, has_failed=False)
             if not first_failure(endings) and self._is_stalled(endings):
                 return Outcome(self._end_stalled(), has_failed=True)
@@ -202,17 +223,23 @@ class _Job:
         return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
 
     def _is_stalled(self, endings: list[Ending]) -> bool:
-        """Whether ranks wait for each other for too long, or in vain; without a limit the former is only said, once."""
+        """Whether ranks wait for each other for too long, or in vain; without a limit a long wait is told, once."""
         stills = self._stills()
         since = waiting_since(stills)
         if since is None or len(self._ranks) == 1:
             return False
-        secs = time.monotonic() - since
-        if self._stall_secs is None and secs >= WARN_SECS and since != self._warned_of:
+        now = time.monotonic()
+        if not self._stall_secs and now - since >= WARN_SECS and since != self._warned_of:
             self._warned_of = since
-            text = describe_stall(stills, endings, self._stopped(), secs)
-            self._say(f"{text} The job goes on; --stall-secs N would end it.")
-        return (self._stall_secs is not None and secs >= self._stall_secs) or self._waits_for_stopped(stills)
+            text = describe_stall(stills, endings, self._stopped(), now - since)
+            until = "" if self._stall_secs == 0 else f" until every rank has been idle for {DEFAULT_STALL_SECS:.0f} s"
+            self._say(f"{text} The job goes on{until}; --stall-secs N would end it.")
+        if self._stall_secs is None:
+            idle = idle_since(stills, self._stopped())
+            is_over = idle is not None and now - idle >= DEFAULT_STALL_SECS
+        else:
+            is_over = self._stall_secs > 0 and now - since >= self._stall_secs
+        return is_over or self._waits_for_stopped(stills)
 
     def _waits_for_stopped(self, stills: dict[int, Still | None]) -> bool:
         """Whether a rank that waits has nobody to wait for: another one's process has long been stopped."""
@@ -227,14 +254,16 @@ class _Job:
         secs = time.monotonic() - (waiting_since(stills) or 0.0)
         for rank in self._ranks:
             rank.leave_horovod()
-        waiting = {rank for rank, still in stills.items() if still is not None and still.waits}
+        waiting = {rank for rank, still in stills.items() if still is None or still.waits}
         # Horovod cannot be shut down past a stopped process.
         limit = time.monotonic() + (0.0 if stopped else ECHO_GRACE_SECS)
         endings = self._turn()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
             endings = self._turn()
         self._stop(signal.SIGTERM)
-        text = describe_stall(stills, endings, stopped, secs)
+        places = {rank.rank: rank.place for rank in self._ranks}
+        text = describe_stall(stills, endings, stopped, secs, places)
+        self._say_who_was_refused()
         self._say(f"{text} All ranks were stopped.")
         return STALL_EXIT_CODE
 
@@ -246,8 +275,11 @@ class _Job:
 
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
-        self._say(f"{signal.Signals(number).name}, stopping {len(self._ranks)} ranks")
+        name = signal.Signals(number).name
+        self._say(f"{name}, stopping {len(self._ranks)} ranks")
         self._stop(number)
+        self._say_who_was_refused()
+        self._say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
         return 128 + number
 
     def _stop(self, number: int) -> None:
@@ -270,12 +302,20 @@ class _Job:
             rank.drain()
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
+        for line in describe_survivors(cause, endings):
+            self._say(line)
         lines = cause.trace.splitlines()[-_TRACE_LINES:]
         if lines:
             kind = "traceback" if cause.summary else "last output"
             self._say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+        self._say_who_was_refused()
         self._say(describe(cause, endings, len(self._ranks)))
-        return cause.exit_code
+        return exit_code_of(cause)
+
+    def _say_who_was_refused(self) -> None:
+        count = self.places.refused
+        if count:
+            self._say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
 
     def _say(self, text: str) -> None:
         """On a line of its own, also when a rank was stopped in the middle of one."""

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Any
 
+from npu_bridge.launch.processor_time import name_horovods_threads
 from npu_bridge.launch.standstill import Standstill
 
 __all__ = ["RankLink"]
@@ -35,6 +36,7 @@ class RankLink:
         self._process = os.getpid()
         self._standstill = Standstill(threading.main_thread().ident or 0)
         os.set_inheritable(file, False)
+        name_horovods_threads()
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -58,6 +60,7 @@ class RankLink:
             if select.select([self._file], [], [], _LOOK_SECS)[0]:
                 if not self._is_asked():
                     _end_this_rank()
+                self.send({"place": self._standstill.place()})
                 _leave_horovod()
             news = self._standstill.look(time.monotonic())
             if news is not None:

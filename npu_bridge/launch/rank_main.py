@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import types
+from typing import Any
 
 from npu_bridge.launch.rank_link import RankLink
 from npu_bridge.launch.rank_report import report_of, script_frames
@@ -41,9 +42,12 @@ def main(arguments: list[str]) -> None:
         record_sessions(recording, place.rank)
     try:
         _run_script(arguments[0], arguments)
+        _finish(link)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
+        else:
+            _finish(link)
         raise
     except KeyboardInterrupt as interrupt:
         # One stack is enough to see where an interrupted job was.
@@ -51,8 +55,10 @@ def main(arguments: list[str]) -> None:
             _show(interrupt, arguments[0])
         sys.exit(_INTERRUPTED)
     except BaseException as error:
-        _report(link, error, arguments[0], 1)
-        _show(error, arguments[0])
+        facts = _report(link, error, arguments[0], 1)
+        # That another rank is gone is said by the launcher, which knows why, and in one line.
+        if link is None or not facts["echo"] or sys.excepthook is not sys.__excepthook__:
+            _show(error, arguments[0])
         sys.exit(1)
 
 
@@ -77,10 +83,18 @@ def _run_script(script: str, arguments: list[str]) -> None:
     exec(compile(source, script, "exec", dont_inherit=True), module.__dict__)
 
 
-def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
-    """Tells the launcher, before anything else can go wrong, how this rank ends and when."""
+def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> dict[str, Any]:
+    """Tells the launcher, before anything else can go wrong, how this rank ends and when; gives what was told."""
+    facts = report_of(error, script, code)
     if link is not None:
-        link.send({"ending": report_of(error, script, code)})
+        link.send({"ending": facts})
+    return facts
+
+
+def _finish(link: RankLink | None) -> None:
+    """Tells the launcher that the script has come to its end: a process may also just be gone, with exit code 0."""
+    if link is not None:
+        link.send({"finished": True})
 
 
 def _show(error: BaseException, script: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 from typing import BinaryIO, Callable
 
 __all__ = ["JointStream", "RankOutput", "last_state"]
@@ -11,6 +12,12 @@ __all__ = ["JointStream", "RankOutput", "last_state"]
 _PARTIAL_LINE_SECS = 0.05
 _TAIL_LINES = 40
 _TAIL_LINE_BYTES = 4096
+# What TensorFlow, Horovod and Gloo log on a rank when another one is gone (2.15, 0.28): the launcher says it in a line.
+_AFTERMATH = re.compile(
+    rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |  what\(\):  ).*"
+    rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
+    rb"|terminate called after throwing an instance of 'gloo::"
+)
 
 
 class JointStream:
@@ -91,6 +98,8 @@ class RankOutput:
     def _pass_on(self, line: bytes) -> None:
         final = last_state(line).rstrip(b"\r")
         self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
+        if _AFTERMATH.match(final):
+            return  # it stays in the log
         if self._prefix:
             self._joint.write_line(self._prefix + final)
         else:

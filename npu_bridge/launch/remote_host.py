@@ -64,7 +64,7 @@ class RemoteHost:
         self._is_closed = threading.Event()
         try:
             self._process = subprocess.Popen(
-                [*_SSH, host, _keeper_command()],
+                [*_SSH, "--", host, _keeper_command()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -14,13 +14,25 @@ import sysconfig
 import types
 from typing import Any
 
+from npu_bridge.launch.processor_time import processor_secs
+
 __all__ = ["Standstill"]
 
 # Shorter standstills are everyday life and not told to anybody.
 _NOTICE_SECS = 2.0
+# How often a standstill is looked at again, and which part of that time a rank must compute to count as busy: looking
+# costs a thousandth, a step of a training far more.
+_AGAIN_SECS = 2.0
+_BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
-_INSTALLED = tuple({os.path.join(path, "") for path in sysconfig.get_paths().values()})
+# What is no line of the script: installed packages, and this one wherever it is.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
+# By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
+# of tf.data through the other, and an Estimator builds its input in a function of that name.
+_CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
+_BUILDS_INPUT = "_call_input_fn"
 
 
 class Standstill:
@@ -34,8 +46,9 @@ class Standstill:
         self._thread = thread
         self._frame: types.FrameType | None = None
         self._instruction = -1
-        self._since = 0.0
-        self._is_told = False
+        self._since = self._busy_at = self._looked_at = 0.0
+        self._processor_secs: float | None = None
+        self._told: dict[str, Any] | None = None
 
     def look(self, now: float) -> dict[str, Any] | None:
         """Looks at the thread; to be called about once a second.
@@ -43,31 +56,83 @@ class Standstill:
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          News for the launcher: `{"still": {"since", "where", "waits"}}` once the thread has not moved for a while,
-          `{"still": None}` when it moves again after that, None when there is nothing new. `waits` says that it is
-          inside TensorFlow or Horovod.
+          News for the launcher: `{"still": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread has not
+          moved for a while and whenever that changes, `{"still": None}` when it moves again after that, None when there
+          is nothing new. `waits` says that it is inside TensorFlow or Horovod.
         """
-        frame = sys._current_frames().get(self._thread)
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
         if frame is None:
             return None
-        if frame is self._frame and frame.f_lasti == self._instruction:
-            if self._is_told or now - self._since < _NOTICE_SECS:
-                return None
-            self._is_told = True
-            waits = str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNTIMES
-            return {"still": {"since": self._since, "where": _place(frame), "waits": waits}}
-        was_told, self._is_told = self._is_told, False
-        self._frame, self._instruction, self._since = frame, frame.f_lasti, now
-        return {"still": None} if was_told else None
+        if frame is not self._frame or frame.f_lasti != self._instruction:
+            was_told, self._told = self._told is not None, None
+            self._frame, self._instruction, self._since = frame, frame.f_lasti, now
+            return {"still": None} if was_told else None
+        if now - (self._since if self._told is None else self._looked_at) < (
+            _NOTICE_SECS if self._told is None else _AGAIN_SECS
+        ):
+            return None
+        still = {
+            "since": self._since,
+            "where": _place(frame),
+            "waits": str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNTIMES,
+            "busy_at": self._last_busy(now),
+            "pipeline": _pipeline(frames, self._thread),
+        }
+        is_new, self._told = still != self._told, still
+        return {"still": still} if is_new else None
+
+    def place(self) -> dict[str, str]:
+        """Where the thread is now: `{"where", "pipeline"}`, as in `look`."""
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
+        where = "" if frame is None else _place(frame)
+        return {"where": where, "pipeline": _pipeline(frames, self._thread)}
+
+    def _last_busy(self, now: float) -> float:
+        """When this process last computed in this standstill, as far as looks tell; its beginning when it has not."""
+        before, before_at = self._processor_secs, self._looked_at
+        self._processor_secs, self._looked_at = processor_secs(), now
+        if self._told is None:
+            self._busy_at = self._since
+        elif self._processor_secs is None or before is None:
+            self._busy_at = now  # nobody can tell, so nobody says that it is idle
+        elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
+            self._busy_at = now
+        return self._busy_at
 
 
 def _place(innermost: types.FrameType) -> str:
     """File, line and text of the innermost line that is not of an installed package, if there is one."""
-    frame: types.FrameType | None = innermost
-    while frame is not None and frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
-        frame = frame.f_back
-    frame = frame or innermost
+    frame = _own_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, line).strip()
     text = text if len(text) <= _CODE_CHARACTERS else f"{text[:_CODE_CHARACTERS]}..."
     return f"{os.path.basename(file)}:{line}" + (f" ({text})" if text else "")
+
+
+def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
+        frame = frame.f_back
+    return frame
+
+
+def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
+    """File and line of the script's input pipeline where one of its functions is at work; "" when none is."""
+    for thread, innermost in frames.items():
+        codes = []
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            codes.append(frame.f_code)
+            frame = frame.f_back
+        if thread == main:
+            is_input = any(code.co_name == _BUILDS_INPUT for code in codes)
+        else:
+            is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
+                _OF_DATA in code.co_filename for code in codes
+            )
+        own = _own_frame(innermost) if is_input else None
+        if own is not None:
+            return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}"
+    return ""

@@ -16,7 +16,7 @@ from npu_bridge.options import environment
 __all__ = ["Recording", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
-_RANGE = re.compile(r"(\d+):(\d+)")
+_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
 PICTURE, FACTS = "tail.svg", "tail.json"
 
 
@@ -93,7 +93,7 @@ class Recording(NamedTuple):
         if not numbers or int(numbers[1]) >= int(numbers[2]):
             raise LaunchError(
                 f"--timeline is no range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
-                f"recorded; got {text!r}. Say --timeline 20:25 for steps 20 to 24."
+                f"recorded; got {text[:60]!r}. Say --timeline 20:25 for steps 20 to 24."
             )
         return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))
 

@@ -11,7 +11,7 @@ from typing import Any
 from npu_bridge.launch.first_failure import Ending
 from npu_bridge.launch.rank_log import RankLog
 from npu_bridge.launch.rank_output import JointStream, RankOutput
-from npu_bridge.launch.stall import Still
+from npu_bridge.launch.stall import Place, Still
 
 __all__ = ["WatchedRank"]
 
@@ -28,6 +28,8 @@ class WatchedRank:
         self.rank = rank
         self.ending: Ending | None = None
         self.still: Still | None = None
+        self.place: Place | None = None
+        self._has_finished = False
         self._log = log
         self._outputs: dict[str, RankOutput] = {}
         self._tail: collections.deque[str] = collections.deque()
@@ -56,10 +58,16 @@ class WatchedRank:
         for message in map(json.loads, messages):
             if "still" in message:
                 still = Still(**message["still"]) if message["still"] else None
-                self.still = still and still._replace(since=still.since + lead_secs)
+                self.still = still and still._replace(since=still.since + lead_secs, busy_at=still.busy_at + lead_secs)
+            elif "place" in message:
+                self.place = Place(**message["place"])
+            elif "finished" in message:
+                self._has_finished = True
             else:
                 self._report = message["ending"]
                 self._report["when"] += lead_secs
+                if self._report.get("echo") and self._log is not None:
+                    self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
 
     def release(self) -> None:
         """Shows what the rank has left unfinished, once nothing more is following."""
@@ -82,6 +90,7 @@ class WatchedRank:
             trace=report.get("trace") or "\n".join(self._tail),
             is_echo=report.get("echo", False),
             tensor=report.get("tensor", ""),
+            is_unfinished=code == 0 and not self._has_finished,
         )
 
     def finish_output(self) -> None:

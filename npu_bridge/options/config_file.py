@@ -13,7 +13,10 @@ from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
-_TABLE_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+# Reading takes two seconds for each megabyte, and a time that grows with the square of a line.
+_MOST_BYTES, _LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
+_BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # where a key or the name of a table may stand
+_TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
 
 
@@ -33,7 +36,16 @@ def build_from_file(
       OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
-        text = file.read().decode("utf-8", "replace")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        bound = f"at most {_MOST_BYTES >> 10} KiB"
+        raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
+    text = content.decode("utf-8", "replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        dots = _BEGINNING.match(line).group().count(".")
+        if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
+            bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
+            raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
     values = reader.arguments(RUN_CONFIG, _parse(text, os.fspath(path)), "", skip=overrides)
     try:
@@ -110,7 +122,9 @@ def _parse(text: str, path: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
+    except ValueError as error:  # a number of thousands of digits is one, too
         raise ValueError(message(path, "it is not TOML", "key = value lines", str(error), "Correct it.")) from error
 
 
@@ -121,8 +135,9 @@ def _key_lines(text: str) -> dict[str, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         header = _TABLE_HEADER.match(line)
         if header:
-            section = f"{header.group(1)}."
-            lines.setdefault(header.group(1), number)
+            name = header.group(1).strip()
+            section = f"{name}."
+            lines.setdefault(name, number)
             continue
         key = _KEY.match(line)
         if key:

@@ -7,11 +7,17 @@ fields are ignored; addresses are not used, since Horovod finds its own.
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 from typing import Any, NamedTuple
 
 from npu_bridge.options import environment
+
+# As many ranks as the documentation knows, and a file in which they have room.
+MOST_RANKS = 32768
+_MOST_BYTES = 8 * 2**20
+_LONGEST_QUOTE = 120
 
 
 class Placement(NamedTuple):
@@ -90,8 +96,11 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         return None
     where = f"rank table {os.fspath(chosen)}"
     try:
-        with open(chosen, encoding="utf-8") as file:
-            content = json.load(file)
+        with open(chosen, "rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path.") from error
     table = parse_rank_table(content, where)
@@ -125,15 +134,13 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
             str(ranks),
             "Renumber them",
         )
-    by_server: dict[str, list[int]] = {}
-    for rank, server, *_ in sorted(rows):
-        by_server.setdefault(server, []).append(rank)
-    return RankTable(
-        tuple(
-            Placement(rank, server, device, by_server[server].index(rank), len(by_server[server]), pod)
-            for rank, server, device, pod in sorted(rows)
-        )
-    )
+    sizes = collections.Counter(server for _, server, *_ in rows)
+    seen: collections.Counter = collections.Counter()
+    placements = []
+    for rank, server, device, pod in sorted(rows):
+        placements.append(Placement(rank, server, device, seen[server], sizes[server], pod))
+        seen[server] += 1
+    return RankTable(tuple(placements))
 
 
 def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str]]:
@@ -147,6 +154,7 @@ def _rows_of_servers(content: dict, where: str) -> list[tuple[int, str, int, str
         seen.add(identity)
         for device in _list(server, "device", where):
             rows.append((_number(device, "rank_id", where), identity, _number(device, "device_id", where), ""))
+            _check_room(rows, where)
     return rows
 
 
@@ -162,8 +170,14 @@ def _rows_of_groups(content: dict, where: str) -> list[tuple[int, str, int, str]
             server, pod = _text(instance, "server_id", where), str(instance.get("pod_name", ""))
             for device in _list(instance, "devices", where):
                 rows.append((len(rows), server, _number(device, "device_id", where), pod))
+                _check_room(rows, where)
         _check_count(group, "device_count", len(rows) - before, where)
     return rows
+
+
+def _check_room(rows: list, where: str) -> None:
+    if len(rows) > MOST_RANKS:
+        raise _error(where, "it has too many ranks", f"1..{MOST_RANKS}", "more", "Use fewer")
 
 
 def _list(parent: Any, field: str, where: str) -> list:
@@ -182,7 +196,7 @@ def _text(parent: dict, field: str, where: str) -> str:
 
 def _number(parent: dict, field: str, where: str) -> int:
     value = str(parent.get(field))
-    if not value.isdecimal():
+    if not value.isdecimal() or len(value) > 18:
         raise _error(where, f"{field} is missing or malformed", 'digits such as "0"', repr(value), "Correct it")
     return int(value)
 
@@ -193,4 +207,5 @@ def _check_count(parent: dict, field: str, found: int, where: str) -> None:
 
 
 def _error(where: str, problem: str, expected: str, got: str, mend: str) -> ValueError:
+    got = got if len(got) <= _LONGEST_QUOTE else f"{got[:_LONGEST_QUOTE]}..."
     return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. {mend}.")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
 import os
+import secrets
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -75,12 +78,15 @@ class DumpFolder:
         if graph not in self._graphs:
             self._graphs[graph] = self._new_graph(file_name(graph_name))
         folder = os.path.join(self._graphs[graph], str(step))
-        os.makedirs(folder, exist_ok=True)
+        _make_folder(folder)
         return folder
 
     def _new_graph(self, name: str) -> str:
         parent = os.path.join(self._root, name)
-        os.makedirs(parent, exist_ok=True)
+        of_time = os.path.dirname(self._root)
+        os.makedirs(os.path.dirname(of_time), exist_ok=True)
+        for folder in (of_time, self._root, parent):
+            _make_folder(folder)
         number = 0
         while True:
             folder = os.path.join(parent, str(number))
@@ -89,6 +95,43 @@ class DumpFolder:
                 return folder
             except FileExistsError:
                 number += 1
+
+
+def _make_folder(folder: str) -> None:
+    """Makes a folder, or takes one that is there; a link to one elsewhere is not ours to follow.
+
+    Raises:
+      FileExistsError: something else has that name.
+    """
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            problem = f"dump_path: {folder} is a link or a file, and dumps do not follow links"
+            raise FileExistsError(f"{problem}. Expected a folder or nothing; remove it.") from None
+
+
+@contextlib.contextmanager
+def new_file(path: str, mode: str = "w") -> Iterator[Any]:
+    """A file to write that takes its name when it is complete.
+
+    What had the name before, a link to another file for example, is replaced and not written to.
+
+    Args:
+      path: its name.
+      mode: "w" for text in UTF-8 with the newlines given, "wb" for bytes.
+    """
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    # A name that nobody can know, and only if nothing has it.
+    unfinished = os.path.join(os.path.dirname(path), f".unfinished-{secrets.token_hex(8)}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, mode, **text) as file:
+            yield file
+        os.replace(unfinished, path)
+    except BaseException:
+        os.remove(unfinished)
+        raise
 
 
 def file_name(text: str) -> str:
@@ -118,15 +161,16 @@ def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) ->
         while unique in taken:  # `a/b` and `a_b` are different operators
             unique, number = f"{name}.{number}", number + 1
         taken.add(unique)
-        np.save(os.path.join(folder, f"{unique}.npy"), plain(tensor.value), allow_pickle=False)
+        with new_file(os.path.join(folder, f"{unique}.npy"), "wb") as file:
+            np.save(file, plain(tensor.value), allow_pickle=False)
         index.append({"file": f"{unique}.npy", **tensor.description})
-    with open(os.path.join(folder, "index.json"), "w", encoding="utf-8") as file:
+    with new_file(os.path.join(folder, "index.json")) as file:
         json.dump({**about, "tensors": index}, file, indent=1)
 
 
 def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:
     """Writes `statistics.csv`: one line for each tensor; minimum, maximum and mean of its finite elements."""
-    with open(os.path.join(folder, "statistics.csv"), "w", encoding="utf-8", newline="") as file:
+    with new_file(os.path.join(folder, "statistics.csv")) as file:
         lines = csv.writer(file)
         lines.writerow(["op", "type", "side", "slot", "tensor", "dtype", "shape", *STATISTICS])
         for tensor in tensors:

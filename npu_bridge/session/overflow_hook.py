@@ -14,7 +14,7 @@ import tensorflow as tf
 import npu_bridge
 from npu_bridge import collective
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, plain, write_statistics, write_tensors
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, new_file, plain, write_statistics, write_tensors
 from npu_bridge.session.run_view import RunView
 from npu_bridge.session.tensor_watch import TensorWatch
 
@@ -87,7 +87,7 @@ class OverflowHook(TensorWatch):
             write_tensors(folder, tensors, graph=name, step=step)
         place = place_in_script(op)
         about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
-        with open(os.path.join(folder, "overflow.json"), "w", encoding="utf-8") as file:
+        with new_file(os.path.join(folder, "overflow.json")) as file:
             json.dump({**about, "operators_with_nan_or_inf": finding.spoilt}, file, indent=1)
         _LOG.warning(
             "enable_dump_debug: rank %d, step %d of %s: the first NaN or Inf comes from %s %r%s; operators with "

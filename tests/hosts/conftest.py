@@ -1,4 +1,4 @@
-"""Two hosts of a network of their own, for the tests of this folder; `make test-hosts` runs them."""
+"""Two hosts of a network of their own, for the tests of this folder; skipped where there can be none."""
 
 from __future__ import annotations
 

@@ -110,3 +110,21 @@ def test_a_file_wins_over_a_sub_command_of_the_same_name(tmp_path, monkeypatch, 
 def test_help_and_version():
     assert "-np" in CliRunner().invoke(cli.run_script, ["--help"]).output
     assert CliRunner().invoke(cli.run_script, ["--version"]).output.startswith("npu-run, version ")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["-np", "99999999999"], "too many ranks"),
+        (["--stall-secs", "nan"], "expected seconds, 0 for never; got nan"),
+        (["--stall-secs", "inf"], "expected seconds, 0 for never; got inf"),
+        (["--stall-secs", "-1"], "-1"),
+        (["--timeline", f"0:{'9' * 5000}"], "--timeline is no range of steps"),
+        (["-H", "-oProxyCommand=x:1"], "begins with a dash"),
+    ],
+)
+def test_values_that_nobody_can_mean_are_refused(tmp_path, options, part):
+    script = write_script(tmp_path, "raise SystemExit(9)")
+    result = CliRunner().invoke(cli.run_script, [*options, str(script)])
+    assert result.exit_code == 2
+    assert part in result.output and len(result.output) < 600

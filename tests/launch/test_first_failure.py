@@ -11,6 +11,8 @@ from npu_bridge.launch.first_failure import (
     SETTLE_SECS,
     Ending,
     describe,
+    describe_survivors,
+    exit_code_of,
     first_failure,
     is_decided,
 )
@@ -81,3 +83,38 @@ def test_description_of_ranks_that_disagree():
 
 def test_description_stays_one_readable_line():
     assert len(describe(RAISED._replace(summary="E" * 5000), [], 2)) < 400
+
+
+GONE = Ending(rank=5, when=9.5, exit_code=0, is_unfinished=True)
+
+
+def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed():
+    assert first_failure([ECHO, GONE, DONE]) == GONE
+    assert first_failure([ABORTED, GONE]) == GONE
+    assert first_failure([GONE]) is None  # a script may end so
+    assert first_failure([RAISED, GONE]) == RAISED
+    assert is_decided([ECHO, GONE], now=GONE.when + SETTLE_SECS)
+    assert describe(GONE, [ECHO, GONE], 6) == (
+        "rank 5 of 6 was gone before its script came to its end, without an exception, as after os._exit(0); exit code "
+        "1. The other ranks were stopped."
+    )
+    assert exit_code_of(GONE) == 1 and exit_code_of(RAISED._replace(exit_code=7)) == 7
+
+
+def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
+    shut_down = "UnknownError: Horovod has been shut down. This was caused by one of the ranks. (in grad_w)"
+    endings = [
+        RAISED,
+        DONE,
+        ECHO._replace(rank=3, summary=shut_down, tensor="grad_w"),
+        ECHO._replace(rank=0, summary=shut_down, tensor="grad_w"),
+        ECHO._replace(rank=6, summary="UnknownError: [/a/b/pair.cc:589] Read error. Really."),
+        ABORTED._replace(rank=7),
+        KILLED._replace(rank=8, signal_number=None, exit_code=255, loss="nothing was heard from hostb"),
+    ]
+    assert describe_survivors(RAISED, endings) == [
+        "ranks 0, 3 ended with UnknownError: Horovod has been shut down (in grad_w) after that",
+        "rank 6 ended with UnknownError: Read error after that",
+        "rank 7 was killed by SIGABRT after that",
+        "rank 8 was lost: nothing was heard from hostb after that",
+    ]

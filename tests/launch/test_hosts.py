@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import time
 
 import pytest
 
@@ -147,3 +149,44 @@ def test_a_rank_of_another_launcher_may_start_npu_run(monkeypatch):
     }.items():
         monkeypatch.setenv(name, text)
     assert plan_job(None).size == 1
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "-l", "me@-oProxyCommand=x"])
+@pytest.mark.parametrize("source", ["hosts", "hostfile", "rank_table"])
+def test_a_host_that_ssh_would_take_for_an_option_is_refused(tmp_path, name, source):
+    name = name.replace(" ", "_") if source != "rank_table" else name
+    if source == "hosts":
+        given = f"{FAR}:1,{name}:1"
+    elif source == "hostfile":
+        (tmp_path / "hosts").write_text(f"{name} slots=1\n")
+        given = str(tmp_path / "hosts")
+    else:
+        given = write_table(tmp_path, [(name, [(0, 0)]), (FAR, [(1, 0)])])
+    with pytest.raises(LaunchError, match="begins with a dash. Expected a name or an address; got '(me@)?-"):
+        plan_job(None, **{source: given})
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "part"),
+    [
+        (99999999999, None, "a job has too many ranks. Expected 1..32768; got 99999999999"),
+        (1025, None, "a machine has too many ranks. Expected 1..1024; got 1025"),
+        (None, f"{FAR}:999999999", "too many ranks"),
+        (None, f"{FAR}:{'9' * 5000}", "-H is not understood"),
+        (99999999999, f"{FAR}:1", "a job has too many ranks"),
+    ],
+)
+def test_numbers_of_ranks_that_nobody_means_are_refused_before_they_cost_anything(size, hosts, part):
+    with pytest.raises(LaunchError, match=re.escape(part)) as caught:
+        plan_job(size, hosts)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_large_rank_table_is_planned_at_once(tmp_path):
+    servers = [
+        (f"192.0.2.{server}", [(server * 1000 + device, device) for device in range(1000)]) for server in range(20)
+    ]
+    began = time.process_time()
+    plan = plan_job(None, rank_table=write_table(tmp_path, servers))
+    assert (plan.size, plan.devices[-1]) == (20_000, 999)
+    assert time.process_time() - began < 10  # it was 15 s, and grew with the square

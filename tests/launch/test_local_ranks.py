@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -262,7 +263,9 @@ def test_signals_stop_every_rank(tmp_path, number, code, arguments):
     process.send_signal(number)
     got, output = finish(process)
     assert got == code
-    assert f"npu-run: {signal.Signals(number).name}, stopping 2 ranks" in output
+    name = signal.Signals(number).name
+    assert f"npu-run: {name}, stopping 2 ranks" in output
+    assert output.splitlines()[-1] == f"npu-run: stopped by {name}; exit code {code}. All ranks were stopped."
     assert_all_gone(pids)
 
 
@@ -315,3 +318,35 @@ def test_rank_that_dies_in_a_collective_is_named_and_not_the_one_left_waiting(tm
     code, output = npu_run("-np", "2", "train.py", cwd=tmp_path)
     assert code == 128 + signal.SIGKILL
     assert output.splitlines()[-1].startswith("npu-run: rank 1 of 2 was killed by SIGKILL")
+
+
+def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(tmp_path):
+    write_script(
+        tmp_path,
+        """
+        import os, time
+        class HorovodInternalError(RuntimeError):
+            pass
+        if os.environ["RANK_ID"] == "1":
+            os._exit(0)
+        time.sleep(0.5)
+        raise HorovodInternalError("a peer is gone")
+        """,
+    )
+    code, output = npu_run("-np", "3", "--log-dir", "logs", "train.py", cwd=tmp_path)
+    assert code == 1
+    survivors, verdict = output.splitlines()
+    # One of them may have been stopped before it could say so.
+    pattern = "npu-run: ranks? (0|2|0, 2) ended with HorovodInternalError: a peer is gone after that"
+    found = re.fullmatch(pattern, survivors)
+    assert verdict == (
+        "npu-run: rank 1 of 3 was gone before its script came to its end, without an exception, as after os._exit(0); "
+        "exit code 1. The other ranks were stopped."
+    )
+    # What a survivor would have printed is in the log.
+    assert "Traceback (most recent call last):" in (tmp_path / "logs" / f"rank_{found[1][0]}.log").read_text()
+
+
+def test_ranks_that_all_leave_by_os_exit_have_done_well(tmp_path):
+    write_script(tmp_path, "import os\nprint('done', flush=True)\nos._exit(0)")
+    assert npu_run("-np", "2", "train.py", cwd=tmp_path)[0] == 0

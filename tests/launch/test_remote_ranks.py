@@ -35,7 +35,8 @@ pytestmark = [pytest.mark.ranks(2), needs_horovod]
 ONE, OTHER = "192.0.2.7", "192.0.2.8"
 SSH = """#!/bin/sh
 # Takes options with their values and the host, then runs the command in a bare environment, as sshd would.
-while [ "${1#-}" != "$1" ]; do shift 2; done
+while [ "$1" != -- ]; do shift 2; done
+shift
 echo "$1" >> hosts_reached
 case $1 in
   192.0.2.9) echo "ssh: connect to host $1 port 22: Connection refused" >&2; exit 255;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import threading
@@ -13,7 +14,7 @@ import pytest
 from npu_bridge.launch.first_failure import Ending
 from npu_bridge.launch.job import _Job
 from npu_bridge.launch.rank_output import JointStream
-from npu_bridge.launch.stall import Still, describe_stall, waiting_since
+from npu_bridge.launch.stall import Place, Still, describe_stall, idle_since, waiting_since
 from npu_bridge.launch.standstill import Standstill
 
 WAITS = Still(since=10.0, where="train.py:7 (session.run(step))", waits=True)
@@ -163,3 +164,97 @@ def test_waiting_for_a_stopped_process_ends_the_job_without_a_limit(stopped, sto
 
 def test_a_thread_that_is_gone_has_no_news():
     assert Standstill(0).look(1.0) is None
+
+
+def test_a_job_is_idle_when_every_rank_waits_and_none_computes():
+    other = WAITS._replace(since=30.0)
+    assert idle_since({0: WAITS, 1: other}, []) == 30.0
+    assert idle_since({0: WAITS._replace(busy_at=40.0), 1: other}, []) == 40.0
+    assert idle_since({0: WAITS, 1: None}, []) is None
+    assert idle_since({0: WAITS, 1: SLEEPS}, []) is None  # a download, perhaps
+    assert idle_since({0: WAITS, 1: None}, stopped=[1]) == 10.0
+    assert idle_since({}, []) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "secs", "busy_secs_ago", "ends"),
+    [
+        (None, 601.0, None, True),
+        (None, 599.0, None, False),
+        (None, 5000.0, 599.0, False),  # one run of a thousand steps
+        (None, 5000.0, 601.0, True),
+        (0, 5000.0, None, False),
+    ],
+)
+def test_a_job_in_which_nobody_does_anything_ends_unless_told_not_to(limit, secs, busy_secs_ago, ends):
+    now = time.monotonic()
+    job = _Job(limit, JointStream(io.BytesIO()))
+    busy_at = now - (secs if busy_secs_ago is None else busy_secs_ago)
+    stills = [WAITS._replace(since=now - secs, busy_at=busy_at), WAITS._replace(since=now - secs)]
+    job._ranks = [
+        types.SimpleNamespace(rank=rank, still=still, is_running=True, is_stopped=False)
+        for rank, still in enumerate(stills)
+    ]
+    assert job._is_stalled([]) == ends
+
+
+def test_description_names_the_rank_that_is_in_its_input_pipeline_and_not_those_that_wait_for_it():
+    stills = {
+        0: WAITS._replace(pipeline="train.py:3"),  # it reads ahead
+        1: WAITS._replace(pipeline="train.py:4"),
+        2: WAITS._replace(busy_at=50.0),
+        3: None,
+        4: None,
+        5: None,  # it had only just begun to wait
+    }
+    places = {3: Place("train.py:5 (while True:)", "train.py:5"), 4: Place("train.py:6 (pass)"), 5: Place("train.py:8")}
+    text = describe_stall(stills, [RAISED, RAISED._replace(rank=5)], [], 60.0, places)
+    assert text.startswith(
+        "no progress for 60 s: rank 0 waiting for grad_w at train.py:7 (session.run(step)); rank 1 is in its input "
+        "pipeline (train.py:4); rank 2 missing, it computes inside TensorFlow at train.py:7 (session.run(step)); rank "
+        "3 is in its input pipeline (train.py:5); rank 4 missing, it is at train.py:6 (pass); rank 5 "
+        "waiting for grad_w at train.py:8. "
+    )
+
+
+def test_where_a_thread_is_without_waiting_for_it_to_stand_still():
+    end = threading.Event()
+
+    def _call_input_fn():  # as an Estimator calls it
+        while not end.is_set():
+            pass
+
+    thread = threading.Thread(target=_call_input_fn)
+    thread.start()
+    try:
+        place = Standstill(thread.ident).place()
+        while "test_stall" not in place["pipeline"]:
+            place = Standstill(thread.ident).place()
+        assert re.fullmatch(r"test_stall\.py:\d+", place["pipeline"])
+        assert place["where"].startswith(place["pipeline"].partition(":")[0])
+    finally:
+        end.set()
+        thread.join()
+    assert Standstill(0).place() == {"where": "", "pipeline": ""}
+
+
+def test_processor_time_is_that_of_all_threads_but_horovods():
+    from npu_bridge.launch.processor_time import _named, processor_secs
+
+    def compute(secs):
+        end = time.thread_time() + secs
+        while time.thread_time() < end:
+            pass
+        done.set()
+        stop.wait()
+
+    for named, least, most in ((contextlib.nullcontext, 0.25, 9.0), (_named, -9.0, 0.15)):
+        done, stop = threading.Event(), threading.Event()
+        before = processor_secs()
+        with named():
+            thread = threading.Thread(target=compute, args=(0.3,))
+            thread.start()
+        done.wait()
+        assert least <= processor_secs() - before <= most
+        stop.set()
+        thread.join()

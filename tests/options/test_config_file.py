@@ -94,3 +94,30 @@ def test_errors_name_file_line_and_key(tmp_path, text, error, located):
 def test_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         NPURunConfig.from_file(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("x = " + "[" * 50_000, "too long"),
+        ("x = " + "[\n" * 30_000, "nested too deeply"),
+        ("save_checkpoints_steps = 1\n" * 400_000, "too large. Expected at most 64 KiB"),
+        ("a" + ".a" * 30_000 + " = 1", "too long"),
+        (("a" + ".a" * 1000 + " = 1\n") * 30, "a key of at most 16 dots"),
+        ("[" + " " * 60_000 + "x", "too long"),
+        ("x = " + "1" * 4050, "unknown option 'x'"),
+        ("hccl_timeout = " + "1" * 4090, "too long"),
+    ],
+)
+def test_a_file_that_nobody_can_mean_is_refused_at_once(tmp_path, text, part):
+    with pytest.raises(ValueError, match=part) as caught:
+        _load(tmp_path, text)
+    assert "run.toml" in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_what_people_write_is_within_the_bounds(tmp_path):
+    numbers = ", ".join(f"{number}.5" for number in range(400))
+    layers = " ".join(f"bert/encoder/layer_{number}/dense.kernel" for number in range(80))
+    text = f"# {'.' * 100}\n[dump_config]\ndump_layer = '{layers}'\nx = [\n{numbers}\n]\n"
+    with pytest.raises(ValueError, match="unknown option 'x'"):
+        _load(tmp_path, text)

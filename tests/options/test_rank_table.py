@@ -163,3 +163,23 @@ def test_unreadable_file_is_a_value_error(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ValueError, match="cannot be read"):
         read_rank_table(path)
+
+
+def test_tables_beyond_all_bounds_are_refused_with_a_short_sentence(tmp_path):
+    path = tmp_path / "table.json"
+    devices = [_device(0, rank) for rank in range(32_769)]
+    table = {"status": "completed", "server_list": [{"server_id": "a", "device": devices}]}
+    with pytest.raises(ValueError, match="too many ranks. Expected 1..32768; got more. Use fewer."):
+        parse_rank_table(table)
+    path.write_text(" " * (8 * 2**20) + "{}")
+    with pytest.raises(ValueError, match="more than 8 MiB"):
+        read_rank_table(path)
+    devices = [_device(0, 2 * rank) for rank in range(1000)]
+    table["server_list"][0]["device"] = devices
+    with pytest.raises(ValueError, match="not consecutive") as caught:
+        parse_rank_table(table)
+    assert len(str(caught.value)) < 500
+    table["server_list"][0]["device"] = [{"device_id": "9" * 5000, "rank_id": "0"}]
+    with pytest.raises(ValueError, match="device_id is missing or malformed") as caught:
+        parse_rank_table(table)
+    assert len(str(caught.value)) < 500

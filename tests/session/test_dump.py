@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import DumpConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 from tests.session.models import (
     FEATURES,
     build,
@@ -169,3 +171,37 @@ def test_a_failed_run_is_no_step(tmp_path):
             with pytest.raises(tf.errors.OutOfRangeError):
                 session.run("out:0")
     assert sorted(step_folders(tmp_path, "out")) == [0, 1]
+
+
+def test_nothing_is_written_through_links_that_were_there_before(tmp_path):
+    victim, folder = tmp_path / "victim.txt", tmp_path / "folder"
+    victim.write_text("mine")
+    folder.mkdir()
+    tensors = [DumpedTensor("a", "Abs", "output", 0, "a:0", np.ones(3, np.float32))]
+    for name in ("Abs.a.output.0.npy", "index.json", "statistics.csv"):
+        (folder / name).symlink_to(victim)
+    write_tensors(str(folder), tensors)
+    write_statistics(str(folder), tensors)
+    assert victim.read_text() == "mine"
+    np.testing.assert_array_equal(np.load(folder / "Abs.a.output.0.npy"), np.ones(3))
+    assert sorted(path.name for path in folder.iterdir()) == ["Abs.a.output.0.npy", "index.json", "statistics.csv"]
+    assert (folder / "index.json").stat().st_mode == victim.stat().st_mode  # as any file that is opened to write
+
+
+@pytest.mark.parametrize("level", ["time", "rank", "graph", "step"])
+def test_a_folder_of_a_dump_is_no_link_to_another_folder(tmp_path, level):
+    root, elsewhere = tmp_path / "dumps", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    dumps = DumpFolder(str(root), 0, clock=lambda: 0.0)
+    names = {"time": time.strftime("%Y%m%d%H%M%S", time.localtime(0)), "rank": "0", "graph": "loss", "step": "7"}
+    root.mkdir()
+    if level == "step":
+        pathlib.Path(dumps.of_step("loss", "graph", 1)).with_name("7").symlink_to(elsewhere)
+    else:
+        *above, last = [*names.values()][: [*names].index(level) + 1]
+        link = root.joinpath(*above)
+        link.mkdir(parents=True, exist_ok=True)
+        (link / last).symlink_to(elsewhere)
+    with pytest.raises(FileExistsError, match="dumps do not follow links"):
+        dumps.of_step("loss", "graph", 7)
+    assert not list(elsewhere.iterdir())

@@ -1,0 +1,206 @@
+"""The key-value server through which the ranks of a job find each other: open to the job, closed to strangers.
+
+Horovod's C++ client sends plain HTTP without headers of ours, so nothing can sign its requests. What it does send is
+the text of the rendezvous address: it puts `http://<address>:<port>/<scope>/<key>` together, and an address of the form
+`10.0.0.1:4711/<secret>` makes the secret the first part of every path. So whoever has the rank's environment has the
+key, and everybody else gets no answer at all. `docs/security.md` says what that does and does not protect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import socketserver
+import threading
+import time
+from typing import NamedTuple
+
+__all__ = ["KeyValueServer", "Location", "host_of", "secret_of"]
+
+# A request that has not come whole by then is refused, so a slow stranger holds a thread for this long and no longer.
+_HEAD_SECS, _VALUE_SECS = 3.0, 30.0
+_HEAD_BYTES = 8192
+# What a rank posts is at most the plan of its gradients: 100 bytes for each variable.
+_VALUE_BYTES = 16 * 2**20
+_STORE_BYTES = 256 * 2**20
+_MOST_REQUESTS = 256
+_SECRET_BYTES = 16
+_REASONS = {200: "OK", 404: "Not Found", 413: "Content Too Large"}
+
+
+class Location(NamedTuple):
+    """How a rank finds the server: the two texts that Horovod reads from its environment.
+
+    Attributes:
+      address: host, port and secret, in the form that makes Horovod send the secret.
+      port: the port again, which Horovod wants by itself.
+    """
+
+    address: str
+    port: int
+
+
+def host_of(address: str) -> str:
+    """The host in the address of a `Location`, or in a bare one."""
+    return address.partition("/")[0].partition(":")[0]
+
+
+def secret_of(address: str) -> str | None:
+    """The secret in the address of a `Location`; None where there is none."""
+    return address.partition("/")[2] or None
+
+
+class KeyValueServer:
+    """Keeps values by path, in memory; a request without the secret is dropped without an answer, and counted.
+
+    Args:
+      secret: what requests must know; a random one by default.
+    Attributes:
+      refused: number of requests that were dropped so far.
+    """
+
+    def __init__(self, secret: str | None = None):
+        self.refused = 0
+        self._secret = secret or secrets.token_hex(_SECRET_BYTES)
+        self._values: dict[str, bytes] = {}
+        self._stored_bytes = 0
+        self._lock = threading.Lock()
+        self._listeners: dict[str, _Listener] = {}
+
+    def listen(self, address: str, name: str | None = None) -> Location:
+        """Opens the server on one address of this machine, where that has not been done.
+
+        Args:
+          address: an IPv4 address; "" for all this machine has.
+          name: by which ranks reach it, if not by the address.
+        Raises:
+          OSError: it is no address of this machine.
+        """
+        if address not in self._listeners:
+            listener = self._listeners[address] = _Listener((address, 0), self)
+            threading.Thread(target=listener.serve_forever, name="key-value server", daemon=True).start()
+        port = self._listeners[address].server_address[1]
+        return Location(f"{name or address}:{port}/{self._secret}", port)
+
+    def stop(self) -> None:
+        """Closes all ports."""
+        for listener in self._listeners.values():
+            listener.shutdown()
+            listener.server_close()
+
+    def refuse(self) -> None:
+        """Counts a request that was dropped."""
+        with self._lock:
+            self.refused += 1
+
+    def key_of(self, path: str) -> str | None:
+        """What a path names; None without the secret."""
+        _, first, *rest = path.split("/")
+        # Horovod puts the port behind the address, whatever that ends in.
+        known = hmac.compare_digest(first.partition(":")[0].encode("utf-8", "replace"), self._secret.encode())
+        return "/".join(rest) if known and len(rest) == 2 else None
+
+    def get(self, key: str) -> bytes | None:
+        with self._lock:
+            return self._values.get(key)
+
+    def put(self, key: str, value: bytes) -> bool:
+        """Stores a value; False when the server is full."""
+        with self._lock:
+            more = len(key) + len(value)
+            more -= len(key) + len(self._values[key]) if key in self._values else 0
+            if self._stored_bytes + more > _STORE_BYTES:
+                return False
+            self._values[key] = value
+            self._stored_bytes += more
+            return True
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._stored_bytes -= len(key) + len(value)
+
+
+class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """One open port; a thread for each request, and a bound on how many there are at once."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], store: KeyValueServer):
+        self.store = store
+        self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
+        super().__init__(address, _Request)
+
+    def process_request(self, request, client_address):
+        self._free.acquire()  # every thread ends after a while, so one becomes free
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request, client_address):
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request, client_address):
+        """Whatever a stranger has sent to make the handler fail is not worth a line on somebody's terminal."""
+        self.store.refuse()
+
+
+class _Request(socketserver.BaseRequestHandler):
+    """One request: GET, PUT or DELETE of a path that begins with the secret."""
+
+    def handle(self) -> None:
+        store = self.server.store  # type: ignore[attr-defined]
+        head, rest = self._read_head()
+        words = head.split(b"\r\n")[0].decode("latin-1").split(" ")
+        key = store.key_of(words[1]) if len(words) == 3 and words[1].startswith("/") else None
+        if key is None or words[0] not in ("GET", "PUT", "DELETE"):
+            store.refuse()
+            return
+        value, status = b"", 200
+        if words[0] == "GET":
+            value = store.get(key)
+            status, value = (404, b"") if value is None else (200, value)
+        elif words[0] == "DELETE":
+            store.delete(key)
+        elif not self._takes_value(store, key, head, rest):
+            status = 413
+        answer = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\nConnection: close\r\n\r\n"
+        self.request.settimeout(_VALUE_SECS)
+        with contextlib.suppress(OSError):  # whoever has asked is gone
+            self.request.sendall(answer.encode() + value)
+
+    def _takes_value(self, store: KeyValueServer, key: str, head: bytes, rest: bytes) -> bool:
+        """Reads and stores what a PUT brings; False when it is too much."""
+        fields = dict(line.lower().partition(b":")[::2] for line in head.split(b"\r\n"))
+        length = int(fields.get(b"content-length", 0))
+        if not 0 <= length <= _VALUE_BYTES:
+            return False
+        end = time.monotonic() + _VALUE_SECS
+        value = bytearray(rest)
+        while len(value) < length:
+            value += self._receive(end)
+        return store.put(key, bytes(value[:length]))
+
+    def _read_head(self) -> tuple[bytes, bytes]:
+        """Everything above the empty line, and what has come of the rest."""
+        end = time.monotonic() + _HEAD_SECS
+        text = b""
+        while b"\r\n\r\n" not in text:
+            if len(text) > _HEAD_BYTES:
+                raise ValueError("no end of the head")
+            text += self._receive(end)
+        head, _, rest = text.partition(b"\r\n\r\n")
+        return head, rest
+
+    def _receive(self, end: float) -> bytes:
+        """What comes next, before the time is over."""
+        self.request.settimeout(max(end - time.monotonic(), 0.001))
+        text = self.request.recv(65536)
+        if not text or time.monotonic() > end:
+            raise socket.timeout("the request has not come whole")
+        return text
