@@ -54,10 +54,6 @@ class InnerOptimizer(abc.ABC):
     def variables(self) -> list:
         """The optimizer's own variables."""
 
-    def variables_alike(self) -> list:
-        """Those of them that are the same on every rank."""
-        return self.variables()
-
 
 def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
     """Finds the adapter for an optimizer.

@@ -39,7 +39,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         _check_nesting(optimizer, pipeline, type(self).__name__)
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
-        pipeline.optimizer_variables = lambda: self._inner.variables_alike()
+        pipeline.optimizer_variables = lambda: self._inner.variables()
         self._track_trackable(optimizer, "optimizer")
         for name, state in pipeline.state().items():
             self._track_trackable(state, name)

@@ -119,11 +119,6 @@ class ShardedOptimizer(InnerOptimizer):
     def variables(self):
         return self._inner.variables()
 
-    def variables_alike(self):
-        slots = remote_slots.of_graph(tf.compat.v1.get_default_graph())
-        apart = set() if slots is None else {slot.ref() for slot in slots.variables()}
-        return [variable for variable in self.variables() if variable.ref() not in apart]
-
     def _owner_of(self, variable):
         return self._owners.get(variable.ref())
 

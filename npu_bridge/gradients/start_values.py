@@ -98,7 +98,10 @@ class _GraphCheck(first_run.Check):
 
     def act(self, session):
         new = self.watched[self._done.get(session, 0) :]
-        variables = _comparable(variable for _, give in new for variable in give())
+        slots = remote_slots.of_graph(session.graph)
+        apart = set() if slots is None else {id(slot) for slot in slots.variables()}
+        all_variables = _comparable(variable for _, give in new for variable in give())
+        variables = [variable for variable in all_variables if id(variable) not in apart]
         tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
         def read(position):
@@ -114,7 +117,6 @@ class _GraphCheck(first_run.Check):
         except tf.errors.FailedPreconditionError:
             return  # a variable has no value yet, which the run itself will say
         self._done[session] = len(self.watched)
-        slots = remote_slots.of_graph(session.graph)
         if is_changed and slots is not None:
             first_run.run_quietly(session, targets=slots.distributions())
 
