@@ -28,7 +28,7 @@ _SHOWN = 3
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
-_HELD_BYTES = 64 * 2**20
+_HELD_BYTES = 256 * 2**20
 
 
 def watch_graph(owner: str, variables: Callable[[], Iterable], transfers: Iterable[str]) -> None:
@@ -75,7 +75,7 @@ class SeenVariables:
             _start_alike(
                 owner,
                 new,
-                read=lambda position: new[position].numpy(),
+                read=lambda positions: [new[position].numpy() for position in positions],
                 write=lambda position, value: new[position].assign(value),
                 line=_IN_FUNCTION,
             )
@@ -104,8 +104,8 @@ class _GraphCheck(first_run.Check):
         variables = [variable for variable in all_variables if id(variable) not in apart]
         tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
-        def read(position):
-            return first_run.run_quietly(session, [tensors[position]])[0]
+        def read(positions):
+            return first_run.run_quietly(session, [tensors[position] for position in positions])
 
         def write(position, value):
             # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
@@ -128,12 +128,17 @@ def _start_alike(owner, variables, read, write, line):
     """Gives every rank rank 0's values where they differ; returns whether any did.
 
     Args:
-      read: gives the value of a variable by its position.
+      read: gives the values of variables by a list of their positions.
       write: takes a position and a value.
       line: what a script would add to do it itself.
     """
     ranks = collective.current()
-    hashes = [_hash(np.ascontiguousarray(read(position)).tobytes()) for position in range(len(variables))]
+    # Many variables in one run: a session builds an executor for every new set of fetches, out of the whole graph.
+    hashes = [
+        _hash(np.ascontiguousarray(value).tobytes())
+        for batch in _batches(range(len(variables)), variables)
+        for value in read(batch)
+    ]
     kinds = [f"{variable.dtype.base_dtype.name}{variable.shape}" for variable in variables]
     whole = [len(kinds), _hash(";".join(kinds).encode()), _hash(str(hashes).encode())]
     of_ranks = np.reshape(_all_gather(ranks, whole), [ranks.size, -1])
@@ -160,7 +165,7 @@ def _start_alike(owner, variables, read, write, line):
             line,
         )
     for batch in _batches(differing, variables):
-        for position, value in zip(batch, _of_rank_0(ranks, [read(position) for position in batch])):
+        for position, value in zip(batch, _of_rank_0(ranks, read(batch))):
             write(position, value)
     return True
 
