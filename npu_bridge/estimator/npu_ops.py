@@ -60,7 +60,7 @@ NPUShutdown = shutdown_system
 
 
 def dropout(
-    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
+    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None, **others: Any
 ) -> tf.Tensor:
     """Keeps elements with a probability, multiplied by its inverse; the others become 0.
 
@@ -72,11 +72,16 @@ def dropout(
       noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
       seed: as operators of TensorFlow take it.
       name: of the op.
+      **others: what scripts carry over from the dropout they had, accepted with a warning: `is_training` and `training`
+        (False, a boolean tensor too, keeps everything), `rate` and `outputs_collections` without effect.
     Returns:
       Tensor of the shape and dtype of x.
     Raises:
       ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
+      TypeError: another keyword.
     """
+    if others:
+        keep_prob = _kept_anyway(others, keep_prob)
     return dropping.dropout(x, keep_prob, noise_shape, seed, name, "npu_ops.dropout")
 
 
