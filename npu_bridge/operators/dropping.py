@@ -64,7 +64,7 @@ def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name:
         count = tf.reduce_prod(tf.cast(shape, tf.int32))
         is_kept = _choice([count], keep_prob, seed, seed2)
         bits = tf.reshape(tf.pad(tf.cast(is_kept, tf.uint8), [[0, -count % _MASK_BITS]]), [-1, 8])
-        return tf.reduce_sum(tf.bitwise.left_shift(bits, tf.range(8, dtype=tf.uint8)), axis=1)
+        return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_numbers()), axis=1)
 
 
 def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
@@ -86,7 +86,7 @@ def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -
     """
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
-        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], tf.range(8, dtype=tf.uint8)), 1)
+        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_numbers()), 1)
         return masked_by_bytes(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
 
 
@@ -95,6 +95,10 @@ def masked_by_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) 
     x = tf.convert_to_tensor(x)
     with tf.name_scope(name or "masked"):
         return x * tf.cast(mask, x.dtype) / tf.stop_gradient(tf.cast(keep_prob, x.dtype))
+
+
+def _bit_numbers():
+    return tf.constant(range(8), tf.uint8)
 
 
 def _choice(shape, keep_prob, seed, seed2):

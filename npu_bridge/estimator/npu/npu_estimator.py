@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUInfeedOutfeedSessionHook,
     SetIterationsVarHook,
 )
+from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
@@ -107,6 +108,8 @@ class NPUEstimator(tf.estimator.Estimator):
       job_start_file: JSON file of the job, of which `local_checkpoint_dir` is read; ranks are known from the launcher.
       warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
         such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
+      **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, which scripts carry over; accepted
+        with a warning, without effect.
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
         folders differ, `job_start_file` is malformed, or there is no checkpoint where it or a variable says.
@@ -115,8 +118,16 @@ class NPUEstimator(tf.estimator.Estimator):
     """
 
     def __init__(
-        self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None
+        self,
+        model_fn=None,
+        model_dir=None,
+        config=None,
+        params=None,
+        job_start_file="",
+        warm_start_from=None,
+        **of_tpu,
     ):
+        accept_tpu_keywords("NPUEstimator", of_tpu)
         if not isinstance(config, NPURunConfig):
             raise ValueError(
                 f"NPUEstimator: config is not an NPURunConfig. Expected an NPURunConfig; got {config!r}. Pass "
