@@ -38,7 +38,9 @@ class NpuDeviceHandle:
         self._device_id = device_id
         self._options = options
         gpus = tf.config.list_physical_devices("GPU")
-        self._gpus = [gpus[number] for number in visible_gpus(asked_devices(options) or (device_id,), len(gpus))] if gpus else []
+        self._gpus = (
+            [gpus[number] for number in visible_gpus(asked_devices(options) or (device_id,), len(gpus))] if gpus else []
+        )
 
     @property
     def device_id(self) -> int:
@@ -131,4 +133,6 @@ def set_npu_loop_size(loop_size: int) -> None:
         mend = "Use 1 for a step at a time."
         raise ValueError(message("set_npu_loop_size", "no number of steps", "at least 1", repr(loop_size), mend))
     if loop_size > 1:
-        say_once(logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written.")
+        say_once(
+            logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written."
+        )

@@ -94,7 +94,11 @@ _DECLARED: dict[str, Any] = {
         "variable_use_1g_huge_page": Leaf(0, (0, 1, 2)),
     },
     "experimental": {
-        "multi_branches_config": {"input_shape": _ANY, "dynamic_node_type": Leaf(None, ("0", "1")), "dynamic_dims": _ANY},
+        "multi_branches_config": {
+            "input_shape": _ANY,
+            "dynamic_node_type": Leaf(None, ("0", "1")),
+            "dynamic_dims": _ANY,
+        },
         "logical_device_deploy_config": {"deploy_mode": Leaf("LB", ("LB", "SINGLE")), "logical_device_id": _ANY},
         "model_deploy_config": {"model_deploy_mode": _ANY, "model_deploy_devicelist": _ANY},
         "graph_memory_optimize_config": {

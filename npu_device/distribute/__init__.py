@@ -30,9 +30,7 @@ __all__ = [
 
 
 @tf.autograph.experimental.do_not_convert
-def all_reduce(
-    values: Any, reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD
-) -> Any:
+def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD) -> Any:
     """Combines a value, or each of a list, over the ranks.
 
     Args:

@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpe
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
@@ -191,3 +192,27 @@ def test_hooks_do_nothing_on_one_rank(tmp_path):
     config = NPURunConfig(model_dir=str(tmp_path))
     NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)
     NPUEstimator(model_fn, config=config).train(input_fn, steps=1, hooks=hooks)  # on a new graph
+
+
+def test_arguments_of_a_tpu_estimator_are_accepted_with_a_warning(tmp_path, caplog):
+    say_once.cache_clear()
+    config = NPURunConfig(model_dir=str(tmp_path))
+    NPUEstimator(model_fn, config=config, use_tpu=True, train_batch_size=8)
+    assert sum("train_batch_size, use_tpu" in line for line in caplog.messages) == 1
+    with pytest.raises(TypeError, match="use_tpu"):
+        NPUEstimator(model_fn, config=config, use_tpus=True)
+
+
+@pytest.mark.parametrize(
+    "strategy", [tf.distribute.OneDeviceStrategy, lambda device: tf.distribute.MirroredStrategy([device])]
+)
+def test_a_strategy_of_one_device_trains(strategy, tmp_path):
+    def plain_model_fn(features, labels, mode):
+        loss = tf1.losses.mean_squared_error(labels, tf1.layers.dense(features, 1))
+        train_op = tf1.train.AdamOptimizer(0.1).minimize(loss, tf1.train.get_or_create_global_step())
+        return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1, train_distribute=strategy("/cpu:0"))
+    estimator = NPUEstimator(plain_model_fn, config=config)
+    start = estimator.train(input_fn, max_steps=1).evaluate(input_fn, steps=5)["loss"]
+    assert estimator.train(input_fn, max_steps=30).evaluate(input_fn, steps=5)["loss"] < start

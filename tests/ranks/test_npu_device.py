@@ -20,7 +20,9 @@ def exchanges(_):
     reduce = npu.distribute.all_reduce
     facts["mean"] = float(reduce(np.float32(rank + 1)))
     facts["integers"] = float(reduce(tf.constant(rank)))
-    facts["list"] = [None if each is None else each.numpy().tolist() for each in reduce([tf.ones(2) * rank, None], "sum")]
+    facts["list"] = [
+        None if each is None else each.numpy().tolist() for each in reduce([tf.ones(2) * rank, None], "sum")
+    ]
     facts["in a function"] = tf.function(lambda value: reduce(value, "max"))(tf.constant(float(rank))).numpy()
     variables = [tf.Variable([rank + 1.0]), tf.Variable(rank)]
     npu.distribute.broadcast(variables, root_rank=1)
