@@ -124,7 +124,8 @@ before = dict(os.environ)
 import tensorflow as tf
 tensorflow_set = {name: value for name, value in os.environ.items() if before.get(name) != value}
 handlers = list(logging.getLogger().handlers)
-import npu_bridge, npu_device, npu_device.distribute, npu_device.npu_device, npu_bridge.estimator.npu.npu_optimizer, npu_bridge.estimator.npu.npu_estimator, hccl.manage.api
+import npu_bridge, npu_bridge.estimator.npu.npu_optimizer, npu_bridge.estimator.npu.npu_estimator, hccl.manage.api
+import npu_device, npu_device.distribute, npu_device.npu_device, npu_device.train.optimizer
 assert "horovod" not in sys.modules, "horovod"
 assert {n: v for n, v in os.environ.items() if before.get(n) != v} == tensorflow_set, "environment"
 assert logging.getLogger().handlers == handlers, "handlers"

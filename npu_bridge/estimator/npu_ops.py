@@ -73,8 +73,8 @@ def dropout(
       noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
       seed: as operators of TensorFlow take it.
       name: of the op.
-      **others: `is_training` or `training`, which scripts carry over from the dropout they had; accepted with a warning.
-        False, a boolean tensor too, keeps everything.
+      **others: `is_training` or `training`, which scripts carry over from the dropout they had; accepted with a
+        warning. False, a boolean tensor too, keeps everything.
     Returns:
       Tensor of the shape and dtype of x.
     Raises:

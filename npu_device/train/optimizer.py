@@ -22,8 +22,8 @@ class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - what it makes is registere
     What it makes is an optimizer of the generation of `inner_optimizer` and a
     `tf.keras.mixed_precision.LossScaleOptimizer`: it goes into `model.compile`, or around a `tf.GradientTape` with
     `get_scaled_loss` and `get_unscaled_gradients`. A step that is left out changes no variable and counts in
-    `iterations`, and in `skipped_steps`; `last_step_finite` tells of the last one. Gradients are averaged over the ranks
-    if `inner_optimizer` does that (`npu_distributed_keras_optimizer_wrapper`) or the script.
+    `iterations`, and in `skipped_steps`; `last_step_finite` tells of the last one. Gradients are averaged over the
+    ranks if `inner_optimizer` does that (`npu_distributed_keras_optimizer_wrapper`) or the script.
 
     Args:
       inner_optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -203,16 +206,28 @@ def test_arguments_of_a_tpu_estimator_are_accepted_with_a_warning(tmp_path, capl
         NPUEstimator(model_fn, config=config, use_tpus=True)
 
 
-@pytest.mark.parametrize(
-    "strategy", [tf.distribute.OneDeviceStrategy, lambda device: tf.distribute.MirroredStrategy([device])]
-)
-def test_a_strategy_of_one_device_trains(strategy, tmp_path):
-    def plain_model_fn(features, labels, mode):
-        loss = tf1.losses.mean_squared_error(labels, tf1.layers.dense(features, 1))
-        train_op = tf1.train.AdamOptimizer(0.1).minimize(loss, tf1.train.get_or_create_global_step())
-        return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+STRATEGY = """
+import sys
+import numpy as np, tensorflow as tf
+from npu_bridge.npu_init import *
+from tests.documented.test_npu_estimator import input_fn
+cpus = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
 
-    config = NPURunConfig(model_dir=str(tmp_path), tf_random_seed=1, train_distribute=strategy("/cpu:0"))
-    estimator = NPUEstimator(plain_model_fn, config=config)
-    start = estimator.train(input_fn, max_steps=1).evaluate(input_fn, steps=5)["loss"]
-    assert estimator.train(input_fn, max_steps=30).evaluate(input_fn, steps=5)["loss"] < start
+def model_fn(features, labels, mode):
+    loss = tf.losses.mean_squared_error(labels, tf.layers.dense(features, 1))
+    train_op = tf.train.AdamOptimizer(0.1).minimize(loss, tf.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+config = NPURunConfig(model_dir=sys.argv[1], tf_random_seed=1, train_distribute=strategy)
+estimator = NPUEstimator(model_fn, config=config)
+start = estimator.train(input_fn, max_steps=1).evaluate(input_fn, steps=5)["loss"]
+assert estimator.train(input_fn, max_steps=30).evaluate(input_fn, steps=5)["loss"] < start
+"""
+
+
+def test_a_strategy_of_two_devices_trains(tmp_path):
+    """Without a second device in its settings, a session would wait for ever."""
+    command = [sys.executable, "-c", STRATEGY, str(tmp_path)]
+    subprocess.run(command, cwd=pathlib.Path(__file__).parents[2], check=True, timeout=240)
