@@ -146,8 +146,9 @@ def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *ar
     """Averages gradients over the ranks and updates; every rank updates every variable.
 
     Args:
-      apply_func: called with the pairs, `args` and `kwargs`; the `apply_gradients` of an optimizer.
+      apply_func: the `apply_gradients` of an optimizer, or what takes such pairs.
       grads_and_vars: pairs of this rank's gradient, or None, and variable.
+      *args, **kwargs: handed to `apply_func` after the pairs.
     Returns:
       What `apply_func` returns.
     Ranks: collective.
