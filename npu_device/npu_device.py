@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective, precision
-from npu_bridge import session as effects
 from npu_bridge.helper.helper import get_gen_ops
 from npu_bridge.options import environment
 from npu_bridge.options.errors import message, say_once
@@ -66,7 +65,8 @@ class NpuDeviceHandle:
             _open_devices().is_default = True
             if self._gpus:
                 tf.config.set_visible_devices(self._gpus, "GPU")
-            effects.apply_process_settings(self._options)
+            if self._options.deterministic == 1:
+                tf.config.experimental.enable_op_determinism()
             if tf.compat.v1.executing_eagerly_outside_functions():
                 precision.lower_functions(precision.Precision(self._options))
         return self
