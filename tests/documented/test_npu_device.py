@@ -129,7 +129,7 @@ def test_options_are_checked_when_they_are_set(path, default, legal, wrong):
 
 def test_an_unknown_option_lists_those_there_are():
     config = NpuConfig()
-    with pytest.raises(ValueError, match="modify_mixlist.*Did you mean 'precision_mode'"):
+    with pytest.raises(ValueError, match="ac_parallel_enable.*Did you mean 'precision_mode'"):
         config.precision_mod = "fp16"
     with pytest.raises(AttributeError, match="Did you mean 'dump_path'"):
         config.dump_config.dump_paths  # noqa: B018 - reading it is what fails
