@@ -39,6 +39,8 @@ FLOORS = {
     "npu_bridge.tbe": DOCUMENTED,
     "npu_bridge.tf_adapter": DOCUMENTED,
     "hccl": DOCUMENTED,
+    "npu_device": DOCUMENTED,
+    "npu_device.compat": FRONT_DOOR,
     "npu_bridge.npu_init": FRONT_DOOR,
     "npu_bridge.launch": FRONT_DOOR,
     "npu_bridge.run": FRONT_DOOR,
@@ -46,7 +48,7 @@ FLOORS = {
 
 
 def modules():
-    for package in ("npu_bridge", "hccl"):
+    for package in ("npu_bridge", "npu_device", "hccl"):
         for path in sorted((REPOSITORY / package).rglob("*.py")):
             parts = path.relative_to(REPOSITORY).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
@@ -66,7 +68,7 @@ def imports_of(path):
         else:
             continue
         for name in names:
-            if name.split(".")[0] in ("npu_bridge", "hccl"):
+            if name.split(".")[0] in ("npu_bridge", "npu_device", "hccl"):
                 yield name, node.lineno
 
 
@@ -124,6 +126,7 @@ import tensorflow as tf
 tensorflow_set = {name: value for name, value in os.environ.items() if before.get(name) != value}
 handlers = list(logging.getLogger().handlers)
 import npu_bridge, npu_bridge.estimator.npu.npu_optimizer, npu_bridge.estimator.npu.npu_estimator, hccl.manage.api
+import npu_device, npu_device.distribute, npu_device.npu_device, npu_device.train.optimizer
 assert "horovod" not in sys.modules, "horovod"
 assert {n: v for n, v in os.environ.items() if before.get(n) != v} == tensorflow_set, "environment"
 assert logging.getLogger().handlers == handlers, "handlers"

@@ -5,6 +5,7 @@ They work in a TF 1 graph, in a `tf.function` and eagerly. `docs/operators.md` h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from npu_bridge import collective
 from npu_bridge.operators import channels, dropping, positions, recurrent, updates
 from npu_bridge.operators.unavailable import not_available
 from npu_bridge.operators.updates import Moments
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import message, say_once
 
 __all__ = [
     "LARS",
@@ -60,7 +61,7 @@ NPUShutdown = shutdown_system
 
 
 def dropout(
-    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None
+    x: Any, keep_prob: Any, noise_shape: Any = None, seed: int | None = None, name: str | None = None, **others: Any
 ) -> tf.Tensor:
     """Keeps elements with a probability, multiplied by its inverse; the others become 0.
 
@@ -72,12 +73,27 @@ def dropout(
       noise_shape: shape of the random choice, which broadcasts to x; None for x's own.
       seed: as operators of TensorFlow take it.
       name: of the op.
+      **others: `is_training` or `training`, which scripts carry over from the dropout they had; accepted with a
+        warning. False, a boolean tensor too, keeps everything.
     Returns:
       Tensor of the shape and dtype of x.
     Raises:
       ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
+      TypeError: another keyword.
     """
+    for keyword in others:
+        keep_prob = _kept_unless_training(keyword, others[keyword], keep_prob)
     return dropping.dropout(x, keep_prob, noise_shape, seed, name, "npu_ops.dropout")
+
+
+def _kept_unless_training(keyword, is_training, keep_prob):
+    if keyword not in ("is_training", "training"):
+        raise TypeError(f"dropout() got an unexpected keyword argument {keyword!r}")
+    text = f"npu_ops.dropout: {keyword} is no argument of it. It is followed here: False keeps every element. Pass "
+    say_once(logging.WARNING, text + "keep_prob=1.0 then, which works on an NPU, too.")
+    if tf.is_tensor(is_training):
+        return tf.where(tf.cast(is_training, tf.bool), tf.cast(keep_prob, tf.float32), 1.0)
+    return keep_prob if is_training else 1.0
 
 
 def LARSV2(  # noqa: N802 - the documented name

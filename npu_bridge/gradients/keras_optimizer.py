@@ -14,6 +14,7 @@ from npu_bridge.gradients.nesting import is_distributed
 from npu_bridge.options.errors import message
 
 PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
+SCALING_OPTIMIZERS = (LegacyLossScaleOptimizer, CurrentLossScaleOptimizer)
 
 
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:

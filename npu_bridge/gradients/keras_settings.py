@@ -25,25 +25,31 @@ class KerasSettings:
       manager: the loss-scale manager; None for no loss scaling.
       is_distributed: average gradients over the ranks.
       is_tailing_optimization: decide about a step before the last fragment travels; needs both of the above.
+      decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
+        averages the gradients.
+      counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
     """
 
     name: str
     manager: Any = None
     is_distributed: bool = True
     is_tailing_optimization: bool = False
+    decides_together: bool = False
+    counts_skipped_steps: bool = False
 
-    def pipeline(self) -> Pipeline:
-        """The stages these settings stand for."""
+    def pipeline(self, optimizer: Any) -> Pipeline:
+        """The stages these settings stand for, around an optimizer."""
         averaging = [AllReduce(self.name)] if self.is_distributed else []
         if self.manager is None:
             return Pipeline(averaging)
         check = OverflowCheck(
             self.name,
-            is_joint=self.is_distributed,
+            is_joint=self.is_distributed or self.decides_together,
             judges_local=self.is_distributed,
             decides_early=self.is_distributed and self.is_tailing_optimization,
         )
-        return Pipeline([LossScaling(self.manager), *averaging, check, NarrowVariableGuard(), SkipRecord()])
+        record = SkipRecord(optimizer if self.counts_skipped_steps else None)
+        return Pipeline([LossScaling(self.manager), *averaging, check, NarrowVariableGuard(), record])
 
     def to_config(self) -> dict:
         """The settings as JSON knows them.
@@ -57,7 +63,8 @@ class KerasSettings:
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
         """The counterpart of `to_config`; other keys are left alone."""
-        arguments = {field.name: config[field.name] for field in dataclasses.fields(cls)}
+        fields = dataclasses.fields(cls)  # of which older files do not have all
+        arguments = {field.name: config[field.name] for field in fields if field.name in config}
         return cls(**{**arguments, "manager": config["manager"] and _made_from(config["manager"])})
 
 

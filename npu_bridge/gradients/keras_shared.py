@@ -45,7 +45,7 @@ class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
 
     def __init__(self, optimizer: Any, settings: KerasSettings):
         super().__init__(optimizer)
-        pipeline = settings.pipeline()
+        pipeline = settings.pipeline(optimizer)
         self._optimizer = optimizer
         self._settings = settings
         self._journey = KerasJourney(pipeline, adapt(optimizer, settings.name), settings.name)
@@ -140,6 +140,22 @@ class ScalesLoss:
     def last_step_skipped(self) -> tf.Tensor:
         """Whether the last step was skipped, a boolean scalar."""
         return tf.convert_to_tensor(self._state["last_step_skipped"])
+
+    @property
+    def last_step_finite(self) -> tf.Tensor:
+        """Whether the gradients of the last step could be used, a boolean scalar."""
+        return tf.logical_not(self._state["last_step_skipped"])
+
+    @property
+    def initial_scale(self) -> float:
+        """The scale of the first step."""
+        constants = self._settings.manager.agreed_constants()
+        return constants.get("init_loss_scale", constants.get("loss_scale"))
+
+    @property
+    def dynamic_growth_steps(self) -> int | None:
+        """After how many good steps in a row the scale grows; None when it does not."""
+        return self._settings.manager.agreed_constants().get("incr_every_n_steps")
 
     @property
     def dynamic(self) -> bool:

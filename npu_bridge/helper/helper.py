@@ -6,6 +6,7 @@ from typing import Any
 
 from npu_bridge.estimator import npu_aicore_ops, npu_ops, npu_unary_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
+from npu_bridge.operators import activations, dropping
 from npu_bridge.operators.unavailable import unavailable
 from npu_bridge.tbe import npu_cube_ops, npu_vector_ops
 
@@ -13,6 +14,11 @@ __all__ = ["get_gen_ops"]
 
 _MODULES = (npu_ops, npu_unary_ops, npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_vector_ops)
 _OTHER_NAMES = {
+    "drop_out_do_mask": dropping.masked_by_bits,
+    "drop_out_do_mask_v3": dropping.masked_by_bytes,
+    "drop_out_gen_mask": dropping.packed_mask,
+    "drop_out_gen_mask_v3": dropping.byte_mask,
+    "fast_gelu_grad": activations.fast_gelu_grad,
     "lars": npu_ops.LARS,
     "lars_v2": npu_ops.LARSV2,
     "npu_init": npu_ops.NPUInit,

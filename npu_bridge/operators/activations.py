@@ -23,6 +23,13 @@ def fast_gelu(x: Any) -> tf.Tensor:
     return x * tf.sigmoid(1.702 * x)
 
 
+def fast_gelu_grad(dy: Any, x: Any) -> tf.Tensor:
+    """What `fast_gelu` of x hands back for an incoming gradient dy: dy·(s + 1.702·x·s·(1 - s)), s = σ(1.702·x)."""
+    x = tf.convert_to_tensor(x)
+    gate = tf.sigmoid(1.702 * x)
+    return dy * (gate + 1.702 * x * gate * (1 - gate))
+
+
 def fast_gelu_by_polynomial(x: Any) -> tf.Tensor:
     """x·(L(x/√2) + 1) / 2 with a polynomial of second order for the error function."""
     x = tf.convert_to_tensor(x)

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from npu_bridge.options.errors import message
 
+_MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
+
 
 def dropout(x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, name: str | None, where: str) -> tf.Tensor:
     """Keeps elements with a probability, multiplied by its inverse; the others become 0.
@@ -45,6 +47,63 @@ def stateless_dropout(x: Any, noise_shape: Any, drop_prob: Any, seed: Any, offse
         _check_probability(1 - drop_prob, "1 - p", where)
     rate = tf.stop_gradient(tf.cast(drop_prob, x.dtype))
     return tf.nn.experimental.stateless_dropout(x, rate, stateless_seed(seed, offset), noise_shape=noise_shape)
+
+
+def packed_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
+    """Where elements are kept, as bits: eight in a byte, the first lowest, filled up to a multiple of 128.
+
+    Args:
+      shape: of what is dropped, a list or an integer tensor.
+      keep_prob: probability to keep an element.
+      seed, seed2: both 0 for another choice each time.
+      name: scope of the ops.
+    Returns:
+      Vector of uint8, for `masked_by_bits`.
+    """
+    with tf.name_scope(name or "packed_mask"):
+        count = tf.reduce_prod(tf.cast(shape, tf.int32))
+        is_kept = _choice([count], keep_prob, seed, seed2)
+        bits = tf.reshape(tf.pad(tf.cast(is_kept, tf.uint8), [[0, -count % _MASK_BITS]]), [-1, 8])
+        return tf.reduce_sum(tf.bitwise.left_shift(bits, _bit_numbers()), axis=1)
+
+
+def byte_mask(shape: Any, keep_prob: Any, seed: int = 0, seed2: int = 0, name: str | None = None) -> tf.Tensor:
+    """As `packed_mask`, with a byte for each element, in the shape of what is dropped."""
+    with tf.name_scope(name or "byte_mask"):
+        return tf.cast(_choice(shape, keep_prob, seed, seed2), tf.uint8)
+
+
+def masked_by_bits(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+    """Elements that a `packed_mask` keeps, divided by the probability to be kept; the others become 0.
+
+    Args:
+      x: float tensor.
+      mask: made for the shape of x.
+      keep_prob: what the mask was made with.
+      name: scope of the ops.
+    Returns:
+      Tensor of the shape and dtype of x.
+    """
+    x = tf.convert_to_tensor(x)
+    with tf.name_scope(name or "masked"):
+        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(mask[:, None], _bit_numbers()), 1)
+        return masked_by_bytes(x, tf.reshape(tf.reshape(bits, [-1])[: tf.size(x)], tf.shape(x)), keep_prob)
+
+
+def masked_by_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) -> tf.Tensor:
+    """As `masked_by_bits`, with a `byte_mask`."""
+    x = tf.convert_to_tensor(x)
+    with tf.name_scope(name or "masked"):
+        return x * tf.cast(mask, x.dtype) / tf.stop_gradient(tf.cast(keep_prob, x.dtype))
+
+
+def _bit_numbers():
+    return tf.constant(range(8), tf.uint8)
+
+
+def _choice(shape, keep_prob, seed, seed2):
+    drawn = tf.raw_ops.RandomUniform(shape=tf.cast(shape, tf.int32), dtype=tf.float32, seed=seed, seed2=seed2)
+    return drawn < tf.cast(keep_prob, tf.float32)
 
 
 def stateless_seed(seed: Any, offset: Any) -> tf.Tensor:

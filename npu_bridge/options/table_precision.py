@@ -113,7 +113,10 @@ OPTIONS = (
         "customize_dtypes",
         Text(says="the path of a text file"),
         "File with the dtypes of single operators.",
-        works("By operator name or type: float32, or the one low dtype of the run."),
+        works(
+            "By operator name or type: float32, or the one low dtype of the run. Where a rule's dtypes differ, single "
+            "inputs and outputs are rounded, outside of functions."
+        ),
     ),
     Option(
         66,

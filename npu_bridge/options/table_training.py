@@ -18,6 +18,7 @@ from npu_bridge.options.table import (
 
 _BASE = works("As in tf.estimator.RunConfig.")
 _RANK_0 = "Ranks above 0 do not write: there the property reads"
+_BASE_STRATEGY = works("As in tf.estimator.RunConfig, within one rank; an optimizer averages over the ranks.")
 _STRATEGY = TensorFlowObject(("distribute.Strategy", "compat.v1.distribute.Strategy"))
 _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
 
@@ -182,8 +183,8 @@ OPTIONS = (
         default=False,
         status="undocumented",
     ),
-    Option(46, "train_distribute", _STRATEGY, "Strategy for training.", _BASE, status="unsupported"),
-    Option(47, "eval_distribute", _STRATEGY, "Strategy for evaluation.", _BASE, status="unsupported"),
+    Option(46, "train_distribute", _STRATEGY, "Strategy for training.", _BASE_STRATEGY, status="unsupported"),
+    Option(47, "eval_distribute", _STRATEGY, "Strategy for evaluation.", _BASE_STRATEGY, status="unsupported"),
     Option(
         56,
         "hccl_timeout",

@@ -6,6 +6,7 @@ rewriter, which `rewriter.py` steers.
 """
 
 from npu_bridge.precision.exemptions import KEEP_DTYPE, mark
+from npu_bridge.precision.functions import lower_functions
 from npu_bridge.precision.hook import PrecisionHook, PrecisionSummaryHook
 from npu_bridge.precision.keras_callback import AccelerateTrainCallback
 from npu_bridge.precision.live_session import (
@@ -43,6 +44,7 @@ __all__ = [
     "builds_of",
     "check_files",
     "from_opt_level",
+    "lower_functions",
     "mark",
     "one_decision",
     "policy_of_last_step",

@@ -38,8 +38,9 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         self._global_step = None
 
     def begin(self):
-        """Finds the global step."""
+        """Finds the global step; rounds single values as asked, while no session knows the graph."""
         self._global_step = tf.compat.v1.train.get_global_step()
+        self._precision.round_single_values(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
         """Attaches the session."""

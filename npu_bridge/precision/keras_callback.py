@@ -1,16 +1,13 @@
 """`AccelerateTrainCallback`: the switch of `accelerate_train_mode` for `model.fit`.
 
-TensorFlow builds the executor of a `tf.function` when it is called with settings it has not been called with before,
-and the settings are those of the calling thread. So the train function is called with the rewriter switched on while
-the training is in low precision, and as it is from the switch on: it is traced once and compiled twice, and variables,
-optimizer and iterator do not notice. Evaluation and prediction have functions of their own. Where eager execution is
+The train function is called with the rewriter switched on while the training is in low precision, and as it is from the
+switch on (`functions.py`): it is traced once and compiled twice, and variables, optimizer and iterator do not notice.
+Evaluation and prediction have functions of their own. Where eager execution is
 off, Keras trains in a session, which follows by itself; there this callback only tells it how far training has come.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import math
 import time
@@ -20,6 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.options import environment, parse_accelerate_train_mode, read_session_config, with_entry
 from npu_bridge.options.errors import message, say_once
+from npu_bridge.precision.functions import low_precision
 from npu_bridge.precision.live_session import precision_of_session
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
@@ -132,30 +130,13 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         had_happened = self._precision.switch.has_happened
         self._policy = self._precision.policy_of_run(_TRAINING)
         if self._policy is self._precision.low:
-            with self._low_precision():
+            with low_precision(self._precision, self._precision.low):
                 return self._original(iterator)
         start = time.perf_counter()
         logs = self._original(iterator)
         if not had_happened:
             self._precision.switch.report(time.perf_counter() - start, "its first step")
         return logs
-
-    @contextlib.contextmanager
-    def _low_precision(self):
-        from tensorflow.python.eager import context  # the settings of calls have no public name
-
-        current = context.context()
-        before = current.function_call_options
-        settings = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
-        self._precision.prepare(settings)
-        # An executor may be built in any step: the last batch of an epoch can have another shape.
-        choose = functools.partial(self._precision.variables, self._precision.low, tf.Graph())
-        with environment.temporarily(choose):
-            current.function_call_options = context.FunctionCallOptions(before.executor_type, settings)
-            try:
-                yield
-            finally:
-                current.function_call_options = before
 
     def _give_back(self):
         if self._original is not None and self.model.train_function == self._train:

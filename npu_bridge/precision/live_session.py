@@ -55,6 +55,7 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
         return
     session._npu_bridge_precision = _Executors(session.graph, precision)
+    session._npu_bridge_precision.round_new_operators()
     session.__class__ = type(type(session).__name__, (_PreciseSession, type(session)), {})
 
 
@@ -95,6 +96,7 @@ class _PreciseSession:
 
     def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
         if handle is None:
+            self._npu_bridge_precision.round_new_operators()
             request = _Request(fetch_list, target_list, feed_dict, options)
             target_list = self._npu_bridge_precision.targets_for(request, self._build)
         return super()._do_run(handle, target_list, fetch_list, feed_dict, options, run_metadata)
@@ -114,10 +116,12 @@ class _PreciseSession:
         return super().make_callable(fetches, [] if feed_list is None else feed_list, accept_options)
 
     def partial_run_setup(self, fetches, feeds=None):
+        self._npu_bridge_precision.round_new_operators()
         with self._npu_bridge_precision.configured():
             return super().partial_run_setup(fetches, feeds)
 
     def _make_callable_from_options(self, callable_options):
+        self._npu_bridge_precision.round_new_operators()
         return _Callable(self._npu_bridge_precision, callable_options, super()._make_callable_from_options)
 
 
@@ -218,6 +222,11 @@ class _Executors:
             if (key, policy) not in self._targets:
                 self._targets[key, policy] = self.build(kind, policy, build_with)
             return self._targets[key, policy]
+
+    def round_new_operators(self) -> None:
+        """Changes operators that the session has not seen yet; TensorFlow would ignore a later change."""
+        with self.lock:
+            self.precision.round_single_values(self.graph)
 
     def policy_of(self, kind: RunKind) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -9,9 +10,9 @@ import tensorflow as tf
 
 from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
 from npu_bridge.options.errors import message, say_once
-from npu_bridge.precision import exemptions, rewriter
+from npu_bridge.precision import exemptions, kernels, rewriter, rounding
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
-from npu_bridge.precision.modes import FLOAT16, ORIGINAL, Policy, is_permission, policy_of
+from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.op_lists import registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.precision.processor import missing_units
@@ -52,7 +53,8 @@ class Precision:
     def __init__(self, options: TrainingOptions):
         self.configured, self.low, self.switch = ORIGINAL, None, None
         self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
-        self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {})
+        self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
+        self._speed = kernels.float16_speed
         if options.use_off_line:
             self._read(options)
         self.low_dtype = self._single_low_dtype()
@@ -60,7 +62,7 @@ class Precision:
     @property
     def is_active(self) -> bool:
         """Whether sessions have to be prepared and attached at all."""
-        return self.low_dtype is not None
+        return self.low_dtype is not None or self._dtypes.rounds
 
     def prepare(self, session_config: Any) -> None:
         """Changes session settings so that sessions made with them can follow.
@@ -68,12 +70,11 @@ class Precision:
         Args:
           session_config: a ConfigProto, changed in place; stays as it is when nothing is lowered.
         """
-        if not self.is_active:
+        if self.low_dtype is None:
             return
         rewriter.switch_on(session_config, self.low_dtype)
-        policies = filter(None, (self.configured, self.low))
-        if (rewriter.device_kind(), self.low_dtype) == ("CPU", FLOAT16) and any(map(rewriter.imitates, policies)):
-            rewriter.keep_order(session_config)
+        if self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU":
+            self._decide_imitation(session_config)
         for name in self._looks_inside:
             # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
             say_once(
@@ -81,11 +82,8 @@ class Precision:
                 f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
             )
-        missing = missing_units(self.low_dtype) if rewriter.device_kind() == "CPU" else None
-        if missing and self.low_dtype == FLOAT16 and not rewriter.imitates(self.low or self.configured):
-            mend = f"To compute in float32 on values rounded to float16, set {rewriter.IMITATION}=1."
-            say_once(logging.WARNING, f"precision: float16 is far slower than float32 here, because {missing}. {mend}")
-        elif missing:
+        missing = missing_units(BFLOAT16) if (rewriter.device_kind(), self.low_dtype) == ("CPU", BFLOAT16) else None
+        if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
     def policy_of_run(self, kind: RunKind) -> Policy:
@@ -106,11 +104,49 @@ class Precision:
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
         lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
-        return rewriter.variables_of(lists, rewriter.imitates(policy, types))
+        return rewriter.variables_of(lists, self._imitates(policy))
+
+    @property
+    def asks_for_single_operators(self) -> bool:
+        """Whether rules name operators, or round single inputs or outputs."""
+        return bool(self._dtypes.by_name) or self._dtypes.rounds
+
+    def variables_of_functions(self, policy: Policy) -> dict[str, str]:
+        """As `variables`, for functions that are not there yet: they may hold operators of every type."""
+        types = frozenset(dir(tf.raw_ops)) if policy.reach in ("all", "matrix", "nothing") else frozenset()
+        lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type)
+        return rewriter.variables_of(lists, self._imitates(policy))
+
+    def round_single_values(self, graph: tf.Graph) -> None:
+        """Rounds inputs and outputs of operators as `customize_dtypes` asks for single ones; see `rounding`."""
+        rounding.round_values(self._dtypes, graph)
 
     def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""
         return exemptions.kept_ops(self._dtypes, policy, kind.ops)
+
+    def _imitates(self, policy: Policy) -> bool:
+        is_possible = self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU"
+        return is_possible and rewriter.imitates(policy, lambda: self._speed().imitation_is_faster)
+
+    def _decide_imitation(self, session_config: Any) -> None:
+        """Readies settings for imitated float16 where that is the way to compute, and says which way it is."""
+        threads = session_config.intra_op_parallelism_threads, session_config.inter_op_parallelism_threads
+        self._speed = functools.partial(kernels.float16_speed, *threads)
+        policy = self.low or self.configured
+        speed = None if policy.reach == "matrix" else self._speed()
+        is_imitated = [self._imitates(each) for each in (self.configured, policy)]
+        if any(is_imitated):
+            rewriter.keep_order(session_config)
+        if speed is None:
+            return
+        if is_imitated[-1]:
+            way = "float32 kernels on values rounded to float16 stand in for float16 kernels"
+        else:
+            way = "float16 kernels are used"
+        is_slower = speed.imitation_is_faster and not is_imitated[-1]
+        mend = f" Unset {rewriter.IMITATION} for the faster way." if is_slower else ""
+        say_once(logging.WARNING if is_slower else logging.INFO, f"precision: {way}; {speed}.{mend}")
 
     def _read(self, options: TrainingOptions) -> None:
         self.configured = self._possible(policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU"))

@@ -10,19 +10,18 @@ different precision. Facts about TensorFlow 2.15:
 - Operators that are fetched, or run as a target of their own, are left alone.
 - Operators on reference variables, stateful ones, and ones without a kernel in the low dtype are left alone.
 - On CPUs float16 is by default only imitated: float32 kernels on values rounded to float16. A variable makes the
-  kernels real; they are many times slower (64 times for 128x128 products on a CPU without float16 units), and they
-  add up in float16.
+  kernels real. They add up in float16, and most are many times slower, on CPUs with float16 units too: TensorFlow's
+  library of kernels uses those units in few operators (`kernels.py` measures it).
 - Imitation ends the process when an operator stands before one whose value it takes: a C++ exception nobody catches.
-  Graphs come in the order they were made in, but passes ahead of the rewriter and a second round of all disturb it, and
-  the way back of a loop is against it. Functions are put in its place in another order; seen to matter where more than
-  matrix operators are lowered.
+  Functions put in the place of their calls, other passes, and a second round of all make such orders, and the way back
+  of a loop is one. The pass "dependency" sorts the operators, so it goes right before, and loops are left out.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
@@ -60,27 +59,16 @@ MATRIX_TYPES = frozenset(
         "MatMul",
     }
 )
-# What a loop is made of, what calls functions, and the passes ahead of the rewriter.
+# What a loop is made of.
 _LOOP_TYPES = frozenset({"Enter", "Exit", "Merge", "NextIteration", "Switch"})
-_CALLING_TYPES = frozenset(
-    {
-        "Case",
-        "If",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-        "StatelessCase",
-        "StatelessIf",
-        "StatelessWhile",
-        "While",
-    }
-)
-_EARLIER_PASSES = (
-    "common_subgraph_elimination",
-    "constant_folding",
-    "function_optimization",
-    "implementation_selector",
-    "shape_optimization",
-)
+# The pass that sorts, and the passes TensorFlow runs after the rewriter, with the setting that switches each off.
+_SORTING = "dependency"
+_LATER_PASSES = {
+    "arithmetic": "arithmetic_optimization",
+    "layout": "layout_optimizer",
+    "remap": "remapping",
+    "loop": "loop_optimization",
+}
 # Never forced into a list: what only moves values between frames (the rewriter colours loops as a whole), has no
 # single dtype, or holds its value as an attribute.
 _LEFT_ALONE = frozenset(
@@ -154,17 +142,17 @@ def keep_order(session_config: Any) -> None:
     """Lets sessions made with these settings show the rewriter operators in an order it can imitate float16 in.
 
     Args:
-      session_config: a ConfigProto that `switch_on` has seen, changed in place: some other passes are left out.
+      session_config: a ConfigProto that `switch_on` has seen, changed in place: the rewriter comes right after the
+        pass that sorts operators, and some passes are left out.
     """
     rewrites = session_config.graph_options.rewrite_options
-    rewrites.disable_model_pruning = True
     rewrites.meta_optimizer_iterations = RewriterConfig.ONE
-    for name in _EARLIER_PASSES:
-        setattr(rewrites, name, RewriterConfig.OFF)
-    # Where passes are listed, they run in that order.
-    listed = sorted(rewrites.optimizers, key=lambda name: name not in _SWITCHES.values())
+    name = _SWITCHES["CPU", FLOAT16]
+    later = [listed for listed in rewrites.optimizers if listed not in (_SORTING, name)]
+    if not rewrites.optimizers:
+        later = [each for each, switch in _LATER_PASSES.items() if getattr(rewrites, switch) != RewriterConfig.OFF]
     del rewrites.optimizers[:]
-    rewrites.optimizers.extend(listed)
+    rewrites.optimizers.extend([_SORTING, name, *later])  # where passes are listed, they run in that order
 
 
 def lists_of(
@@ -203,24 +191,20 @@ def lists_of(
     return Lists(*map(frozenset, (allow, infer, deny, removed - allow - infer - deny)))
 
 
-def imitates(policy: Policy, types: frozenset[str] = frozenset()) -> bool:
+def imitates(policy: Policy, is_faster: Callable[[], bool] = lambda: False) -> bool:
     """Whether a CPU computes a policy by float32 kernels on values rounded to float16.
 
-    That is what matrix operators with float16 inputs and float32 sums mean; for the others a user who sets TensorFlow's
-    variable decides, unless the graph holds functions.
+    That is what matrix operators with float16 inputs and float32 sums mean. For the others the faster way is taken,
+    unless a user has set TensorFlow's variable.
 
     Args:
       policy: the policy.
-      types: operator types of the graph.
+      is_faster: tells whether that is faster than float16 kernels; only called where it matters.
     """
     said = environment.read_variable(IMITATION)
-    is_asked = policy.reach == "matrix" if said is None else said.lower() not in ("0", "false")
-    if not is_asked or policy.reach in ("matrix", "nothing") or types.isdisjoint(_CALLING_TYPES):
-        return is_asked
-    problem = "float16 is not imitated in a graph with functions, which TensorFlow's imitation does not survive"
-    mend = f"Unset it, or call tf.disable_control_flow_v2() before the graph is built. Operators compute in {FLOAT16}."
-    say_once(logging.WARNING, message("precision", problem, f"{IMITATION} unset or 0", said, mend))
-    return False
+    if said is not None:
+        return said.lower() not in ("0", "false")
+    return policy.reach == "matrix" or is_faster()
 
 
 def variables_of(lists: Lists, imitation: bool = False) -> dict[str, str]:
@@ -246,6 +230,11 @@ def types_in(graph: tf.Graph) -> frozenset[str]:
     graph._copy_functions_to_graph_def(functions, 0)  # as_graph_def would copy every constant too
     inside = {node.op for function in functions.library.function for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
+
+
+def is_operator_type(name: str) -> bool:
+    """Whether TensorFlow has operators of a type of this name."""
+    return _definition(name) is not None
 
 
 def has_floating_type(name: str) -> bool:

@@ -33,6 +33,21 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
         session_config.gpu_options.visible_device_list = ",".join(map(str, visible))
 
 
+def make_room_for(strategy: Any, session_config: Any) -> None:
+    """Gives a session as many CPU devices as a distribution strategy has replicas on; with fewer it waits for ever.
+
+    Args:
+      strategy: a `tf.distribute.Strategy`, or None.
+      session_config: a ConfigProto; `device_count["CPU"]` may grow.
+    """
+    if strategy is None:
+        return
+    devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
+    needed = max((1 + (device.device_index or 0) for device in devices if device.device_type == "CPU"), default=0)
+    if needed > max(1, session_config.device_count["CPU"]):
+        session_config.device_count["CPU"] = needed
+
+
 def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
     """The device ordinals this process is to use; empty when nobody says anything.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpe
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook, NpuEmptyHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
@@ -221,3 +225,39 @@ def test_a_keras_optimizer_alone_says_how_to_train_with_it(train, generation, tm
         estimator.train(input_fn, max_steps=2)
     for part in ("NPUEstimator: ", "Keras", "NPUOptimizer", "minimize(loss, global_step)", "tf.compat.v1.train"):
         assert part in str(caught.value)
+
+
+def test_arguments_of_a_tpu_estimator_are_accepted_with_a_warning(tmp_path, caplog):
+    say_once.cache_clear()
+    config = NPURunConfig(model_dir=str(tmp_path))
+    NPUEstimator(model_fn, config=config, use_tpu=True, train_batch_size=8)
+    assert sum("train_batch_size, use_tpu" in line for line in caplog.messages) == 1
+    with pytest.raises(TypeError, match="use_tpu"):
+        NPUEstimator(model_fn, config=config, use_tpus=True)
+
+
+STRATEGY = """
+import sys
+import numpy as np, tensorflow as tf
+from npu_bridge.npu_init import *
+from tests.documented.test_npu_estimator import input_fn
+cpus = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+
+def model_fn(features, labels, mode):
+    loss = tf.losses.mean_squared_error(labels, tf.layers.dense(features, 1))
+    train_op = tf.train.AdamOptimizer(0.1).minimize(loss, tf.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+config = NPURunConfig(model_dir=sys.argv[1], tf_random_seed=1, train_distribute=strategy)
+estimator = NPUEstimator(model_fn, config=config)
+start = estimator.train(input_fn, max_steps=1).evaluate(input_fn, steps=5)["loss"]
+assert estimator.train(input_fn, max_steps=30).evaluate(input_fn, steps=5)["loss"] < start
+"""
+
+
+def test_a_strategy_of_two_devices_trains(tmp_path):
+    """Without a second device in its settings, a session would wait for ever."""
+    command = [sys.executable, "-c", STRATEGY, str(tmp_path)]
+    subprocess.run(command, cwd=pathlib.Path(__file__).parents[2], check=True, timeout=240)

@@ -48,7 +48,7 @@ MODULES = {
 SIGNATURES = {
     npu_ops.NPUInit: "(name=None)",
     npu_ops.NPUShutdown: "(name=None)",
-    npu_ops.dropout: "(x, keep_prob, noise_shape=None, seed=None, name=None)",
+    npu_ops.dropout: "(x, keep_prob, noise_shape=None, seed=None, name=None, **others)",
     npu_ops.LARSV2: (
         "(input_weight, input_grad, weight_decay, learning_rate, hyperpara=0.001, epsilon=1e-05, use_clip=False, "
         "name=None)"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("npu_bridge", "hccl")
+PACKAGES = ("npu_bridge", "npu_device", "hccl")
 
 
 def run(command, **options):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator import npu_aicore_ops, npu_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
+from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 ONES = np.ones([100, 100], np.float32)
@@ -93,3 +94,14 @@ def test_stateless_dropout_repeats_itself():
     assert {tuple(np.unique(row)) for row in rows} == {(0.0,), (2.0,)}
     with pytest.raises(ValueError, match="stateless_dropout"):
         npu_cpu_ops.stateless_dropout(ONES, None, 1.0, 1, 2)
+
+
+def test_what_scripts_carry_over_from_other_dropouts_is_followed(caplog):
+    say_once.cache_clear()
+    assert npu_ops.dropout(ONES, 0.5, is_training=False).numpy().min() == 1.0
+    for flag in (True, tf.constant(True)):
+        assert npu_ops.dropout(ONES, 0.5, is_training=flag).numpy().min() == 0.0
+    assert npu_ops.dropout(ONES, keep_prob=0.5, training=tf.constant(False)).numpy().min() == 1.0
+    assert len(caplog.messages) == 2 and "is_training is no argument" in caplog.messages[0]
+    with pytest.raises(TypeError, match="rate"):
+        npu_ops.dropout(ONES, 0.5, rate=0.5)

@@ -77,11 +77,44 @@ def test_operator_dtypes(file):
 dense/MatMul::InputDtype:float16,float16,OutputDtype:float16   # the first layer
 OpType::Softmax:InputDtype:float32,OutputDtype:float32
 OpType::GatherV2:InputDtype:float16,int32,OutputDtype:float16
+OpType::BatchMatMulV2:InputDtype:bfloat16,bfloat16,OutputDtype:bfloat16
+OpType::Conv2DBackpropInputD:InputDtype:float32,float32,OutputDtype:float32
 """
         )
     )
+    assert not read.rounds
     assert read.by_name == {"dense/MatMul": "float16"}
-    assert read.by_type == {"Softmax": "float32", "GatherV2": "float16"}
+    assert read.by_type == {
+        "Softmax": "float32",
+        "GatherV2": "float16",
+        "BatchMatMulV2": "bfloat16",
+        "Conv2DBackpropInput": "float32",
+    }
+
+
+def test_inputs_and_outputs_of_different_dtypes(file):
+    """Types are those of an NPU's compiler; a leading input that is no floating number may stand before the list."""
+    read = read_operator_dtypes(
+        file(
+            """OpType::MatMulV2:InputDtype:float16,float16,float32,OutputDtype:float32
+OpType::MatMul:InputDtype:float32,float32,OutputDtype:float16
+OpType::MatMulV2:InputDtype:float32,float32,OutputDtype:float32
+OpType::Conv2DBackpropInput:int32,InputDtype:float16,float16,OutputDtype:float32
+OpType::DepthwiseConv2D:InputDtype:fp16,fp32,OutputDtype:fp32
+head/MatMul::InputDtype:bfloat16,float32,OutputDtype:float32
+body/MatMul::InputDtype:float16,float32,OutputDtype:float32
+body/MatMul::InputDtype:float16,float16,OutputDtype:float16
+"""
+        )
+    )
+    assert read.rounding_by_type == {
+        "MatMul": ((None, None), ("float16",)),
+        "Conv2DBackpropInput": ((None, "float16", "float16"), (None,)),
+        "DepthwiseConv2dNative": (("float16", None), (None,)),
+    }
+    assert read.rounding_by_name == {"head/MatMul": (("bfloat16", None), (None,))}
+    assert read.by_name == {"head/MatMul": "float32", "body/MatMul": "float16"}
+    assert set(read.by_type.values()) == {"float32"}
 
 
 @pytest.mark.parametrize(
@@ -89,8 +122,8 @@ OpType::GatherV2:InputDtype:float16,int32,OutputDtype:float16
     [
         ("MatMul float16", "no rule"),
         ("a::InputDtype:float16", "no rule"),
+        ("a::InputDtype:float16,half,OutputDtype:float16", "half"),
         ("a::InputDtype:float8,OutputDtype:float16", "float8"),
-        ("a::InputDtype:float16,OutputDtype:float32", "several"),
         ("a::InputDtype:,OutputDtype:", "none"),
     ],
 )

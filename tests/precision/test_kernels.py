@@ -314,3 +314,58 @@ def test_customize_dtypes(tmp_path):
     assert names_in(nodes, tf.float16) == {"first", "last"}
     with pytest.raises(ValueError, match="bfloat16 and float16"):
         executed(one.format("bfloat16"), precision_mode_v2="mixed_float16")
+
+
+def rule_file(tmp_path, *lines):
+    path = tmp_path / "dtypes.txt"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("mode", ["origin", "mixed_float16", "mixed_bfloat16"])
+def test_single_inputs_and_outputs_are_rounded(tmp_path, mode):
+    """A product of float16 values, added up and given in float32: what rule files ask for most."""
+    path = rule_file(
+        tmp_path,
+        "OpType::MatMulV2:InputDtype:float16,float16,float32,OutputDtype:float32",
+        "second::InputDtype:float32,bfloat16,OutputDtype:float16",
+    )
+    random = np.random.RandomState(3)
+    left, right, last = (random.randn(*shape).astype("f") for shape in ((4, 8), (8, 16), (16, 2)))
+    with tf.Graph().as_default() as graph:
+        fed = [tf1.placeholder(tf.float32, value.shape) for value in (left, right, last)]
+        first = tf.matmul(fed[0], fed[1], name="first")
+        second = tf.matmul(first, fed[2], name="second")
+        result = tf.identity(second) + 0.0
+        graph.finalize()
+    with session_of(graph, precision_of(precision_mode_v2=mode, customize_dtypes=path)) as session:
+        (got_first, got), nodes = run_with_graph(session, [first, result], dict(zip(fed, (left, right, last))))
+    halves = [value.astype(np.float16).astype("f") for value in (left, right)]
+    brain = last.astype(tf.bfloat16.as_numpy_dtype).astype("f")
+    with tf.Graph().as_default(), tf1.Session() as stock:
+        np.testing.assert_array_equal(got_first, stock.run(tf.matmul(*halves)))
+        np.testing.assert_array_equal(got, stock.run(tf.matmul(got_first, brain)).astype(np.float16).astype("f"))
+    assert dtypes_of(nodes) == {"float32": 2}
+    assert graph.finalized
+
+
+def test_rounding_inside_loops_and_of_operators_made_later(tmp_path):
+    path = rule_file(tmp_path, "OpType::MatMul:InputDtype:float16,float16,OutputDtype:float32")
+    value = np.random.RandomState(4).randn(6, 6).astype("f")
+    exact, half = value.copy(), value.copy()
+    with contextlib.ExitStack() as stack, tf.Graph().as_default() as graph:
+        if tf1.control_flow_v2_enabled():
+            tf1.disable_control_flow_v2()
+            stack.callback(tf1.enable_control_flow_v2)
+        weights = tf1.get_variable("weights", initializer=value, use_resource=False)
+        looped = tf1.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.matmul(x, weights)), [0, weights])[1]
+        session = stack.enter_context(session_of(graph, precision_of(customize_dtypes=path)))
+        session.run(weights.initializer)
+        for _ in range(3):
+            half = half.astype(np.float16).astype("f") @ value.astype(np.float16).astype("f")
+            exact = exact @ value
+        np.testing.assert_allclose(session.run(looped), half, rtol=1e-6)
+        assert np.abs(half - exact).max() > 1e-4
+        later = tf.matmul(looped, weights)
+        half = half.astype(np.float16).astype("f") @ value.astype(np.float16).astype("f")
+        np.testing.assert_allclose(session.run(later), half, rtol=1e-5)

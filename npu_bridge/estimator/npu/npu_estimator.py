@@ -22,12 +22,14 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUInfeedOutfeedSessionHook,
     SetIterationsVarHook,
 )
+from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explained
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook
+from npu_bridge.session.devices import make_room_for
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -108,6 +110,8 @@ class NPUEstimator(tf.estimator.Estimator):
       job_start_file: JSON file of the job, of which `local_checkpoint_dir` is read; ranks are known from the launcher.
       warm_start_from: as in `tf.estimator.Estimator`. By default the checkpoint that `job_start_file` names, or without
         such a file the environment variable `LOCAL_CHECKPOINT_DIR`, else `RESTORE_FROM`.
+      **of_tpu: arguments of a `TPUEstimator`, such as `use_tpu` and `train_batch_size`, which scripts carry over;
+        accepted with a warning, without effect.
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
         folders differ, `job_start_file` is malformed, or there is no checkpoint where it or a variable says.
@@ -116,8 +120,16 @@ class NPUEstimator(tf.estimator.Estimator):
     """
 
     def __init__(
-        self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None
+        self,
+        model_fn=None,
+        model_dir=None,
+        config=None,
+        params=None,
+        job_start_file="",
+        warm_start_from=None,
+        **of_tpu,
     ):
+        accept_tpu_keywords("NPUEstimator", of_tpu)
         if not isinstance(config, NPURunConfig):
             raise ValueError(
                 f"NPUEstimator: config is not an NPURunConfig. Expected an NPURunConfig; got {config!r}. Pass "
@@ -141,6 +153,8 @@ class NPUEstimator(tf.estimator.Estimator):
         self._options = options
         self._precision = precision
         self._session_config = session.prepare_session_config(options, self._session_config)
+        for strategy in (config.train_distribute, config.eval_distribute):
+            make_room_for(strategy, self._session_config)
         precision.prepare(self._session_config)
 
     def train(self, input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None):

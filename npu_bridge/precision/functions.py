@@ -1,0 +1,75 @@
+"""The precision of functions: what `tf.function` and a compiled Keras model run.
+
+TensorFlow builds the executor of a function when it is called with settings it has not been called with before, and the
+settings are those of the calling thread. The rewriter reads its lists from the environment at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from npu_bridge.options import environment
+from npu_bridge.options.errors import say_once
+from npu_bridge.precision.modes import Policy
+from npu_bridge.precision.policy import Precision
+
+
+@contextlib.contextmanager
+def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
+    """Inside, functions that this thread calls follow a policy.
+
+    Args:
+      precision: of the training.
+      policy: its `configured` or its `low`.
+    """
+    current = _context()
+    before = current.function_call_options
+    # An executor may be built in any step: the last batch of an epoch can have another shape.
+    with environment.temporarily(functools.partial(precision.variables_of_functions, policy)):
+        current.function_call_options = _with_rewriter(before, precision)
+        try:
+            yield
+        finally:
+            current.function_call_options = before
+
+
+def lower_functions(precision: Precision) -> None:
+    """From now on functions that this thread calls follow the configured policy.
+
+    Single operators, named or with inputs to round (`customize_dtypes`), are beyond it: functions are not seen before
+    they are built. Where nothing is lowered, nothing changes.
+
+    Args:
+      precision: of the process.
+    """
+    if precision.asks_for_single_operators:
+        say_once(
+            logging.WARNING,
+            "customize_dtypes: in functions only rules for an operator type with one dtype have an effect. Expected "
+            "OpType::TYPE rules; got names, or inputs and outputs that differ. Use modify_mixlist for the others.",
+        )
+    if precision.low_dtype is None:
+        return
+    for name, text in precision.variables_of_functions(precision.configured).items():
+        environment.write_variable(name, text)
+    current = _context()
+    current.function_call_options = _with_rewriter(current.function_call_options, precision)
+
+
+def _context():
+    from tensorflow.python.eager import context  # the settings of calls have no public name
+
+    current = context.context()
+    current.ensure_initialized()
+    return current
+
+
+def _with_rewriter(before, precision):
+    settings = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    precision.prepare(settings)
+    return type(before)(before.executor_type, settings)

@@ -1,0 +1,18 @@
+"""Scripts in the style of TensorFlow 1 under `npu_device`."""
+
+from npu_bridge._lazy import attributes, submodules
+
+__all__ = ["enable_v1", "v1"]
+
+__getattr__ = attributes(__name__, submodules(__name__, "v1"))
+
+
+def enable_v1() -> None:
+    """Switches to graphs and sessions; call it before anything of TensorFlow has run, and before the star import.
+
+    Raises:
+      ValueError: something of TensorFlow 2 has run already.
+    """
+    import tensorflow.compat.v1 as tf
+
+    tf.disable_v2_behavior()

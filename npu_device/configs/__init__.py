@@ -1,0 +1,15 @@
+"""The options of `npu_device`: what `global_options()` gives, and the scope for options of a single function."""
+
+from npu_bridge._lazy import attributes, submodules
+
+__all__ = ["NpuConfig", "global_options", "npu_config", "run_context", "run_context_options"]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        **submodules(__name__, "npu_config", "run_context"),
+        "NpuConfig": "npu_device.configs.npu_config:NpuConfig",
+        "global_options": "npu_device.configs.npu_config:global_options",
+        "run_context_options": "npu_device.configs.run_context:RunContextOptions",
+    },
+)

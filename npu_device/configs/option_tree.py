@@ -1,0 +1,118 @@
+"""An object whose attributes are options, checked when they are set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from npu_bridge.options.errors import message, nearest, say_once
+
+
+class Leaf(NamedTuple):
+    """One option: its default, and its legal values; None where any will do."""
+
+    default: Any = None
+    allowed: tuple | None = None
+
+
+class OptionTree:
+    """Options as attributes; a nested tree is one too and cannot be replaced.
+
+    Args:
+      path: how a script spells this object, for messages.
+      declared: a `Leaf`, or the mapping of a nested tree, by name.
+      deprecated: names that are accepted with a warning, and what to use instead.
+    """
+
+    def __init__(self, path: str, declared: Mapping[str, Any], deprecated: Mapping[str, str] | None = None):
+        keep = self.__dict__
+        keep["_path"], keep["_declared"], keep["_deprecated"] = path, declared, deprecated or {}
+        keep["_values"], keep["_frozen"] = {}, False
+        for name, entry in declared.items():
+            keep["_values"][name] = entry.default if isinstance(entry, Leaf) else OptionTree(f"{path}.{name}", entry)
+        keep["_given"] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._values:
+            raise self._unknown(AttributeError, name)
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an option.
+
+        Raises:
+          ValueError: there is no such option, or the value is none of its own.
+          TypeError: the value is of another type than those.
+        """
+        entry = self._declared.get(name)
+        if entry is None:
+            raise self._unknown(ValueError, name)
+        self._check(name, entry, value)
+        if name in self._deprecated:
+            say_once(logging.WARNING, f"{self._path}.{name} is deprecated and has no effect. {self._deprecated[name]}")
+        if self._frozen and value != self._values[name]:
+            problem = "it is set too late to have an effect"
+            text = message(f"{self._path}.{name}", problem, "options before npu_device.open()", "one after", "Move it.")
+            say_once(logging.WARNING, text)
+        self._values[name] = value
+        self._given.add(name)
+
+    def __dir__(self):
+        return sorted(self._values)
+
+    def __repr__(self) -> str:
+        return f"{self._path}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+    def given(self) -> dict[str, Any]:
+        """What was set, nested trees included: value by name, such as "precision_mode" or "dump_config.dump_path"."""
+        found = {name: self._values[name] for name in self._values if name in self._given}
+        for name, value in self._values.items():
+            if isinstance(value, OptionTree):
+                found.update({f"{name}.{inner}": each for inner, each in value.given().items()})
+        return found
+
+    def as_texts(self) -> dict[str, str]:
+        """All options as texts: True is "1", False is "0", None is left out; nested ones by the names of their own."""
+        texts: dict[str, str] = {}
+        for name, value in self._values.items():
+            if isinstance(value, OptionTree):
+                texts.update(value.as_texts())
+            elif value is not None:
+                texts[name] = str(int(value)) if isinstance(value, bool) else str(value)
+        return texts
+
+    def freeze(self) -> None:
+        """What is set from now on is kept, with a warning that it comes too late."""
+        self.__dict__["_frozen"] = True
+        for value in self._values.values():
+            if isinstance(value, OptionTree):
+                value.freeze()
+
+    def _check(self, name: str, entry: Any, value: Any) -> None:
+        where = f"{self._path}.{name}"
+        if not isinstance(entry, Leaf):
+            mend = f"Set its own options: {where}.{next(iter(entry))} = ..."
+            raise TypeError(message(where, "it cannot be replaced", "its options set one by one", repr(value), mend))
+        if entry.allowed is None or (value is None and entry.default is None):
+            return
+        if any(value == each and _alike(value, each) for each in entry.allowed):
+            return
+        expected = ", ".join(repr(each) for each in entry.allowed)
+        if entry.default is not None and not _alike(value, entry.default):
+            got = f"{value!r} ({type(value).__name__})"
+            raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
+        near = nearest(value, [each for each in entry.allowed if isinstance(each, str)])
+        mend = f"Did you mean {near!r}?" if near else "Use one of these."
+        raise ValueError(message(where, "it is not one of its values", expected, repr(value), mend))
+
+    def _unknown(self, kind: type[Exception], name: str) -> Exception:
+        near = nearest(name, self._values)
+        mend = f"Did you mean {near!r}?" if near else "Remove it."
+        return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), mend))
+
+
+def _alike(value: Any, other: Any) -> bool:
+    return isinstance(value, type(other)) and isinstance(value, bool) == isinstance(other, bool)

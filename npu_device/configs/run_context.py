@@ -1,0 +1,41 @@
+"""Options of single functions: checked and kept; functions here follow `global_options()`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from npu_bridge.options.errors import say_once
+from npu_device.configs.option_tree import Leaf, OptionTree
+
+__all__ = ["RunContextOptions", "npu_run_context"]
+
+_DECLARED = {
+    "experimental": {"graph_memory_optimize_config": {"recompute": Leaf(), "graph_slice": Leaf()}},
+    "jit_compile": Leaf(),
+}
+
+
+class RunContextOptions(OptionTree):
+    """Options for what is called inside `npu_run_context`.
+
+    Raises:
+      ValueError: when an attribute is set that is no option.
+    """
+
+    def __init__(self):
+        super().__init__("npu_device.configs.run_context_options()", _DECLARED)
+
+
+@contextlib.contextmanager
+def npu_run_context(options: Any = None) -> Iterator[None]:
+    """Accepted; what is called inside follows the options of the process.
+
+    Args:
+      options: a `run_context_options()`, or None.
+    """
+    if isinstance(options, OptionTree) and options.given():
+        say_once(logging.INFO, f"npu_device.npu_run_context: kept without an effect: {', '.join(options.given())}.")
+    yield

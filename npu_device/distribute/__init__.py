@@ -1,0 +1,163 @@
+"""What ranks exchange under `npu_device`. Alone, a process keeps what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective.groups import WORLD
+from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
+from npu_bridge.gradients.in_place import distribute_in_place
+from npu_bridge.gradients.over_ranks import reduce_all
+from npu_bridge.hccl.checks import Call
+from npu_bridge.options.errors import message
+from npu_device.distribute import hccl, hccl_ops
+
+__all__ = [
+    "NPUBroadcastGlobalVariablesCallback",
+    "all_reduce",
+    "broadcast",
+    "grouping_broadcast",
+    "grouping_gradients_apply",
+    "hccl",
+    "hccl_ops",
+    "npu_distributed_keras_optimizer_wrapper",
+    "shard_and_rebatch_dataset",
+]
+
+
+@tf.autograph.experimental.do_not_convert
+def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD) -> Any:
+    """Combines a value, or each of a list, over the ranks.
+
+    Args:
+      values: a number, array, tensor, variable or `tf.IndexedSlices`, or a list or tuple of them. None stays None.
+      reduction: "mean", "sum", "max", "min" or "prod". A mean of integers is a float.
+      fusion: how a list travels: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
+      fusion_id: -1; with `fusion=2` an id of at least 0.
+      group: name of the group.
+    Returns:
+      A tensor, or a list of them and None; `values` itself where there is only one rank.
+    Raises:
+      ValueError: an argument is not one of the above.
+    Ranks: collective in `group`.
+    """
+    call = Call("npu.distribute.all_reduce", group)
+    call.fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    if call.communicator.size == 1:
+        return values
+    given = list(values) if isinstance(values, (list, tuple)) else [values]
+    places = [place for place, value in enumerate(given) if value is not None]
+    tensors = [_tensor(given[place]) for place in places]
+    is_mean = reduction == "mean"
+    # A mean of whole numbers is no whole number.
+    wide = [is_mean and not isinstance(each, tf.IndexedSlices) and each.dtype.is_integer for each in tensors]
+    tensors = [tf.cast(each, tf.float64) if is_wide else each for each, is_wide in zip(tensors, wide)]
+    for place, reduced in zip(places, reduce_all(tensors, reduction, fusion, group)):
+        given[place] = reduced
+    return given if isinstance(values, (list, tuple)) else given[0]
+
+
+def _tensor(value):
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int = 0, group: str = WORLD) -> None:
+    """Gives variables the values they have on one rank.
+
+    Args:
+      values: a variable, or a list or tuple of them.
+      root_rank: the rank whose values are sent.
+      fusion, fusion_id, group: as in `hccl_ops.broadcast`.
+    Raises:
+      TypeError: one of them is no variable.
+      ValueError: `root_rank` is not a rank.
+    Ranks: collective in `group`.
+    """
+    variables = list(values) if isinstance(values, (list, tuple)) else [values]
+    for variable in variables:
+        if not isinstance(variable, tf.Variable):
+            mend = "hccl_ops.broadcast takes tensors, too."
+            got = type(variable).__name__
+            raise TypeError(message("npu.distribute.broadcast", "values are assigned", "variables", got, mend))
+    if collective.group(group, "npu.distribute.broadcast").size > 1:
+        hccl_ops.broadcast(variables, root_rank, fusion, fusion_id, group)
+
+
+def npu_distributed_keras_optimizer_wrapper(
+    optimizer: Any, reduce_reduction: str = "mean", fusion: int = 1, fusion_id: int = -1, group: str = WORLD
+) -> Any:
+    """Makes a Keras optimizer average its gradients over the ranks, in place.
+
+    They are averaged on their way into the update, so what a script does to them between its tape and `apply_gradients`
+    is done to those of its own rank.
+
+    Args:
+      optimizer: a Keras optimizer of either generation, or what `tf.keras.optimizers.get` makes one of.
+      reduce_reduction: "mean", the only one.
+      fusion, fusion_id: checked; transfers are cut as `hccl.split.api` says.
+      group: the group of all ranks, the only one.
+    Returns:
+      The same object, or the new optimizer.
+    Raises:
+      TypeError: it is no optimizer.
+      ValueError: there is no optimizer of that name, or an argument has another value.
+    """
+    where = "npu_distributed_keras_optimizer_wrapper"
+    Call(where, group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
+    for name, given, only, mend in (
+        ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the ranks."),
+        ("group", group, WORLD, "Reduce gradients with npu.distribute.all_reduce, which takes groups."),
+    ):
+        if given != only:
+            raise ValueError(message(where, f"{name} has no other value", repr(only), repr(given), mend))
+    if isinstance(optimizer, (str, dict)):
+        optimizer = tf.keras.optimizers.get(optimizer)
+    return distribute_in_place(optimizer, where)
+
+
+def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple[tf.data.Dataset, int]:
+    """This rank's part of a dataset, and its part of a batch; it does not batch.
+
+    Args:
+      dataset: the whole, of single examples.
+      global_bs: examples in a batch of all ranks together.
+    Returns:
+      Every size-th example beginning with the rank's own number, and `global_bs` divided by the number of ranks; both
+      as they were where there is only one rank.
+    Raises:
+      ValueError: `global_bs` does not divide.
+    """
+    ranks = collective.current()
+    if ranks.size == 1:
+        return dataset, global_bs
+    if global_bs % ranks.size:
+        expected, mend = f"a multiple of {ranks.size} ranks", "Choose such a batch size."
+        where = "npu.distribute.shard_and_rebatch_dataset"
+        raise ValueError(message(where, "global_bs does not divide among the ranks", expected, str(global_bs), mend))
+    return dataset.shard(ranks.size, ranks.rank), int(global_bs // ranks.size)
+
+
+def grouping_gradients_apply(apply_func: Callable, grads_and_vars: Sequence, *args: Any, **kwargs: Any) -> Any:
+    """Averages gradients over the ranks and updates; every rank updates every variable.
+
+    Args:
+      apply_func: the `apply_gradients` of an optimizer, or what takes such pairs.
+      grads_and_vars: pairs of this rank's gradient, or None, and variable.
+      *args, **kwargs: handed to `apply_func` after the pairs.
+    Returns:
+      What `apply_func` returns.
+    Ranks: collective.
+    """
+    pairs = list(grads_and_vars)
+    averaged = all_reduce([grad for grad, _ in pairs])
+    return apply_func([(grad, variable) for grad, (_, variable) in zip(averaged, pairs)], *args, **kwargs)
+
+
+def grouping_broadcast(variables: Sequence) -> None:
+    """Gives variables the values of rank 0. Every rank holds all of them, so they are alike already after an update."""
+    broadcast(variables, 0)

@@ -1,0 +1,138 @@
+"""The device: opening it, making it the default, and who else is training."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective, precision
+from npu_bridge.helper.helper import get_gen_ops
+from npu_bridge.options import environment
+from npu_bridge.options.errors import message, say_once
+from npu_bridge.session.devices import asked_devices, visible_gpus
+from npu_device.configs.npu_config import global_options
+
+__all__ = ["NpuDeviceHandle", "gen_npu_ops", "global_npu_ctx", "npu_compat_function", "open", "set_npu_loop_size"]
+
+gen_npu_ops = get_gen_ops()
+npu_compat_function = tf.function
+
+
+class NpuDeviceHandle:
+    """What `open` returns.
+
+    Attributes:
+      workers_num: the number of ranks.
+      worker_id: this process's rank, from 0.
+    """
+
+    def __init__(self, device_id: int, options: Any):
+        ranks = collective.current()
+        self.workers_num, self.worker_id = ranks.size, ranks.rank
+        self._device_id = device_id
+        self._options = options
+        gpus = tf.config.list_physical_devices("GPU")
+        self._gpus = (
+            [gpus[number] for number in visible_gpus(asked_devices(options) or (device_id,), len(gpus))] if gpus else []
+        )
+
+    @property
+    def device_id(self) -> int:
+        """The ordinal it was opened with."""
+        return self._device_id
+
+    def name(self) -> str:
+        """What TensorFlow calls the device that computes."""
+        return "/job:localhost/replica:0/task:0/device:" + ("GPU:0" if self._gpus else "CPU:0")
+
+    def is_cluster_worker(self) -> bool:
+        """Whether there are other ranks."""
+        return self.workers_num > 1
+
+    def as_default(self) -> NpuDeviceHandle:
+        """Lets what this process computes from now on follow the options; again is as good as once.
+
+        TensorFlow's own choice of devices stays, but that a process sees the GPU of its rank only. `precision_mode`
+        holds for functions (`tf.function`, `model.fit`) that this thread calls; operators that run one by one keep
+        their dtype.
+        """
+        if not _open_devices().is_default:
+            _open_devices().is_default = True
+            if self._gpus:
+                tf.config.set_visible_devices(self._gpus, "GPU")
+            if self._options.deterministic == 1:
+                tf.config.experimental.enable_op_determinism()
+            if tf.compat.v1.executing_eagerly_outside_functions():
+                precision.lower_functions(precision.Precision(self._options))
+        return self
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """As `as_default`, in a with statement; the options hold on afterwards."""
+        self.as_default()
+        yield
+
+
+class _Opened:
+    """What this process has open."""
+
+    handle: NpuDeviceHandle | None = None
+    is_default = False
+
+
+@functools.cache
+def _open_devices() -> _Opened:
+    return _Opened()
+
+
+def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the documented name
+    """Opens the device, which reads the options and starts the communication between ranks.
+
+    Args:
+      device_id: ordinal from 0; by default what the environment says (`ASCEND_DEVICE_ID`), else 0. It names a GPU, if
+        there are GPUs and nothing else says which.
+    Returns:
+      The handle; the same one for the same device.
+    Raises:
+      RuntimeError: another device is open, or the environment declares more ranks than were started.
+      TypeError, ValueError: an option in `global_options()` cannot be honoured.
+    Ranks: Horovod starts here unless it runs already.
+    """
+    opened = _open_devices()
+    ordinal = environment.declared_device() if device_id is None else int(device_id)
+    if opened.handle is not None:
+        if opened.handle.device_id != ordinal:
+            got, mend = f"device {ordinal}", "Open one device in a process; npu-run -np N starts N processes."
+            problem = "another device is open"
+            raise RuntimeError(message("npu_device.open", problem, f"device {opened.handle.device_id}", got, mend))
+        return opened.handle
+    options = global_options().training_options()
+    opened.handle = NpuDeviceHandle(ordinal, options)
+    global_options().freeze()
+    return opened.handle
+
+
+def global_npu_ctx() -> NpuDeviceHandle | None:
+    """The handle whose `as_default` was called; None before."""
+    opened = _open_devices()
+    return opened.handle if opened.is_default else None
+
+
+def set_npu_loop_size(loop_size: int) -> None:
+    """Says how many steps a loop inside a `tf.function` makes at once; checked, without an effect here.
+
+    Raises:
+      ValueError: it is no integer of at least 1.
+    """
+    if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
+        mend = "Use 1 for a step at a time."
+        raise ValueError(message("set_npu_loop_size", "no number of steps", "at least 1", repr(loop_size), mend))
+    if loop_size > 1:
+        say_once(
+            logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written."
+        )

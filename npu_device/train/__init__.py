@@ -1,0 +1,7 @@
+"""Training with loss scaling: `npu_device.train.optimizer`."""
+
+from npu_bridge._lazy import attributes, submodules
+
+__all__ = ["optimizer"]
+
+__getattr__ = attributes(__name__, submodules(__name__, "optimizer"))

@@ -1,0 +1,78 @@
+"""Loss scaling around a Keras optimizer."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_bridge.gradients.keras_optimizer import SCALING_OPTIMIZERS, keras_optimizer
+from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.operators.unavailable import unavailable
+from npu_bridge.options.errors import message
+
+__all__ = ["NpuLossScaleOptimizer"]
+
+_INITIAL_SCALE, _GROWTH_STEPS = 2.0**15, 2000
+
+
+class NpuLossScaleOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below
+    """Scales the loss, and leaves out steps whose gradients overflow on some rank.
+
+    What it makes is an optimizer of the generation of `inner_optimizer` and a
+    `tf.keras.mixed_precision.LossScaleOptimizer`: it goes into `model.compile`, or around a `tf.GradientTape` with
+    `get_scaled_loss` and `get_unscaled_gradients`. A step that is left out changes no variable and counts in
+    `iterations`, and in `skipped_steps`; `last_step_finite` tells of the last one. Gradients are averaged over the
+    ranks if `inner_optimizer` does that (`npu_distributed_keras_optimizer_wrapper`) or the script.
+
+    Args:
+      inner_optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
+      dynamic: let the scale double after `dynamic_growth_steps` good steps in a row, up to 3.4e38, and halve after an
+        overflow, down to 1. False keeps it.
+      initial_scale: scale of the first step, above 0; 2**15 by default, needed when not `dynamic`.
+      dynamic_growth_steps: whole steps, at least 1; 2000 by default.
+    Raises:
+      TypeError: `inner_optimizer` is not a Keras optimizer, or a number is none.
+      ValueError: `inner_optimizer` scales the loss itself, a number is out of its range, or the arguments do not go
+        together.
+    """
+
+    def __new__(
+        cls,
+        inner_optimizer: Any,
+        dynamic: bool = True,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+    ):
+        manager = _manager(dynamic, initial_scale, dynamic_growth_steps)
+        settings = KerasSettings(
+            cls.__name__, manager, is_distributed=False, decides_together=True, counts_skipped_steps=True
+        )
+        return keras_optimizer(inner_optimizer, settings, cls.__name__)
+
+
+for _made in SCALING_OPTIMIZERS:
+    NpuLossScaleOptimizer.register(_made)
+
+NpuExperimentalLossScaleOptimizer = unavailable(
+    "NpuExperimentalLossScaleOptimizer", "a class around one that Keras has removed", "Use NpuLossScaleOptimizer."
+)
+
+
+def _manager(dynamic, initial_scale, growth_steps):
+    where = "NpuLossScaleOptimizer"
+    if not isinstance(dynamic, bool):
+        got = f"{dynamic!r} ({type(dynamic).__name__})"
+        raise TypeError(message(where, "dynamic is no boolean", "True or False", got, "Name the arguments."))
+    if dynamic:
+        scale = _INITIAL_SCALE if initial_scale is None else initial_scale
+        steps = _GROWTH_STEPS if growth_steps is None else growth_steps
+        return ExponentialUpdateLossScaleManager(scale, steps, 1, 2, 0.5)
+    if initial_scale is None:
+        mend = "Pass initial_scale=2**15, for example."
+        raise ValueError(message(where, "initial_scale is missing", "a scale, as dynamic is False", "None", mend))
+    if growth_steps is not None:
+        mend = "Leave it out, or pass dynamic=True."
+        problem = "a fixed scale does not grow"
+        raise ValueError(message(where, problem, "no dynamic_growth_steps", repr(growth_steps), mend))
+    return FixedLossScaleManager(initial_scale)
