@@ -24,6 +24,7 @@ from npu_bridge.launch.job import Outcome, run_ranks
 from npu_bridge.launch.plan import plan as plan_command
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.source_choice import SourceChoice
 from npu_bridge.launch.split import announce_split
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.options import environment
@@ -98,6 +99,17 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     metavar="FILE",
     help="Cut gradients into the fragments that are fastest for the speeds in tail.json of an earlier --timeline.",
 )
+@click.option(
+    "--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1. Default: its text decides."
+)
+@click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2.")
+@click.option(
+    "--tree",
+    "trees",
+    multiple=True,
+    metavar="DIR",
+    help="Modules in DIR are the script's own, too, like those in its folder and below, and see the same TensorFlow.",
+)
 @click.option("--verbose", is_flag=True, help="Say what is started.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
@@ -113,6 +125,8 @@ def run_script(
     timeline: str | None,
     timeline_dir: str,
     split: str | None,
+    era: int | None,
+    trees: tuple[str, ...],
     verbose: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -127,6 +141,7 @@ def run_script(
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         if split is not None:
             announce_split(split)
+        SourceChoice(era or 0, tuple(map(os.path.abspath, trees))).announce()
         plan = plan_job(size, hosts, hostfile, rank_table)
         if recording is not None:
             recording.announce(plan.size)

@@ -1,0 +1,79 @@
+"""What a script met on its way: said once on standard error, and kept for the migration report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import NamedTuple
+
+__all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_ENTRIES: dict[tuple[str, str], Entry] = {}
+_SAID: set[str] = set()
+_SPEAKS = True
+
+
+class Place(NamedTuple):
+    """Where in the user's files something is asked for."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.relpath(self.file) if self.file.startswith(os.getcwd()) else self.file}:{self.line}"
+
+
+class Entry(NamedTuple):
+    """One thing a script used.
+
+    Attributes:
+      kind: "name", "friction", "missing" or "ignored".
+      what: the name.
+      remark: what was made of it.
+      place: who asked first.
+    """
+
+    kind: str
+    what: str
+    remark: str
+    place: Place
+
+
+def asked_from(frame: types.FrameType | None = None) -> Place:
+    """The nearest caller outside this package and Python's import system."""
+    frame = frame or sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith((_PACKAGE, "<frozen importlib"))
+        and "contrib" not in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def note(kind: str, what: str, remark: str = "") -> None:
+    """Remembers the first time something was asked for."""
+    if (kind, what) not in _ENTRIES:
+        _ENTRIES[kind, what] = Entry(kind, what, remark, asked_from(sys._getframe(1)))
+
+
+def say_once(what: str, remark: str) -> None:
+    """Heals a friction with a word: one line on rank 0's standard error, the first time."""
+    if what in _SAID:
+        return
+    _SAID.add(what)
+    note("friction", what, remark)
+    if _SPEAKS:
+        print(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", file=sys.stderr)
+
+
+def entries() -> list[Entry]:
+    """All that was noted, in the order of first use."""
+    return list(_ENTRIES.values())
+
+
+def silence() -> None:
+    """Says nothing from here on; for ranks above 0 and for child processes, whose parent has said it."""
+    global _SPEAKS
+    _SPEAKS = False
