@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
         record_sessions(recording, place.rank)
     choice = take_choice()
     try:
-        _run_script(arguments[0], arguments, choice)
+        _run_script(arguments[0], arguments, choice, place.rank)
         _finish(link)
     except SystemExit as stop:
         if stop.code not in (None, 0):
@@ -72,7 +72,7 @@ def _take_device(device: str) -> None:
         write_variable(name, device)
 
 
-def _run_script(script: str, arguments: list[str], choice: SourceChoice) -> None:
+def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
     """Executes a file as `__main__`, which it stays: threads and pickles may look it up to the very end."""
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)
@@ -82,7 +82,7 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice) -> None
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
-    if choice.enter(script):
+    if choice.enter(script, rank):
         from npu_bridge.tf1.source import compile_source, prepare_namespace
 
         prepare_namespace(module.__dict__)

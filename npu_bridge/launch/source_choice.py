@@ -44,23 +44,21 @@ class SourceChoice(NamedTuple):
         """The folders of a script's own modules: its own, those given, and what of `PYTHONPATH` is below them."""
         return [os.path.dirname(os.path.realpath(script)), *self.trees]
 
-    def enter(self, script: str) -> bool:
+    def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
 
         Returns:
           Whether it is.
         """
+        from npu_bridge.tf1 import era, journal, start
+
+        start.decide()
         roots = self.roots_of(script)
-        if self.era == 2:
+        if self.era == 2 or not (self.era or era.evidence_of(script, roots).is_tensorflow_1):
             return False
-        if not self.era:
-            from npu_bridge.tf1.era import evidence_of
-
-            if not evidence_of(script, roots).is_tensorflow_1:
-                return False
-        from npu_bridge.tf1.start import enter
-
-        enter(roots, sys.path[1:])
+        if rank > 0:
+            journal.silence()
+        start.enter(roots, sys.path[1:])
         return True
 
 

@@ -116,8 +116,7 @@ class Face(types.ModuleType):
         try:
             return _find(self, name)
         except _Absent:
-            text = missing.describe(f"{self._name}.{name}", dir(self))
-            raise ImportError(text, name=self._name) from None
+            raise missing.import_error(f"{self._name}.{name}", dir(self)) from None
 
     def public_names(self) -> dict[str, Any]:
         """What `from this import *` binds."""
@@ -233,8 +232,7 @@ def _base_of(name: str) -> types.ModuleType:
     try:
         value = _find(above, leaf)
     except _Absent:
-        text = missing.describe(name, dir(above))
-        raise ModuleNotFoundError(text, name=name) from None
+        raise missing.import_error(name, dir(above), ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):
         raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
     return value

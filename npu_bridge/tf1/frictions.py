@@ -5,17 +5,18 @@ Data only. They are healed for the user's files, and each is said once.
 
 from __future__ import annotations
 
+import collections.abc
+
 __all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
 
-_ABSTRACT = (
-    "AsyncGenerator AsyncIterable AsyncIterator Awaitable ByteString Callable Collection Container Coroutine Generator "
-    "Hashable ItemsView Iterable Iterator KeysView Mapping MappingView MutableMapping MutableSequence MutableSet "
-    "Reversible Sequence Set Sized ValuesView"
-).split()
 
 # Used where the installed package no longer has the name.
 GONE_NAMES: dict[str, str] = {
-    **{f"collections.{name}": f"collections.abc:{name}" for name in _ABSTRACT},
+    **{
+        f"collections.{name}": f"collections.abc:{name}"
+        for name in collections.abc.__all__
+        if name not in vars(collections)
+    },
     "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
     "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
     "PIL.Image.LINEAR": "PIL.Image:BILINEAR",

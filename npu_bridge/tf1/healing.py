@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import importlib
 import inspect
@@ -38,10 +39,8 @@ def asscalar(array: Any) -> Any:
 def linux_distribution(*_: Any, **__: Any) -> tuple[str, str, str]:
     """Name, version and code name of the system, empty where it does not say."""
     facts: dict[str, str] = {}
-    try:
-        facts = platform.freedesktop_os_release()  # type: ignore[attr-defined]  # Python 3.10
-    except (AttributeError, OSError):
-        pass
+    with contextlib.suppress(AttributeError, OSError):
+        facts = platform.freedesktop_os_release()  # since Python 3.10
     return facts.get("NAME", ""), facts.get("VERSION_ID", ""), facts.get("VERSION_CODENAME", "")
 
 

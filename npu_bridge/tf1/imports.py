@@ -30,8 +30,13 @@ def load_root(name: str) -> Any:
 
 def take(module: str, *names: str) -> tuple[Any, ...]:
     """`from module import names`."""
-    source = load(module)
-    return tuple(_take(source, module, name) for name in names)
+    try:
+        source = load(module)
+        return tuple([_take(source, module, name) for name in names])
+    except ImportError as error:
+        if getattr(error, "is_described", False):
+            error.__traceback__ = None  # the way to it is nobody's concern
+        raise
 
 
 def take_all(module: str) -> None:
@@ -48,7 +53,7 @@ def take_all(module: str) -> None:
 
 def import_by_call(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
     """`__import__` as the user's files call it."""
-    if level or not name.partition(".")[0] in faces.ROOTS:
+    if level or name.partition(".")[0] not in faces.ROOTS:
         return __import__(name, globals, locals, fromlist, level)
     return load(name) if fromlist else load_root(name)
 

@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# What is below `contrib` asks like anybody else.
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_MODULES = ("faces", "healing", "imports", "journal", "missing")
+_NOT_ASKING = (*(os.path.join(_FOLDER, f"{name}.py") for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
 _SAID: set[str] = set()
 _SPEAKS = True
@@ -44,10 +47,7 @@ class Entry(NamedTuple):
 def asked_from(frame: types.FrameType | None = None) -> Place:
     """The nearest caller outside this package and Python's import system."""
     frame = frame or sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith((_PACKAGE, "<frozen importlib"))
-        and "contrib" not in frame.f_code.co_filename
-    ):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_ASKING):
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from npu_bridge.tf1 import journal
 from npu_bridge.tf1.tables import GONE, MODULES, NAMES
 
-__all__ = ["advice_for", "describe"]
+__all__ = ["advice_for", "describe", "import_error"]
 
 
 def describe(name: str, neighbours: Iterable[str] = ()) -> str:
@@ -25,6 +25,13 @@ def describe(name: str, neighbours: Iterable[str] = ()) -> str:
         f"{journal.asked_from()}: {short} is not available under npu-run. {advice} If the script needs it, please open "
         f"an issue of the npu_bridge project."
     )
+
+
+def import_error(name: str, neighbours: Iterable[str], kind: type[ImportError] = ImportError) -> ImportError:
+    """The error of an import, to be raised; it carries `is_described`."""
+    error = kind(describe(name, neighbours), name=name)
+    error.is_described = True
+    return error
 
 
 def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:

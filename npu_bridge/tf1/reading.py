@@ -138,7 +138,7 @@ class _Reader(ast.NodeVisitor):
                 continue
             if alias.name == "*":
                 if module == "npu_bridge.npu_init":
-                    self._aliases.setdefault("tf", "npu_bridge.npu_init.tf")
+                    self._aliases["tf"] = "npu_bridge.npu_init.tf"
                 self._use(module, node, is_import=True)
             else:
                 self._aliases[alias.asname or alias.name] = full

@@ -47,7 +47,7 @@ def toimage(
     mode: str | None = None,
     channel_axis: int | None = None,
 ) -> Any:
-    """A Pillow image of an array: 2 dimensions are grey, 3 with an axis of 3 or 4 are colours; values as `bytescale`."""
+    """A Pillow image of an array: 2 dimensions are grey, 3 with one of 3 or 4 are colours; values as `bytescale`."""
     from PIL import Image
 
     data = np.asarray(arr)

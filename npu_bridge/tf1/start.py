@@ -14,7 +14,20 @@ from npu_bridge.tf1 import faces, spawn
 from npu_bridge.tf1.source import UserLoader
 from npu_bridge.tf1.tree import SourceTree
 
-__all__ = ["enter", "switch_v2_off"]
+__all__ = ["decide", "enter", "is_decided", "switch_v2_off"]
+
+_is_decided = False
+
+
+def decide() -> None:
+    """Says that the launcher knows what the script is, so that nobody else need find out."""
+    global _is_decided
+    _is_decided = True
+
+
+def is_decided() -> bool:
+    """Whether `decide` was called in this process."""
+    return _is_decided
 
 
 def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None) -> SourceTree:
@@ -26,6 +39,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None) -> Sou
     Returns:
       The tree.
     """
+    decide()
     tree = SourceTree(roots, known_paths)
     faces.serve(tree)
     tree.watch(UserLoader)
