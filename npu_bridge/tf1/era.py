@@ -15,6 +15,11 @@ _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags"
 _SWITCHES_TO_2 = ("npu_device",)
 # Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
+# Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
+_NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
+_MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
+    f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
+}
 # Helpers of the NPU interface that only graphs and sessions have a use for.
 _HELPERS_OF_1 = tuple(
     f"npu_bridge.npu_init.{name}" for name in ("npu_config_proto", "set_keras_session_npu_config", "npu_tf_optimizer")
@@ -44,14 +49,22 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     """Reads a script and what it imports of its tree, without running anything."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
-    switches_to_2 = False
+    switches_to_2 = makes_graphs = False
+    needs_graphs: dict[str, Use] = {}
     for facts in read_tree(script, roots):
         for use in facts.uses:
             if use.name.partition(".")[0] in _SWITCHES_TO_2 and use.is_import and not use.is_guarded:
                 switches_to_2 = True
+            makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
+            if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
+                if use.name in _NEEDS_GRAPHS:
+                    needs_graphs.setdefault(use.name, use)
+                continue
             era = _era_of(use.name)
             if era:
                 (of_1 if era == 1 else of_2).setdefault(use.name, use)
+    if not makes_graphs:
+        of_1.update(needs_graphs)
     return Evidence(of_1, of_2, switches_to_2)
 
 

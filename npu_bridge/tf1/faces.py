@@ -16,7 +16,7 @@ from npu_bridge.tf1 import frictions, journal, missing
 from npu_bridge.tf1.tables import MODULES, NAMES
 from npu_bridge.tf1.tree import SourceTree
 
-__all__ = ["ROOTS", "Face", "face", "is_plain", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _PAST_VERSIONS = {
@@ -40,6 +40,11 @@ _CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
 _BELOW_FRICTIONS = {
     key.rpartition(".")[0] for key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
 } | set(frictions.GONE_MODULES)
+# Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
+MENTIONS: dict[str, set[str]] = {}
+for _key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED):
+    MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
+del MENTIONS["numpy"]
 ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
 
 _faces: dict[str, Face] = {}

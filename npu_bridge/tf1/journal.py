@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import types
+import zlib
 from typing import NamedTuple
 
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
@@ -14,7 +16,8 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _MODULES = ("faces", "healing", "imports", "journal", "missing")
 _NOT_ASKING = (*(os.path.join(_FOLDER, f"{name}.py") for name in _MODULES), "<frozen")
 _ENTRIES: dict[tuple[str, str], Entry] = {}
-_SAID: set[str] = set()
+# A byte for each thing said, by its checksum, in memory that forked children share.
+_SAID = mmap.mmap(-1, mmap.PAGESIZE)
 _SPEAKS = True
 
 
@@ -60,11 +63,10 @@ def note(kind: str, what: str, remark: str = "") -> None:
 
 def say_once(what: str, remark: str) -> None:
     """Heals a friction with a word: one line on rank 0's standard error, the first time."""
-    if what in _SAID:
-        return
-    _SAID.add(what)
     note("friction", what, remark)
-    if _SPEAKS:
+    place = zlib.crc32(what.encode()) % len(_SAID)
+    if _SPEAKS and not _SAID[place]:
+        _SAID[place] = 1
         print(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", file=sys.stderr)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from npu_bridge.tf1 import journal
 from npu_bridge.tf1.tables import GONE, MODULES, NAMES
 
-__all__ = ["advice_for", "describe", "import_error"]
+__all__ = ["advice_for", "describe", "import_error", "shortened"]
 
 
 def describe(name: str, neighbours: Iterable[str] = ()) -> str:
@@ -18,12 +18,11 @@ def describe(name: str, neighbours: Iterable[str] = ()) -> str:
       name: the old name with its module, `tensorflow.contrib.layers.foo`.
       neighbours: names of the same module.
     """
-    short = name.replace("tensorflow", "tf", 1) if name.startswith("tensorflow") else name
     advice = advice_for(name, neighbours)
     journal.note("missing", name, advice)
     return (
-        f"{journal.asked_from()}: {short} is not available under npu-run. {advice} If the script needs it, please open "
-        f"an issue of the npu_bridge project."
+        f"{journal.asked_from()}: {shortened(name)} is not available under npu-run. {advice} If the script needs it, "
+        f"please open an issue of the npu_bridge project."
     )
 
 
@@ -32,6 +31,14 @@ def import_error(name: str, neighbours: Iterable[str], kind: type[ImportError] =
     error = kind(describe(name, neighbours), name=name)
     error.is_described = True
     return error
+
+
+def shortened(name: str) -> str:
+    """A name as scripts write it."""
+    for long in ("npu_bridge.npu_init.tf.", "tensorflow."):
+        if name.startswith(long):
+            return f"tf.{name[len(long) :]}"
+    return name
 
 
 def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:
@@ -44,8 +51,8 @@ def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:
     leaf = parts[-1]
     elsewhere = [key for key in (*NAMES, *MODULES) if key.rpartition(".")[2] == leaf and key != name]
     if elsewhere:
-        return f"The nearest is {elsewhere[0]}."
+        return f"The nearest is {shortened(elsewhere[0])}."
     alike = difflib.get_close_matches(leaf, list(neighbours), n=1, cutoff=0.6)
     if alike:
-        return f"The nearest is {'.'.join([*parts[:-1], alike[0]])}."
+        return f"The nearest is {shortened('.'.join([*parts[:-1], alike[0]]))}."
     return "TensorFlow 2.15 has nothing of that name either."

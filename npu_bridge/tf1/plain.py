@@ -8,6 +8,7 @@ import sys
 from npu_bridge.tf1 import start
 from npu_bridge.tf1.era import Evidence, evidence_of
 from npu_bridge.tf1.journal import Place
+from npu_bridge.tf1.missing import shortened
 from npu_bridge.tf1.tree import SourceTree
 
 __all__ = ["mend_main_script"]
@@ -42,7 +43,7 @@ def _out_of_reach(evidence: Evidence) -> str | None:
     for name, use in evidence.of_1.items():
         is_contrib = "contrib" in name.split(".")[:4]
         if not use.is_guarded and (is_contrib or name.startswith("tensorflow.") and ".compat." not in name):
-            return f"{use.place}: TensorFlow 2.15 has no {name.replace('tensorflow', 'tf', 1)}"
+            return f"{use.place}: TensorFlow 2.15 has no {shortened(name)}"
     return None
 
 

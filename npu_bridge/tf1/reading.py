@@ -26,6 +26,7 @@ class Use(NamedTuple):
       is_guarded: it is inside a `try` that has handlers, so it may be missing.
       is_call: it is called right there.
       keywords: of the call.
+      alias: what the first word of it stands for.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Use(NamedTuple):
     is_guarded: bool
     is_call: bool = False
     keywords: tuple[str, ...] = ()
+    alias: str = ""
 
 
 class FileFacts(NamedTuple):
@@ -171,16 +173,20 @@ class _Reader(ast.NodeVisitor):
         if name is None:
             self.generic_visit(node)
             return
-        call = self._call if self._call is not None and self._call.func is node else None
-        keywords = tuple(keyword.arg or "**" for keyword in call.keywords) if call else ()
-        self._use(name, node, is_call=call is not None, keywords=keywords)
+        first = node.value
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        self._use_at(name, node, self._aliases[first.id])
 
     def visit_Name(self, node: ast.Name) -> None:
         known = self._aliases.get(node.id, "")
         if "." in known:
-            call = self._call if self._call is not None and self._call.func is node else None
-            keywords = tuple(keyword.arg or "**" for keyword in call.keywords) if call else ()
-            self._use(known, node, is_call=call is not None, keywords=keywords)
+            self._use_at(known, node, known)
+
+    def _use_at(self, name: str, node: ast.expr, alias: str) -> None:
+        call = self._call if self._call is not None and self._call.func is node else None
+        keywords = tuple(keyword.arg or "**" for keyword in call.keywords) if call else ()
+        self._use(name, node, is_call=call is not None, keywords=keywords, alias=alias)
 
     def _dotted(self, node: ast.expr) -> str | None:
         parts = []

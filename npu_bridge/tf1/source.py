@@ -7,20 +7,22 @@ and profiled is the file as it is. A file without such imports is compiled as ev
 from __future__ import annotations
 
 import ast
+import functools
+import importlib._bootstrap
 import importlib.machinery
-import importlib.util
 import re
 import types
 from typing import Any
 
-from npu_bridge.tf1.faces import ROOTS
+from npu_bridge.tf1.faces import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 
 # The name under which a module's imports find `imports.py`. The underscores behind it keep Python from mangling it in
 # classes; a module is what it is so that functions can be pickled together with their globals.
 ENTRANCE = "__tf1__"
-_WORTH_A_LOOK = re.compile(b"|".join(root.encode() for root in sorted({*ROOTS, "__import__"})))
+_compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
+_WORD = re.compile(r"\w+")
 
 
 def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeType:
@@ -33,13 +35,15 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     Raises:
       SyntaxError: as from `compile`.
     """
-    if _WORTH_A_LOOK.search(source):
-        tree = compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    words = set(_WORD.findall(source.decode("latin-1")))
+    roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
+    if roots or "__import__" in words:
+        tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         try:
-            return compile(_Redirected().visit(tree), path, "exec", dont_inherit=True, optimize=optimize)
+            return _compile(_Redirected(roots).visit(tree), path, "exec", dont_inherit=True, optimize=optimize)
         except RecursionError:  # an expression too deep for a tree, in a file of data
             pass
-    return compile(source, path, "exec", dont_inherit=True, optimize=optimize)
+    return _compile(source, path, "exec", dont_inherit=True, optimize=optimize)
 
 
 def prepare_namespace(namespace: dict[str, Any]) -> None:
@@ -56,28 +60,41 @@ class UserLoader(importlib.machinery.SourceFileLoader):
         path = self.get_filename(fullname)
         return compile_source(self.get_data(path), path)
 
-    def exec_module(self, module: types.ModuleType) -> None:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = types.ModuleType(spec.name)
         prepare_namespace(module.__dict__)
-        super().exec_module(module)
+        return module
+
+
+def _look_like_imports(*functions: Any) -> None:
+    """Lets a syntax error in a file show no frame between the import and the file, as Python's own loader does.
+
+    CPython drops the frames of its import system from tracebacks, which it tells by their file name.
+    """
+    for function in functions:
+        function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
 
 
 class _Redirected(ast.NodeTransformer):
     """Import statements of redirected modules become assignments from calls, at the same place in the file."""
 
+    def __init__(self, roots: set[str]):
+        self._roots = roots
+
     def visit_Import(self, node: ast.Import) -> Any:
-        if not any(_root(alias.name) in ROOTS for alias in node.names):
+        if not any(_root(alias.name) in self._roots for alias in node.names):
             return node
         return [self._of_alias(alias, node) for alias in node.names]
 
     def _of_alias(self, alias: ast.alias, node: ast.Import) -> ast.stmt:
-        if _root(alias.name) not in ROOTS:
+        if _root(alias.name) not in self._roots:
             return ast.copy_location(ast.Import(names=[alias]), node)
         function = "load" if alias.asname else "load_root"
         target = ast.Name(id=alias.asname or _root(alias.name), ctx=ast.Store())
         return _placed(ast.Assign(targets=[target], value=_call(function, ast.Constant(alias.name))), node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        if node.level or _root(node.module) not in ROOTS:
+        if node.level or _root(node.module) not in self._roots:
             return node
         names = [alias.name for alias in node.names]
         if names == ["*"]:
@@ -90,6 +107,9 @@ class _Redirected(ast.NodeTransformer):
         if node.id == "__import__" and isinstance(node.ctx, ast.Load):
             return _placed(_entrance("import_by_call"), node)
         return node
+
+
+_look_like_imports(compile_source, UserLoader.get_code)
 
 
 def _root(module: str | None) -> str:
