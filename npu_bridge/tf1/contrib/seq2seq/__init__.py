@@ -1,0 +1,35 @@
+"""`tf.contrib.seq2seq`: decoders, helpers and attention around RNN cells."""
+
+from npu_bridge.tf1.contrib.seq2seq.attention import (
+    AttentionMechanism,
+    AttentionWrapper,
+    AttentionWrapperState,
+    BahdanauAttention,
+    BahdanauMonotonicAttention,
+    LuongAttention,
+    LuongMonotonicAttention,
+    hardmax,
+    monotonic_attention,
+    safe_cumprod,
+)
+from npu_bridge.tf1.contrib.seq2seq.beam_search import (
+    BeamSearchDecoder,
+    BeamSearchDecoderOutput,
+    BeamSearchDecoderState,
+    FinalBeamSearchDecoderOutput,
+    gather_tree,
+    gather_tree_from_array,
+    tile_batch,
+)
+from npu_bridge.tf1.contrib.seq2seq.decoder import BasicDecoder, BasicDecoderOutput, Decoder, dynamic_decode
+from npu_bridge.tf1.contrib.seq2seq.helper import (
+    CustomHelper,
+    GreedyEmbeddingHelper,
+    Helper,
+    InferenceHelper,
+    SampleEmbeddingHelper,
+    ScheduledEmbeddingTrainingHelper,
+    ScheduledOutputTrainingHelper,
+    TrainingHelper,
+)
+from npu_bridge.tf1.contrib.seq2seq.loss import sequence_loss
