@@ -171,9 +171,9 @@ def test_a_missing_name_is_one_line_with_file_and_line_and_the_nearest(facts):
 
 
 def test_a_folder_of_the_same_name_beside_the_script_is_the_users(tmp_path):
-    write_script(tmp_path, "import keras, inspect\nfrom keras import mine\nprint(keras.WHOSE, mine, inspect.WHOSE)\n")
+    write_script(tmp_path, "import keras, yaml\nfrom keras import mine\nprint(keras.WHOSE, mine, yaml.load())\n")
     (tmp_path / "keras").mkdir()
     write_script(tmp_path / "keras", "WHOSE = 'ours'\nmine = 1\n", "__init__.py")
-    write_script(tmp_path, "WHOSE = 'ours, too'\n", "inspect.py")
+    write_script(tmp_path, "def load():\n    return 'ours, too'\n", "yaml.py")
     code, output = npu_run("--tf1", "train.py", cwd=tmp_path)
     assert (code, output) == (0, "ours 1 ours, too\n")
