@@ -6,16 +6,22 @@
 
 Reads every Python file of a checkout or a bare mirror that imports TensorFlow, Keras, `npu_bridge` or `npu_device`,
 without running it, and looks each imported module and each dotted name up in what a script started with `npu-run` sees.
-A file counts where all of its names are found, either as a TensorFlow 1 script or as a TensorFlow 2 script. Names that a
-file tries and does without (`try: ... except ImportError`) do not count against it. Files that Python 3 cannot read are
-listed apart.
+A file counts where all of its names are found, either as a TensorFlow 1 script or as a TensorFlow 2 script. What a file
+tries and does without (`try: ... except ImportError`) does not count against it, nor what its own tree has under the
+same name. Files that Python 3 cannot read are listed apart.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import collections
+import importlib
+import inspect
+import json
 import pathlib
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -190,10 +196,6 @@ class Names(ast.NodeVisitor):
         else:
             self.visit(node.value)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        """A name that `hasattr` asks for may be missing."""
-        self.generic_visit(node)
-
 
 def read(source: bytes) -> dict[str, int] | None:
     """Names that one file asks for, or None where Python 3 cannot read it."""
@@ -212,7 +214,11 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
     """Names of every training file, and the files that Python 3 cannot read."""
     files: dict[str, dict[str, int]] = {}
     unreadable = []
+    own = set()  # where the tree has a package of its own under one of the names
     for path, source in python_files(place, commit):
+        for end in ("/__init__.py", ".py"):
+            if path.endswith(tuple(f"{root}{end}" for root in ROOTS)):
+                own.add(path[: -len(end)])
         if not any(root.encode() in source for root in ROOTS):
             continue
         names = read(source)
@@ -220,4 +226,94 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
             unreadable.append(path)
         elif names:
             files[path] = names
+    for path, names in files.items():
+        above = [str(folder) for folder in pathlib.PurePosixPath(path).parents]
+        local = {root for root in ROOTS for folder in above if f"{folder}/{root}".lstrip("./") in own}
+        files[path] = {name: line for name, line in names.items() if name.split(".")[0] not in local}
     return files, unreadable
+
+
+class Sight:
+    """Whether names are found by a script of TensorFlow 1 or of TensorFlow 2, each name looked up once."""
+
+    def __init__(self) -> None:
+        sys.path.insert(0, str(REPOSITORY))
+        from npu_bridge.tf1 import faces
+
+        self._faces = faces
+        self._known: dict[tuple[str, bool], bool] = {}
+
+    def finds(self, name: str, is_tf1: bool) -> bool:
+        """Whether a dotted name is there."""
+        key = (name, is_tf1)
+        if key not in self._known:
+            self._known[key] = self._look_up(name, is_tf1)
+        return self._known[key]
+
+    def _module(self, name: str, is_tf1: bool):
+        if is_tf1 and not self._faces.is_plain(name):
+            return self._faces.face(name)
+        return importlib.import_module(name)
+
+    def _look_up(self, name: str, is_tf1: bool) -> bool:
+        parts = name.split(".")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                at = self._module(parts[0], is_tf1)
+            except Exception:
+                return False
+            for length, part in enumerate(parts[1:], 2):
+                if not (inspect.ismodule(at) or inspect.isclass(at)):
+                    return True
+                try:
+                    at = getattr(at, part)
+                except Exception:
+                    if not inspect.ismodule(at):
+                        return False
+                    try:
+                        at = self._module(".".join(parts[:length]), is_tf1)
+                    except Exception:
+                        return False
+        return True
+
+    def missing(self, names: dict[str, int]) -> list[str]:
+        """Names that one file asks for in vain: as a script of TensorFlow 1, or of 2 where more of them are there."""
+        as_tf1 = [name for name in names if not self.finds(name, True)]
+        if not as_tf1:
+            return []
+        as_tf2 = [name for name in names if not self.finds(name, False)]
+        return as_tf2 if len(as_tf2) < len(as_tf1) else as_tf1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("place", type=pathlib.Path, help="a checkout, a bare mirror, or any folder")
+    parser.add_argument("--commit", default="HEAD", help="of a Git repository (default: %(default)s)")
+    parser.add_argument("--top", type=int, default=40, help="missing names that are listed (default: %(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="writes the missing names of each file")
+    arguments = parser.parse_args()
+
+    files, unreadable = survey(arguments.place, arguments.commit)
+    sight = Sight()
+    missing = {path: sight.missing(names) for path, names in files.items()}
+    missing = {path: names for path, names in missing.items() if names}
+    print(f"{len(files)} files, {len(unreadable)} more that Python 3 cannot read")
+    for title, chosen in (("all files", list(files)), ("files that train", [p for p in files if trains(files[p])])):
+        found = sum(path not in missing for path in chosen)
+        print(f"{title}: {found} of {len(chosen)} find all of their names ({100 * found / max(1, len(chosen)):.2f} %)")
+    counts = collections.Counter(name for names in missing.values() for name in names)
+    for name, count in counts.most_common(arguments.top):
+        print(f"{count:6}  {name}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(missing, indent=1, sort_keys=True))
+    return 0
+
+
+def trains(names: dict[str, int]) -> bool:
+    """Whether a file makes an optimizer, an estimator or a loop of training itself."""
+    return any(word in name for name in names for word in ("Optimizer", "optimizers.", ".gradients", "Estimator"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
