@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> None:
         if link is None or not facts["echo"] or sys.excepthook is not sys.__excepthook__:
             _show(error, arguments[0])
         sys.exit(1)
+    finally:
+        choice.conclude(arguments[0], place.rank)
 
 
 def _take_device(device: str) -> None:

@@ -61,6 +61,20 @@ class SourceChoice(NamedTuple):
         start.enter(roots, sys.path[1:])
         return True
 
+    def conclude(self, script: str, rank: int) -> None:
+        """In a rank, after the script: writes the migration report and prints it, if it was asked for."""
+        if self.report is None or rank > 0:
+            return
+        from npu_bridge.launch.check import facts_of, page_of
+        from npu_bridge.tf1.findings import survey
+        from npu_bridge.tf1.journal import entries
+
+        found = survey(script, self.roots_of(script), self.era)
+        with open(self.report, "w", encoding="utf-8") as file:
+            json.dump(facts_of(script, found, entries()), file, indent=1)
+        sys.stdout.flush()
+        print(page_of(script, found, entries()), file=sys.stderr)
+
 
 def take_choice() -> SourceChoice:
     """In a rank: what the launcher was told. Processes that the rank starts are not told."""

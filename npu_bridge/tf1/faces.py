@@ -35,6 +35,8 @@ _SAME = {
 }
 # Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
 _INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
+# Bases whose submodules are of version 2, or have been looked at as attributes already.
+_INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
 # Bases that do not change once they are loaded, whose names can be kept.
 _CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
 _BELOW_FRICTIONS = {
@@ -194,7 +196,7 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
     except AttributeError:
         pass
     below = f"{base.__name__}.{name}"
-    if below.startswith((*_INSIDES, "npu_bridge", "keras.src")) or not full.startswith(_TENSORFLOW_ROOTS):
+    if not base.__name__.startswith(_INTERFACES):
         candidates = [below]
     else:
         candidates = [full] if full.startswith((*_INSIDES, "keras.")) else []

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
-from launching import npu_run, write_script  # noqa: E402
+from tests.launch.launching import npu_run, write_script
 
 SCRIPT = """
 import json, sys, types

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
-from launching import finish, npu_run, start, write_script  # noqa: E402
+from tests.launch.launching import finish, npu_run, start, write_script
 
 # Nothing of it needs TensorFlow, so Python itself can be asked; `--tf1` makes it a script of TensorFlow 1 all the same.
 BROKEN = """

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
-from launching import finish, start, write_script  # noqa: E402
+from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
 import sys
