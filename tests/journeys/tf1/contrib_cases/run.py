@@ -1,0 +1,33 @@
+"""Runs every `case_...` of this folder's modules in a graph of its own and prints a JSON of what failed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import sys
+import traceback
+
+import tensorflow.compat.v1 as tf
+
+
+def main() -> None:
+    tf.disable_v2_behavior()
+    failures = {}
+    for path in sorted(pathlib.Path(__file__).parent.glob("of_*.py")):
+        module = importlib.import_module(f"tests.journeys.tf1.contrib_cases.{path.stem}")
+        for name, case in vars(module).items():
+            if not name.startswith("case_"):
+                continue
+            try:
+                with tf.Graph().as_default():
+                    tf.set_random_seed(7)
+                    case()
+                failures[f"{path.stem}.{name}"] = None
+            except Exception:
+                failures[f"{path.stem}.{name}"] = traceback.format_exc()
+    json.dump(failures, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
