@@ -98,8 +98,8 @@ class NPUEstimator(tf.estimator.Estimator):
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
     `NPURunConfig`, and rank 0 shows a `ProgressHook` on standard error, unless hooks contain one; neither is so where
     that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another
-    limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
-    determinism, the GPU to use) holds for training, evaluation and prediction.
+    limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of
+    a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
