@@ -37,6 +37,7 @@ from tensorflow.compat.v1.data.experimental import (
     unique,
 )
 from tensorflow.compat.v1.data.experimental import parallel_interleave as _parallel_interleave
+from tensorflow.python.data.util import nest
 
 AUTOTUNE = tf.data.experimental.AUTOTUNE
 Optional = tf.data.experimental.Optional
@@ -87,9 +88,8 @@ def assert_element_shape(expected_shapes):
     def apply(dataset):
         def check(*element):
             element = element[0] if len(element) == 1 else element
-            return tf.nest.map_structure(
-                checked, element, tf.nest.map_structure(tf.TensorShape, expected_shapes)
-            )  # fmt: skip
+            flat = zip(nest.flatten(element), nest.flatten(expected_shapes))
+            return nest.pack_sequence_as(element, [checked(tensor, shape) for tensor, shape in flat])
 
         return dataset.map(check)
 

@@ -183,7 +183,7 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name=None):
 
 
 def dense_image_warp(image, flow, name="dense_image_warp"):
-    """Images [batch, height, width, channels] read at `(row, column) - flow`, bilinear; flow in pixels (row, column)."""
+    """Images [batch, height, width, channels] read at `(row, column) - flow`; flow in pixels (row, column)."""
     import tensorflow_addons as tfa
 
     return tfa.image.dense_image_warp(image, flow, name=name)

@@ -22,7 +22,7 @@ def sequence_loss_by_example(
       [batch].
     """
     if not len(logits) == len(targets) == len(weights):
-        raise ValueError("sequence_loss_by_example: logits, targets and weights have to be lists of the same length; got "
+        raise ValueError("sequence_loss_by_example: logits, targets and weights have to be lists of one length; got "
                          f"{len(logits)}, {len(targets)}, {len(weights)}.")  # fmt: skip
     function = softmax_loss_function or tf.nn.sparse_softmax_cross_entropy_with_logits
     with tf.name_scope(name, "sequence_loss_by_example", [*logits, *targets, *weights]):

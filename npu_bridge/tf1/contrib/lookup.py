@@ -63,7 +63,7 @@ string_to_index_table_from_file = index_table_from_file
 
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):
-    """The vocabulary's entries at the places of a tensor (int64). The table is initialised by `tf.tables_initializer()`."""
+    """The vocabulary's entries at the places of a tensor (int64). `tf.tables_initializer()` starts it."""
     return _index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
 
 

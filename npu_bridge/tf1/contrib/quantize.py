@@ -1,7 +1,7 @@
 """`tf.contrib.quantize`: trainings that see the rounding of 8-bit weights and activations.
 
-Fake-quantisation goes between a layer's weights and its operator, and after its bias and activation. Batch norms are not
-folded into weights: the rounding is that of a model that keeps them, and the first call says so.
+Fake-quantisation goes between a layer's weights and its operator, and after its bias and activation. Batch norms are
+not folded into weights: the rounding is that of a model that keeps them, and the first call says so.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LSTMBlockCell(tf.nn.rnn_cell.RNNCell):
 
 
 class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
-    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` gives all cell states and outputs."""
+    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` gives all steps."""
 
     @property
     def num_units(self):

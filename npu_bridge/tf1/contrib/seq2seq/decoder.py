@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 
 import tensorflow.compat.v1 as tf
 
@@ -96,7 +97,7 @@ class BasicDecoder(Decoder):
 
 def _zero_outputs(sizes, dtypes, batch_size):
     def zeros(size, dtype):
-        return tf.zeros(tf.concat([[batch_size], tf.TensorShape(size).as_list()], 0), dtype)
+        return tf.zeros(tf.stack([batch_size, *tf.TensorShape(size).as_list()]), dtype)
 
     return tf.nest.pack_sequence_as(
         dtypes, [zeros(size, dtype) for size, dtype in zip(_flat_sizes(sizes, dtypes), tf.nest.flatten(dtypes))]
@@ -170,10 +171,8 @@ def dynamic_decode(
             parallel_iterations=parallel_iterations, maximum_iterations=limit, swap_memory=swap_memory,
         )  # fmt: skip
         outputs = tf.nest.pack_sequence_as(decoder.output_dtype, [array.stack() for array in arrays])
-        try:
+        with contextlib.suppress(NotImplementedError):
             outputs, state = decoder.finalize(outputs, state, lengths)
-        except NotImplementedError:
-            pass
         if not output_time_major:
             outputs = tf.nest.map_structure(transpose_batch_time, outputs)
         return outputs, state, lengths

@@ -9,9 +9,9 @@ def transpose_batch_time(tensor):
     """[batch, time, ...] as [time, batch, ...]; tensors of a lower rank as they are."""
     if tensor.shape.rank is not None and tensor.shape.rank < 2:
         return tensor
-    return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0)) if tensor.shape.rank is None else (
-        tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
-    )  # fmt: skip
+    if tensor.shape.rank is None:
+        return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
 
 
 def unstack_ta(tensor):

@@ -1,10 +1,6 @@
 """`tf.contrib.slim`: TF-Slim 1.1 (the same library after it left TensorFlow), mended for TensorFlow 2.15."""
 
-from npu_bridge.tf1.contrib.slim import mended  # isort: skip
-
-mended.mend()
-
-import tf_slim.nets  # noqa: E402
+import tf_slim.nets
 from tensorflow.python.ops import variable_scope
 from tf_slim import *
 from tf_slim import (
@@ -41,3 +37,7 @@ from tf_slim.layers.layers import conv1d, conv3d, separable_conv2d
 from tf_slim.ops import arg_scope as _arg_scope
 from tf_slim.ops import variables
 from tf_slim.ops.framework_ops import get_name_scope
+
+from npu_bridge.tf1.contrib.slim import mended
+
+mended.mend()

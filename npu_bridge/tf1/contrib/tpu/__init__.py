@@ -28,10 +28,10 @@ from npu_bridge.tf1.contrib.tpu.ops import (
 class TPUEstimator(tf.estimator.tpu.TPUEstimator):
     """`tf.estimator.tpu.TPUEstimator` on the devices that are here, whatever `use_tpu` says.
 
-    `input_fn(params)` and `model_fn(..., params)` find the batch size of the mode in `params["batch_size"]`; `eval_metrics`
+    `input_fn(params)` and `model_fn(..., params)` find the mode's batch size in `params["batch_size"]`; `eval_metrics`
     and host calls of a `TPUEstimatorSpec` are computed as they are on a CPU.
 
-    Args: as in TensorFlow 1.15. `config` may be any `tf.estimator.RunConfig`; one without a `tpu_config` gets the default.
+    Args: as in TensorFlow 1.15. `config` may be any `tf.estimator.RunConfig`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What surrounds a computation on TPUs, where there is one shard and it is here: `tf.contrib.tpu.python.ops.tpu_ops`."""
+"""What surrounds a computation on TPUs, with one shard that is here: `tf.contrib.tpu.python.ops.tpu_ops`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def shard(
     Args:
       computation: function of one part of each input.
       inputs: tensors, each split into `num_shards` along its axis of `input_shard_axes` (default 0).
-      outputs_from_all_shards: whether outputs are concatenated, along `output_shard_axes`; else the first shard's count.
+      outputs_from_all_shards: whether outputs are concatenated, along `output_shard_axes`; else the first's count.
     """
     inputs = [tf.convert_to_tensor(each) for each in inputs or []]
     axes = input_shard_axes or [0] * len(inputs)

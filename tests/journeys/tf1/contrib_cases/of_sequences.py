@@ -125,7 +125,8 @@ def case_attention_wrapper():
     cell = seq2seq.AttentionWrapper(
         tf.nn.rnn_cell.BasicLSTMCell(5), mechanism, attention_layer_size=8, alignment_history=True
     )
-    start = cell.zero_state(2, tf.float32).clone(cell_state=tf.nn.rnn_cell.LSTMStateTuple(tf.ones([2, 5]), tf.ones([2, 5])))
+    first = tf.nn.rnn_cell.LSTMStateTuple(tf.ones([2, 5]), tf.ones([2, 5]))
+    start = cell.zero_state(2, tf.float32).clone(cell_state=first)
     helper = seq2seq.TrainingHelper(tf.constant(INPUTS), [5, 5])
     decoder = seq2seq.BasicDecoder(cell, helper, start)
     outputs, state, _ = seq2seq.dynamic_decode(decoder)

@@ -1,4 +1,4 @@
-"""Runs every `case_...` of this folder's modules (or of those named) in a graph of its own; prints a JSON of what failed."""
+"""Runs every `case_...` of this folder's modules (or of those named), each in a graph of its own; prints a JSON."""
 
 from __future__ import annotations
 
