@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from npu_bridge.launch.source_choice import SourceChoice
-from npu_bridge.tf1.findings import Survey, survey
-from npu_bridge.tf1.journal import Entry
+
+if TYPE_CHECKING:
+    from npu_bridge.tf1.findings import Survey
+    from npu_bridge.tf1.journal import Entry
 
 __all__ = ["check", "facts_of", "page_of"]
 
@@ -38,6 +40,8 @@ def check(era: int | None, trees: tuple[str, ...], as_json: bool, script: str) -
     Says with file and line which names and options it uses, what they are here, and what cannot work. The exit code
     is 1 if something cannot.
     """
+    from npu_bridge.tf1.findings import survey  # only now: every start of a script passes by here
+
     choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
     found = survey(script, choice.roots_of(script), choice.era)
     click.echo(json.dumps(facts_of(script, found), indent=1) if as_json else page_of(script, found))

@@ -41,7 +41,7 @@ class SourceChoice(NamedTuple):
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def roots_of(self, script: str) -> list[str]:
-        """The folders of a script's own modules: its own, those given, and what of `PYTHONPATH` is below them."""
+        """The folders of the modules of a script: its own, and those given."""
         return [os.path.dirname(os.path.realpath(script)), *self.trees]
 
     def enter(self, script: str, rank: int) -> bool:

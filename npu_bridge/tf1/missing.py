@@ -55,4 +55,4 @@ def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:
     alike = difflib.get_close_matches(leaf, list(neighbours), n=1, cutoff=0.6)
     if alike:
         return f"The nearest is {shortened('.'.join([*parts[:-1], alike[0]]))}."
-    return "TensorFlow 2.15 has nothing of that name either."
+    return "Nothing of a similar name is here."
