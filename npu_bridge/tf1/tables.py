@@ -90,6 +90,10 @@ MODULES: dict[str, str] = {
     f"{_OLD}.saved_model.python.saved_model.reader": f"{_CONTRIB}.saved_model",
     f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
     # Elsewhere in TensorFlow.
+    "tensorflow.python.layers.convolutional": "keras.src.legacy_tf_layers.convolutional",
+    "tensorflow.python.layers.core": "keras.src.legacy_tf_layers.core",
+    "tensorflow.python.layers.normalization": "keras.src.legacy_tf_layers.normalization",
+    "tensorflow.python.layers.pooling": "keras.src.legacy_tf_layers.pooling",
     "tensorflow.examples": f"{_CONTRIB}.learn.datasets",
     "tensorflow.examples.tutorials": f"{_CONTRIB}.learn.datasets",
     "tensorflow.examples.tutorials.mnist": f"{_CONTRIB}.learn.datasets",

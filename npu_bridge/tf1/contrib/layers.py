@@ -14,6 +14,8 @@ from tf_slim.layers.optimizers import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES, 
 from tf_slim.layers.regularizers import *
 from tf_slim.ops.variables import model_variable
 
+from npu_bridge.tf1.contrib.slim import mended
+
 feature_column = tf.feature_column
 safe_embedding_lookup_sparse = tf.nn.safe_embedding_lookup_sparse
 sparse_column_with_keys = tf.feature_column.categorical_column_with_vocabulary_list
@@ -109,3 +111,6 @@ def bow_encoder(
         if isinstance(ids, tf.SparseTensor):
             return tf.nn.safe_embedding_lookup_sparse([table], ids, None, combiner="mean")
         return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
+
+
+mended.mend()

@@ -52,6 +52,7 @@ from npu_bridge.tf1.contrib.framework.tensor_util import (
     with_same_shape,
     with_shape,
 )
+from npu_bridge.tf1.contrib.slim import mended
 
 assert_scalar_int = assert_scalar_int
 argsort = tf.argsort
@@ -121,3 +122,6 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
                     port = output_nodes.index(name.split(":")[0])
                     kept.input[place] = f"{op_name}:{port}" if port else op_name
     return made
+
+
+mended.mend()

@@ -18,3 +18,7 @@ from tf_slim.losses.loss_ops import (
     softmax_cross_entropy,
     sparse_softmax_cross_entropy,
 )
+
+from npu_bridge.tf1.contrib.slim import mended
+
+mended.mend()

@@ -21,6 +21,7 @@ from tf_slim.training.training import (
     train,
 )
 
+from npu_bridge.tf1.contrib.slim import mended
 from npu_bridge.tf1.contrib.training.buckets import bucket, bucket_by_sequence_length
 from npu_bridge.tf1.contrib.training.devices import (
     GreedyLoadBalancingStrategy,
@@ -28,3 +29,5 @@ from npu_bridge.tf1.contrib.training.devices import (
     byte_size_load_fn,
 )
 from npu_bridge.tf1.contrib.training.hparam import HParams, parse_values
+
+mended.mend()

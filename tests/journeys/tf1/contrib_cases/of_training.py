@@ -115,7 +115,10 @@ def case_training_loop_and_evaluation():
         assert training.wait_for_new_checkpoint(folder, timeout=1) == tf.train.latest_checkpoint(folder)
         paths = list(training.checkpoints_iterator(folder, timeout=0, timeout_fn=lambda: True))
         assert paths == [tf.train.latest_checkpoint(folder)]
-        found = training.evaluate_once(paths[0], eval_ops=tf.no_op(), final_ops={"w": weights})
+        with tf.Graph().as_default():
+            weights = tf.get_variable("w", initializer=4.0)
+            tf.train.create_global_step()
+            found = training.evaluate_once(paths[0], eval_ops=tf.identity(weights), final_ops={"w": weights})
         close(found["w"], 4 * 0.8**5)
 
 
