@@ -52,7 +52,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.rnn.python.ops.rnn": f"{_CONTRIB}.rnn",
     f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
     f"{_OLD}.seq2seq.python.ops": f"{_CONTRIB}.seq2seq",
-    f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention",
+    f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
     f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
     f"{_OLD}.seq2seq.python.ops.beam_search_decoder": f"{_CONTRIB}.seq2seq.beam_search",
     f"{_OLD}.seq2seq.python.ops.beam_search_ops": f"{_CONTRIB}.seq2seq.beam_search",

@@ -23,7 +23,7 @@ CASES = [
 def failures():
     done = subprocess.run(
         [sys.executable, "-m", "tests.journeys.tf1.contrib_cases.run"],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -2,16 +2,14 @@
 
 from npu_bridge.tf1.contrib.seq2seq.attention import (
     AttentionMechanism,
-    AttentionWrapper,
-    AttentionWrapperState,
     BahdanauAttention,
     BahdanauMonotonicAttention,
     LuongAttention,
     LuongMonotonicAttention,
-    hardmax,
     monotonic_attention,
     safe_cumprod,
 )
+from npu_bridge.tf1.contrib.seq2seq.attention_wrapper import AttentionWrapper, AttentionWrapperState, hardmax
 from npu_bridge.tf1.contrib.seq2seq.beam_search import (
     BeamSearchDecoder,
     BeamSearchDecoderOutput,
