@@ -231,6 +231,8 @@ def _base_of(name: str) -> types.ModuleType:
         if target != name:
             journal.say_once(name, f"no longer there; {target} is used")
     if target is not None:
+        if target.partition(".")[0] == "tf_slim":
+            importlib.import_module("npu_bridge.tf1.contrib.slim")  # which mends it
         return importlib.import_module(target)
     parent, _, leaf = name.rpartition(".")
     if not parent or parent == "npu_bridge":
