@@ -56,12 +56,14 @@ def switch_v2_off() -> None:
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.
-    verbosity = tf.logging.get_verbosity()
-    tf.logging.set_verbosity(tf.logging.ERROR)
+    # The logger's own level, which as a rule is none: what the script sets for all loggers shall reach it.
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
     try:
         tf.disable_v2_behavior()
     finally:
-        tf.logging.set_verbosity(verbosity)
+        logger.setLevel(level)
 
 
 class _AtTensorFlow(importlib.abc.MetaPathFinder):

@@ -63,6 +63,8 @@ facts["namespace package"] = folderless.one.tf is tf
 import appended
 facts["real elsewhere"] = appended.VERSION
 facts["flags"] = tf.app.flags is tf.flags or tf.app.flags.FLAGS is tf.flags.FLAGS
+import logging
+facts["level"] = logging.getLogger("tensorflow").level
 facts["eager"] = tf.executing_eagerly()
 facts["isinstance"] = isinstance(tf.placeholder(tf.float32), tf.Tensor)
 facts["variable"] = isinstance(tf.get_variable("v", [2]), tf.Variable)
@@ -149,6 +151,7 @@ def test_others_see_the_installed_tensorflow(facts):
 def test_version_2_is_off(facts):
     assert facts["eager"] is False
     assert facts["dimension"] == 3
+    assert facts["level"] == 0  # of its own, so that the root's counts
     assert facts["isinstance"] is facts["variable"] is True
     assert facts["__file__"] == [True, "__main__", True]
 
