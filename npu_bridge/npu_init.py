@@ -4,7 +4,8 @@
 
 Importing this module lets sessions read the options in their settings: a session whose ConfigProto holds an
 `NpuOptimizer` entry gets what the entry asks for. Every session places softly from then on, so that an operator under
-`tf.device("/gpu:0")` runs on a machine without one.
+`tf.device("/gpu:0")` runs on a machine without one. Where the running script is one of TensorFlow 1,
+eager execution is switched off.
 """
 
 import os
@@ -83,6 +84,7 @@ from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
 from npu_bridge.profiler import profiler
 from npu_bridge.scoped_graph_manager import scoped_graph_manager
+from npu_bridge.tf1.plain import mend_main_script
 
 backend = tf.keras.backend
 
@@ -161,3 +163,4 @@ __all__ = [
 ]
 
 decorate_sessions(places_softly=True)
+mend_main_script()

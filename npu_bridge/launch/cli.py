@@ -17,6 +17,7 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
+from npu_bridge.launch.check import check
 from npu_bridge.launch.doctor import doctor
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.hosts import Plan, plan_job
@@ -24,6 +25,7 @@ from npu_bridge.launch.job import Outcome, run_ranks
 from npu_bridge.launch.plan import plan as plan_command
 from npu_bridge.launch.rank_environment import rank_defaults
 from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.source_choice import SourceChoice
 from npu_bridge.launch.split import announce_split
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.options import environment
@@ -31,7 +33,7 @@ from npu_bridge.options import environment
 __all__ = ["COMMANDS", "main", "run_script"]
 
 # Sub-commands by name. A script that happens to be called like one is started as ./NAME.
-COMMANDS: dict[str, click.Command] = {"doctor": doctor, "plan": plan_command}
+COMMANDS: dict[str, click.Command] = {"check": check, "doctor": doctor, "plan": plan_command}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,9 +57,9 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     # The first word that is no option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
-    epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. "
-    "npu-run doctor says whether a run would work here, and what to mend; npu-run plan predicts how fast it would be "
-    "on other numbers of ranks.",
+    epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "
+    "says what a script uses and what of it cannot work; npu-run doctor says whether a run would work here, and what "
+    "to mend; npu-run plan predicts how fast it would be on other numbers of ranks.",
 )
 @click.option(
     "-np",
@@ -98,6 +100,22 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     metavar="FILE",
     help="Cut gradients into the fragments that are fastest for the speeds in tail.json of an earlier --timeline.",
 )
+@click.option(
+    "--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1. Default: its text decides."
+)
+@click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2.")
+@click.option(
+    "--tree",
+    "trees",
+    multiple=True,
+    metavar="DIR",
+    help="Modules in DIR are the script's own, too, like those in its folder and below, and see the same TensorFlow.",
+)
+@click.option(
+    "--report",
+    metavar="FILE",
+    help="Write what the script used, what was left out and what differs from an NPU to FILE (JSON), and print it.",
+)
 @click.option("--verbose", is_flag=True, help="Say what is started.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
@@ -113,6 +131,9 @@ def run_script(
     timeline: str | None,
     timeline_dir: str,
     split: str | None,
+    era: int | None,
+    trees: tuple[str, ...],
+    report: str | None,
     verbose: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -127,6 +148,7 @@ def run_script(
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         if split is not None:
             announce_split(split)
+        SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
         plan = plan_job(size, hosts, hostfile, rank_table)
         if recording is not None:
             recording.announce(plan.size)

@@ -1,11 +1,13 @@
 """What every rank executes: `python -m npu_bridge.launch.rank_main [--link FD] [--devices N,N,...] script.py args...`.
 
 Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
-as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. TensorFlow is not imported here.
+as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
+(`npu_bridge.tf1`). TensorFlow is not imported here.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import io
 import os
@@ -17,6 +19,7 @@ from typing import Any
 from npu_bridge.launch.rank_link import RankLink
 from npu_bridge.launch.rank_report import report_of, script_frames
 from npu_bridge.launch.session_watch import record_sessions
+from npu_bridge.launch.source_choice import SourceChoice, take_choice
 from npu_bridge.launch.timeline import take_recording
 from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
 
@@ -40,8 +43,9 @@ def main(arguments: list[str]) -> None:
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)
+    choice = take_choice()
     try:
-        _run_script(arguments[0], arguments)
+        _run_script(arguments[0], arguments, choice, place.rank)
         _finish(link)
     except SystemExit as stop:
         if stop.code not in (None, 0):
@@ -60,6 +64,8 @@ def main(arguments: list[str]) -> None:
         if link is None or not facts["echo"] or sys.excepthook is not sys.__excepthook__:
             _show(error, arguments[0])
         sys.exit(1)
+    finally:
+        choice.conclude(arguments[0], place.rank)
 
 
 def _take_device(device: str) -> None:
@@ -68,10 +74,8 @@ def _take_device(device: str) -> None:
         write_variable(name, device)
 
 
-def _run_script(script: str, arguments: list[str]) -> None:
+def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
     """Executes a file as `__main__`, which it stays: threads and pickles may look it up to the very end."""
-    with io.open_code(script) as file:
-        source = file.read()
     module = types.ModuleType("__main__")
     module.__file__ = os.path.abspath(script)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
@@ -80,7 +84,15 @@ def _run_script(script: str, arguments: list[str]) -> None:
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
-    exec(compile(source, script, "exec", dont_inherit=True), module.__dict__)
+    if choice.enter(script, rank):
+        from npu_bridge.tf1.source import compile_source, prepare_namespace
+
+        prepare_namespace(module.__dict__)
+    else:
+        compile_source = functools.partial(compile, mode="exec", dont_inherit=True)
+    with io.open_code(script) as file:
+        code = compile_source(file.read(), script)
+    exec(code, module.__dict__)
 
 
 def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import traceback
@@ -13,6 +14,8 @@ __all__ = ["report_of", "script_frames"]
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000
+# Where an import of a script of TensorFlow 1 goes, and where it may end.
+_BEHIND_IMPORTS = tuple(os.path.join("npu_bridge", "tf1", name) for name in ("imports.py", "faces.py"))
 # How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
 _ECHOES = (
     "HorovodInternalError",
@@ -55,11 +58,21 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
 
 
 def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
-    """The traceback from the script's first line on, without the frames of the launcher."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename != script:
+    """The traceback from the script's first line on, without the frames of the launcher.
+
+    Where it ends in what stands behind the script's imports, it ends at the import.
+    """
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename != script:
+        first = first.tb_next
+    last = frame = first
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.endswith(_BEHIND_IMPORTS):
+            last = frame
         frame = frame.tb_next
-    return frame
+    if last is not None:
+        last.tb_next = None
+    return first
 
 
 def _summary(error: BaseException) -> tuple[str, str]:

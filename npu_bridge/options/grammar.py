@@ -10,8 +10,6 @@ import json
 import re
 from typing import Any, NamedTuple
 
-import numpy as np
-
 MOST_DUMP_FIELDS = 100
 MOST_DYNAMIC_PROFILES = 256  # the largest number any documented device takes
 
@@ -62,6 +60,8 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
     ratio_text = (fields[2] if len(fields) == 3 else "") or _DEFAULT_RATIOS[trigger]
     if not _DECIMAL.fullmatch(ratio_text):
         raise ValueError(f"its ratio {ratio_text!r} is not a decimal number")
+    import numpy as np  # only here: the launcher reads options, too, and shall start at once
+
     ratio = np.float32(ratio_text)
     low, high = _RATIO_LIMITS[trigger]
     if not np.float32(low) <= ratio <= np.float32(high):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 
 import numpy as np
@@ -206,3 +207,37 @@ def test_rank_0_alone_shows_saves_and_runs_host_calls(on_ranks, tmp_path):
     ]
     assert events == [1, 2, 3, 4]
     assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-4")
+
+
+class _Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def logged_losses(folder, every_n_steps):
+    """On a rank: the lines about the loss of a training of 5 steps."""
+    communicator = collective.current()
+    lines, logger = _Lines(), logging.getLogger("tensorflow")
+    level, _ = logger.level, logger.addHandler(lines)
+    logger.setLevel("INFO")
+    try:
+        config = NPURunConfig(model_dir=folder, save_checkpoints_steps=5, log_step_count_steps=every_n_steps)
+        params = {"seed": 1, "size": 1}
+        NPUEstimator(model_fn, config=config, params=params).train(
+            lambda: input_fn(communicator.rank, communicator.size), max_steps=5
+        )
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(level)
+    return sorted({line.partition(", ")[2].partition(" (")[0] for line in lines.texts if line.startswith("loss = ")})
+
+
+def test_every_rank_logs_its_loss_as_often_as_asked(on_ranks, tmp_path):
+    assert on_ranks(2, logged_losses, str(tmp_path / "two"), 2) == [["step = 0", "step = 2", "step = 4"]] * 2
+    assert on_ranks(2, logged_losses, str(tmp_path / "none"), None) == [[], []]
+    events = [name for _, _, names in os.walk(tmp_path) for name in names if "events" in name]
+    assert len(events) == 2  # rank 0's

@@ -95,11 +95,11 @@ class NPUEstimator(tf.estimator.Estimator):
 
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
-    checkpoint, so that all ranks stop together. Rank 0 shows a `ProgressHook` on standard error, unless hooks contain
-    one or `NPURunConfig(log_step_count_steps=None)` asks for no such lines; a `LossScaleCollapseHook` ends a training
-    that only skips steps, unless hooks contain one with another limit; and rank 0 saves with an
-    `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
-    determinism, the GPU to use) holds for training, evaluation and prediction.
+    checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
+    `NPURunConfig`, and rank 0 shows a `ProgressHook` on standard error, unless hooks contain one; neither is so where
+    that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another
+    limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of
+    a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -226,6 +226,11 @@ class NPUEstimator(tf.estimator.Estimator):
         for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
             if sum(isinstance(hook, kind) for hook in given) > 1:
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
+        every_n_steps = self.config._log_step_count_steps  # what was given, on every rank
+        if collective.current().rank > 0 and every_n_steps:
+            # Where the base class, for which this rank's interval is None, would have put it.
+            tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
+            worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
         interval = {"save_secs": self.config.save_checkpoints_secs, "save_steps": self.config.save_checkpoints_steps}
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         if tf.compat.v1.get_collection(STEP_SKIPPED):

@@ -1,0 +1,85 @@
+"""`npu-run --tf1 | --tf2 | --tree DIR`: which TensorFlow a script sees, and how ranks get to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import NamedTuple
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.options import environment
+
+__all__ = ["SourceChoice", "take_choice"]
+
+_CHOICE = "NPU_RUN_SOURCE"
+
+
+class SourceChoice(NamedTuple):
+    """What was asked for on the command line.
+
+    Attributes:
+      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide.
+      trees: absolute paths of further folders of the user's own modules.
+      report: absolute path of the migration report; None for none.
+    """
+
+    era: int = 0
+    trees: tuple[str, ...] = ()
+    report: str | None = None
+
+    def announce(self) -> None:
+        """Tells the ranks, which inherit the environment.
+
+        Raises:
+          LaunchError: a tree is no folder.
+        """
+        for tree in self.trees:
+            if not os.path.isdir(tree):
+                raise LaunchError(f"--tree {tree} is no folder. Name the folder of the script's own modules.")
+        if self != SourceChoice():
+            environment.write_variable(_CHOICE, json.dumps(self))
+
+    def roots_of(self, script: str) -> list[str]:
+        """The folders of the modules of a script: its own, and those given."""
+        return [os.path.dirname(os.path.realpath(script)), *self.trees]
+
+    def enter(self, script: str, rank: int) -> bool:
+        """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
+
+        Returns:
+          Whether it is.
+        """
+        from npu_bridge.tf1 import era, journal, start
+
+        start.decide()
+        roots = self.roots_of(script)
+        if self.era == 2 or not (self.era or era.evidence_of(script, roots).is_tensorflow_1):
+            return False
+        if rank > 0:
+            journal.silence()
+        start.enter(roots, sys.path[1:])
+        return True
+
+    def conclude(self, script: str, rank: int) -> None:
+        """In a rank, after the script: writes the migration report and prints it, if it was asked for."""
+        if self.report is None or rank > 0:
+            return
+        from npu_bridge.launch.check import facts_of, page_of
+        from npu_bridge.tf1.findings import survey
+        from npu_bridge.tf1.journal import entries
+
+        found = survey(script, self.roots_of(script), self.era)
+        with open(self.report, "w", encoding="utf-8") as file:
+            json.dump(facts_of(script, found, entries()), file, indent=1)
+        sys.stdout.flush()
+        print(page_of(script, found, entries()), file=sys.stderr)
+
+
+def take_choice() -> SourceChoice:
+    """In a rank: what the launcher was told. Processes that the rank starts are not told."""
+    text = os.environ.pop(_CHOICE, None)
+    if text is None:
+        return SourceChoice()
+    era, trees, report = json.loads(text)
+    return SourceChoice(era, tuple(trees), report)

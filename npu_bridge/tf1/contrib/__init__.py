@@ -1,0 +1,1 @@
+"""What `tf.contrib` had: a module here is `tensorflow.contrib.<its name>` to the user's source files."""

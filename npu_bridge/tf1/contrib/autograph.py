@@ -1,0 +1,4 @@
+"""`tf.contrib.autograph`: it became `tf.autograph`."""
+
+from tensorflow.compat.v1.autograph import *
+from tensorflow.python.autograph.impl.api import convert, converted_call, do_not_convert

@@ -1,0 +1,9 @@
+"""`tf.contrib.checkpoint`: objects that checkpoints follow."""
+
+from tensorflow.compat.v1.train import CheckpointManager
+from tensorflow.python.trackable.autotrackable import AutoTrackable as Checkpointable
+from tensorflow.python.trackable.data_structures import (
+    List,
+    Mapping,
+    NoDependency,
+)

@@ -1,0 +1,94 @@
+"""A training and its evaluation as one object."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+
+class Experiment:
+    """An estimator with the functions that feed it.
+
+    Args:
+      estimator: a `tf.estimator.Estimator`.
+      train_input_fn, eval_input_fn: functions of nothing.
+      train_steps, eval_steps: how many; None for as many as there are.
+      train_monitors, eval_hooks: session hooks.
+      eval_delay_secs, min_eval_frequency, continuous_eval_throttle_secs: when it is evaluated while it trains.
+      export_strategies: exporters.
+    """
+
+    def __init__(
+        self, estimator, train_input_fn, eval_input_fn, eval_metrics=None, train_steps=None, eval_steps=100,
+        train_monitors=None, eval_hooks=None, local_eval_frequency=None, eval_delay_secs=120,
+        continuous_eval_throttle_secs=60, min_eval_frequency=None, delay_workers_by_global_step=False,
+        export_strategies=None, train_steps_per_iteration=None, checkpoint_and_export=False, saving_listeners=None,
+        check_interval_secs=5,
+    ):  # fmt: skip
+        self._estimator, self._train_input_fn, self._eval_input_fn = estimator, train_input_fn, eval_input_fn
+        if eval_metrics:
+            self._estimator = tf.estimator.add_metrics(estimator, _metrics_of(eval_metrics))
+        self._train_steps, self._eval_steps = train_steps, eval_steps
+        self._train_hooks, self._eval_hooks = list(train_monitors or []), list(eval_hooks or [])
+        self._delay_secs, self._throttle_secs = eval_delay_secs, continuous_eval_throttle_secs
+        self._exporters = export_strategies
+        if export_strategies is not None and not isinstance(export_strategies, (list, tuple)):
+            self._exporters = [export_strategies]
+        self._listeners = saving_listeners
+
+    @property
+    def estimator(self):
+        """The estimator."""
+        return self._estimator
+
+    @property
+    def train_steps(self):
+        """Steps of a training."""
+        return self._train_steps
+
+    @property
+    def eval_steps(self):
+        """Steps of an evaluation."""
+        return self._eval_steps
+
+    def extend_train_hooks(self, additional_hooks):
+        """Adds hooks of the training."""
+        self._train_hooks.extend(additional_hooks)
+
+    def train(self, delay_secs=None):
+        """Trains up to `train_steps` of the global step."""
+        return self._estimator.train(
+            self._train_input_fn, hooks=self._train_hooks, max_steps=self._train_steps, saving_listeners=self._listeners
+        )
+
+    def evaluate(self, delay_secs=None, name=None):
+        """Evaluates the last checkpoint."""
+        return self._estimator.evaluate(self._eval_input_fn, self._eval_steps, self._eval_hooks, name=name)
+
+    def train_and_evaluate(self):
+        """Trains, and evaluates on the way and at the end: (metrics, results of exporters)."""
+        train = tf.estimator.TrainSpec(self._train_input_fn, self._train_steps, self._train_hooks)
+        evaluation = tf.estimator.EvalSpec(
+            self._eval_input_fn, self._eval_steps, hooks=self._eval_hooks, exporters=self._exporters,
+            start_delay_secs=self._delay_secs, throttle_secs=self._throttle_secs,
+        )  # fmt: skip
+        return tf.estimator.train_and_evaluate(self._estimator, train, evaluation)
+
+    def continuous_train_and_eval(self, continuous_eval_predicate_fn=None):
+        """`train_and_evaluate`."""
+        return self.train_and_evaluate()
+
+    def test(self):
+        """One step of training and one of evaluation."""
+        self._estimator.train(self._train_input_fn, steps=1, hooks=self._train_hooks)
+        return self._estimator.evaluate(self._eval_input_fn, 1, self._eval_hooks, name="one_pass")
+
+
+def _metrics_of(specs):
+    def metric_fn(labels, predictions, features):
+        return {
+            name: spec.create_metric_ops(features, labels, predictions)
+            if hasattr(spec, "create_metric_ops") else spec(predictions, labels)
+            for name, spec in specs.items()
+        }  # fmt: skip
+
+    return metric_fn

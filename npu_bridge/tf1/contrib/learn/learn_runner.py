@@ -1,0 +1,24 @@
+"""Runs experiments: `tf.contrib.learn.learn_runner`."""
+
+from __future__ import annotations
+
+
+def run(experiment_fn, output_dir=None, schedule=None, run_config=None, hparams=None):
+    """Makes an experiment and runs one of its methods.
+
+    Args:
+      experiment_fn: `(output_dir)`, or `(run_config, hparams)` where `run_config` is given.
+      output_dir: folder of the model, where `run_config` is not given.
+      schedule: name of the method; default: `train_and_evaluate`.
+    """
+    if run_config is not None:
+        experiment = experiment_fn(run_config, hparams)
+    else:
+        experiment = experiment_fn(output_dir)
+    return getattr(experiment, schedule or "train_and_evaluate")()
+
+
+def tune(experiment_fn, tuner):
+    """Trains with the settings of a tuner as long as it has some."""
+    while tuner.next_trial():
+        tuner.run_experiment(experiment_fn)

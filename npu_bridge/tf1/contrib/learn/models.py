@@ -1,0 +1,82 @@
+"""What model functions got and gave before `tf.estimator`."""
+
+from __future__ import annotations
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+
+class ModeKeys:
+    """Modes of a model function, as `tf.estimator` passes them."""
+
+    TRAIN = tf.estimator.ModeKeys.TRAIN
+    EVAL = tf.estimator.ModeKeys.EVAL
+    INFER = tf.estimator.ModeKeys.PREDICT
+
+    @classmethod
+    def validate(cls, key):
+        """ValueError for what is no mode."""
+        if key not in (cls.TRAIN, cls.EVAL, cls.INFER):
+            raise ValueError(f"ModeKeys: {key!r} is no mode. Expected {cls.TRAIN!r}, {cls.EVAL!r} or {cls.INFER!r}.")
+
+
+class PredictionKey:
+    """Names of predictions."""
+
+    CLASSES, PROBABILITIES, LOGITS = "classes", "probabilities", "logits"
+    LOGISTIC, SCORES, TOP_K, GENERIC = "logistic", "scores", "top_k", "output"
+
+
+class ProblemType:
+    """Kinds of problems."""
+
+    UNSPECIFIED, CLASSIFICATION, LINEAR_REGRESSION, LOGISTIC_REGRESSION = 0, 1, 2, 3
+
+
+InputFnOps = collections.namedtuple("InputFnOps", ("features", "labels", "default_inputs"))
+
+
+class MetricSpec:
+    """A metric of some predictions, labels and weights: `metric_fn(predictions, labels, weights)`."""
+
+    def __init__(self, metric_fn, prediction_key=None, label_key=None, weight_key=None):
+        self.metric_fn, self.prediction_key = metric_fn, prediction_key
+        self.label_key, self.weight_key = label_key, weight_key
+
+    def create_metric_ops(self, inputs, labels, predictions):
+        """What `metric_fn` gives for the tensors that the keys name."""
+
+        def pick(values, key):
+            if isinstance(values, dict):
+                return next(iter(values.values())) if key is None and len(values) == 1 else values[key]
+            return values
+
+        arguments = {"weights": inputs[self.weight_key]} if self.weight_key else {}
+        return self.metric_fn(pick(predictions, self.prediction_key), pick(labels, self.label_key), **arguments)
+
+
+def ModelFnOps(
+    mode, predictions=None, loss=None, train_op=None, eval_metric_ops=None, output_alternatives=None,
+    training_chief_hooks=None, training_hooks=None, scaffold=None,
+):  # fmt: skip
+    """What a model function gives, as a `tf.estimator.EstimatorSpec`."""
+    return tf.estimator.EstimatorSpec(
+        mode, predictions=predictions, loss=loss, train_op=train_op, eval_metric_ops=eval_metric_ops,
+        training_chief_hooks=training_chief_hooks, training_hooks=training_hooks, scaffold=scaffold,
+    )  # fmt: skip
+
+
+def build_parsing_serving_input_fn(feature_spec, default_batch_size=None):
+    """A function that makes placeholders for serialised tf.Examples and parses them: `InputFnOps`."""
+
+    def input_fn():
+        examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
+        return InputFnOps(tf.parse_example(examples, feature_spec), None, {"examples": examples})
+
+    return input_fn
+
+
+def infer_real_valued_columns_from_input(x):
+    """A list with the numeric column of a matrix of features."""
+    return [tf.feature_column.numeric_column("", shape=(x.shape[1],))]

@@ -1,0 +1,83 @@
+"""Monitors, the hooks of old: `tf.contrib.learn.monitors`."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+LoggingTrainable = tf.train.LoggingTensorHook
+
+
+def PrintTensor(tensor_names, every_n=100, first_n=1):
+    """Prints tensors every so many steps."""
+    return tf.train.LoggingTensorHook(tensor_names, every_n_iter=every_n)
+
+
+def CheckpointSaver(checkpoint_dir, save_secs=None, save_steps=None, saver=None, checkpoint_basename="model.ckpt",
+                    scaffold=None):  # fmt: skip
+    """Saves checkpoints."""
+    return tf.train.CheckpointSaverHook(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold)
+
+
+def StopAtStep(num_steps=None, last_step=None):
+    """Ends a training."""
+    return tf.train.StopAtStepHook(num_steps, last_step)
+
+
+def StepCounter(every_n_steps=100, output_dir=None, summary_writer=None):
+    """Counts steps a second."""
+    return tf.train.StepCounterHook(every_n_steps, output_dir=output_dir, summary_writer=summary_writer)
+
+
+def NanLoss(loss_tensor, every_n_steps=100, fail_on_nan_loss=True):
+    """Ends a training whose loss is not a number."""
+    return tf.train.NanTensorHook(loss_tensor, fail_on_nan_loss)
+
+
+class ValidationMonitor(tf.train.SessionRunHook):
+    """Evaluates an estimator (set by `set_estimator`) after every so many steps."""
+
+    def __init__(
+        self, x=None, y=None, input_fn=None, batch_size=None, eval_steps=None, every_n_steps=100, metrics=None,
+        hooks=None, early_stopping_rounds=None, early_stopping_metric="loss", early_stopping_metric_minimize=True,
+        name=None, check_interval_secs=5,
+    ):  # fmt: skip
+        if input_fn is None:
+            input_fn = tf.estimator.inputs.numpy_input_fn(x, y, batch_size or 128, num_epochs=1, shuffle=False)
+        self._input_fn, self._steps, self._every, self._hooks, self._name = (
+            input_fn,
+            eval_steps,
+            every_n_steps,
+            hooks,
+            name,
+        )
+        self._rounds, self._metric, self._sign = early_stopping_rounds, early_stopping_metric, (
+            1 if early_stopping_metric_minimize else -1
+        )  # fmt: skip
+        self.best_value, self.best_step, self._estimator, self._last = None, None, None, -1
+
+    def set_estimator(self, estimator):
+        """Says which estimator to evaluate."""
+        self._estimator = estimator
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(tf.train.get_global_step())
+
+    def after_run(self, run_context, run_values):
+        step = int(run_values.results)
+        if self._estimator is None or step // self._every == self._last // self._every:
+            return
+        self._last = step
+        found = self._estimator.evaluate(self._input_fn, self._steps, self._hooks, name=self._name)
+        value = found.get(self._metric)
+        if value is not None and (self.best_value is None or self._sign * value < self._sign * self.best_value):
+            self.best_value, self.best_step = value, step
+        if self._rounds is not None and self.best_step is not None and step - self.best_step >= self._rounds:
+            run_context.request_stop()
+
+
+def replace_monitors_with_hooks(monitors_or_hooks, estimator):
+    """A list of hooks: monitors know their estimator then."""
+    for each in monitors_or_hooks or []:
+        if hasattr(each, "set_estimator"):
+            each.set_estimator(estimator)
+    return list(monitors_or_hooks or [])

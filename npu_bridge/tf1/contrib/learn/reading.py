@@ -1,0 +1,32 @@
+"""Batches of serialised examples from files."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+
+def read_batch_examples(
+    file_pattern, batch_size, reader=tf.TFRecordReader, randomize_input=True, num_epochs=None, queue_capacity=10000,
+    num_threads=1, read_batch_size=1, parse_fn=None, name=None, seed=None,
+):  # fmt: skip
+    """Batches of serialised examples: a string tensor [batch]."""
+    files = tf.data.Dataset.list_files(file_pattern, shuffle=randomize_input, seed=seed)
+    examples = files.flat_map(tf.data.TFRecordDataset)
+    if randomize_input:
+        examples = examples.shuffle(queue_capacity, seed)
+    examples = examples.repeat(num_epochs)
+    if parse_fn is not None:
+        examples = examples.map(parse_fn)
+    return tf.data.make_one_shot_iterator(examples.batch(batch_size)).get_next(name)
+
+
+def read_batch_features(
+    file_pattern, batch_size, features, reader=tf.TFRecordReader, randomize_input=True, num_epochs=None,
+    queue_capacity=10000, feature_queue_capacity=100, reader_num_threads=1, num_enqueue_threads=2, parse_fn=None,
+    name=None, read_batch_size=None,
+):  # fmt: skip
+    """Batches of parsed examples: a dict of names and tensors."""
+    examples = read_batch_examples(
+        file_pattern, batch_size, reader, randomize_input, num_epochs, queue_capacity, parse_fn=parse_fn, name=name
+    )
+    return tf.parse_example(examples, features)

@@ -1,0 +1,22 @@
+"""`tf.contrib.mixed_precision`: loss scaling, as the managers and the optimizer of this package do it."""
+
+from __future__ import annotations
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+
+
+class LossScaleOptimizer(NPULossScaleOptimizer):
+    """Trains with a scaled loss; a step with a gradient that is not finite changes nothing but the scale.
+
+    Args:
+      opt: the optimizer to put it around.
+      loss_scale_manager: one of this module's.
+    """
+
+    def __init__(self, opt, loss_scale_manager):
+        super().__init__(opt, loss_scale_manager, is_distributed=False)

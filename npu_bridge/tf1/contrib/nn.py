@@ -1,0 +1,46 @@
+"""`tf.contrib.nn`: more operators for networks."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.compat.v1.nn import conv1d_transpose as _conv1d_transpose
+
+_DROPPED = 1.7580993408473766
+
+
+def conv1d_transpose(value, filter, output_shape, stride, padding="SAME", data_format="NWC", name=None):
+    """The gradient of a 1-D convolution: [batch, width, channels] to `output_shape`."""
+    return _conv1d_transpose(value, filter, output_shape, stride, padding, data_format, name=name)
+
+
+def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
+    """Dropout that keeps mean and variance of self-normalising networks (Klambauer and others)."""
+    with tf.name_scope(name, "alpha_dropout", [x]):
+        x = tf.convert_to_tensor(x)
+        if not tf.is_tensor(keep_prob) and keep_prob == 1:
+            return x
+        dropped = -_DROPPED
+        is_kept = tf.cast(tf.random_uniform(noise_shape or tf.shape(x), seed=seed) < keep_prob, x.dtype)
+        scale = (keep_prob + dropped**2 * keep_prob * (1 - keep_prob)) ** -0.5
+        return scale * (x * is_kept + dropped * (1 - is_kept)) - scale * dropped * (1 - keep_prob)
+
+
+def scaled_softplus(x, alpha, clip=None, name=None):
+    """`alpha * softplus(x / alpha)`, at most `clip`."""
+    result = alpha * tf.nn.softplus(x / alpha)
+    return result if clip is None else tf.minimum(result, clip)
+
+
+def deprecated_flipped_softmax_cross_entropy_with_logits(logits, labels, dim=-1, name=None):
+    """`tf.nn.softmax_cross_entropy_with_logits` with the arguments in the other order."""
+    return tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits, dim=dim, name=name)
+
+
+def deprecated_flipped_sparse_softmax_cross_entropy_with_logits(logits, labels, name=None):
+    """`tf.nn.sparse_softmax_cross_entropy_with_logits` with the arguments in the other order."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits, name=name)
+
+
+def deprecated_flipped_sigmoid_cross_entropy_with_logits(logits, targets, name=None):
+    """`tf.nn.sigmoid_cross_entropy_with_logits` with the arguments in the other order."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits, name=name)

@@ -1,0 +1,36 @@
+"""An optimizer whose update is written in plain TensorFlow, once for reference and resource variables."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+
+class UpdatingOptimizer(tf.train.Optimizer):
+    """Subclasses say what a step is; `_hyper` holds their numbers as tensors of the graph.
+
+    `_step(var, grad)` is the update of a whole variable. `_sparse_step(var, grad, indices)` that of some rows, whose
+    indices are unique; where a subclass has none, the gradient is made dense.
+    """
+
+    def _step(self, var, grad):
+        raise NotImplementedError
+
+    def _sparse_step(self, var, grad, indices):
+        return self._step(var, tf.scatter_nd(indices[:, None], grad, tf.shape(var, out_type=indices.dtype)))
+
+    def _apply_dense(self, grad, var):
+        return self._step(var, grad)
+
+    def _resource_apply_dense(self, grad, handle):
+        return self._step(handle, grad)
+
+    def _apply_sparse(self, grad, var):
+        return self._sparse_step(var, grad.values, grad.indices)
+
+    def _resource_apply_sparse(self, grad, handle, indices):
+        return self._sparse_step(handle, grad, indices)
+
+    def _number(self, name: str, value, var) -> tf.Tensor:
+        """A hyperparameter (a number, tensor or function of nothing) in a variable's type."""
+        value = self._call_if_callable(value)
+        return tf.cast(tf.convert_to_tensor(value, name=name), var.dtype.base_dtype)

@@ -1,0 +1,98 @@
+"""Weight decay beside the gradient (Loshchilov and Hutter: Decoupled Weight Decay Regularization)."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+
+class DecoupledWeightDecayExtension:
+    """Put before an optimizer among a class' bases: weights shrink by `weight_decay * var` at each step.
+
+    The decay is not multiplied by the learning rate. Of a variable with a sparse gradient only the rows with a gradient
+    shrink.
+
+    Args:
+      weight_decay: number, tensor, or function of nothing.
+      *args, **kwargs: of the optimizer.
+    """
+
+    def __init__(self, weight_decay, *args, **kwargs):
+        self._weight_decay = weight_decay
+        self._decayed_names = None
+        super().__init__(*args, **kwargs)
+
+    def minimize(self, loss, global_step=None, var_list=None, *args, decay_var_list=None, **kwargs):
+        """As the optimizer's own; `decay_var_list` are the variables that shrink (default: all)."""
+        self._remember(decay_var_list)
+        return super().minimize(loss, global_step, var_list, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, decay_var_list=None):
+        """As the optimizer's own; `decay_var_list` are the variables that shrink (default: all)."""
+        if decay_var_list is not None or self._decayed_names is None:
+            self._remember(decay_var_list)
+        return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def _remember(self, decay_var_list):
+        self._decayed_names = None if decay_var_list is None else {var.name for var in decay_var_list}
+
+    def _decay(self, var, indices=None):
+        if self._decayed_names is not None and var.name not in self._decayed_names:
+            return tf.no_op()
+        rate = self._weight_decay() if callable(self._weight_decay) else self._weight_decay
+        rate = tf.cast(rate, var.dtype.base_dtype)
+        if indices is None:
+            return tf.assign_sub(var, rate * var, use_locking=self._use_locking).op
+        rows = tf.gather(var, indices)
+        return tf.group(tf.scatter_sub(var, indices, rate * rows, use_locking=self._use_locking))
+
+    def _apply_dense(self, grad, var):
+        with tf.control_dependencies([self._decay(var)]):
+            return super()._apply_dense(grad, var)
+
+    def _resource_apply_dense(self, grad, var):
+        with tf.control_dependencies([self._decay(var)]):
+            return super()._resource_apply_dense(grad, var)
+
+    def _apply_sparse(self, grad, var):
+        with tf.control_dependencies([self._decay(var, grad.indices)]):
+            return super()._apply_sparse(grad, var)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        with tf.control_dependencies([self._decay(var, indices)]):
+            return super()._resource_apply_sparse(grad, var, indices)
+
+
+def extend_with_decoupled_weight_decay(base_optimizer):
+    """A class made of an optimizer's class: `weight_decay` comes before the optimizer's own arguments."""
+
+    class OptimizerWithDecoupledWeightDecay(DecoupledWeightDecayExtension, base_optimizer):
+        __doc__ = DecoupledWeightDecayExtension.__doc__
+
+        def __init__(self, weight_decay, *args, **kwargs):
+            super().__init__(weight_decay, *args, **kwargs)
+
+    return OptimizerWithDecoupledWeightDecay
+
+
+class AdamWOptimizer(DecoupledWeightDecayExtension, tf.train.AdamOptimizer):
+    """Adam with decoupled weight decay."""
+
+    def __init__(
+        self, weight_decay, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdamW"
+    ):
+        super().__init__(
+            weight_decay, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon,
+            use_locking=use_locking, name=name,
+        )  # fmt: skip
+
+
+class MomentumWOptimizer(DecoupledWeightDecayExtension, tf.train.MomentumOptimizer):
+    """Momentum with decoupled weight decay."""
+
+    def __init__(
+        self, weight_decay, learning_rate, momentum, use_locking=False, name="MomentumW", use_nesterov=False
+    ):  # fmt: skip
+        super().__init__(
+            weight_decay, learning_rate=learning_rate, momentum=momentum,
+            use_locking=use_locking, name=name, use_nesterov=use_nesterov,
+        )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Optimizers around another: averages of weights, clipped weights, several losses by turns."""
+
+from __future__ import annotations
+
+import types
+
+import tensorflow.compat.v1 as tf
+
+
+class MovingAverageOptimizer(tf.train.Optimizer):
+    """Keeps moving averages of the weights beside a training.
+
+    Args:
+      opt: the optimizer that trains.
+      average_decay: of `tf.train.ExponentialMovingAverage`.
+      num_updates: step count with which the decay starts lower.
+      sequential_update: averages after the update; else beside it.
+
+    Graph: `<variable>/ExponentialMovingAverage` for each trained variable.
+    """
+
+    def __init__(self, opt, average_decay=0.9999, num_updates=None, sequential_update=True):
+        super().__init__(False, "MovingAverageOptimizer")
+        self._optimizer, self._sequential_update = opt, sequential_update
+        self._ema = tf.train.ExponentialMovingAverage(average_decay, num_updates=num_updates)
+        self._swapped_variable_name_map = None
+
+    def compute_gradients(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """As the optimizer's own; the averages move with it."""
+        grads_and_vars = list(grads_and_vars)
+        train_op = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        trained = [var for grad, var in grads_and_vars if grad is not None]
+        with tf.control_dependencies([train_op] if self._sequential_update else []):
+            averages = self._ema.apply(trained)
+        self._swapped_variable_name_map = {var.op.name: self._ema.average(var).op.name for var in trained}
+        return tf.group(train_op, averages, name="train_with_avg")
+
+    def swapping_saver(self, var_list=None, name="swapping_saver", **kwargs):
+        """A Saver that writes the averages under the names of the weights, and the weights under those of the averages.
+
+        Raises:
+          RuntimeError: before `apply_gradients` or `minimize`.
+        """
+        if self._swapped_variable_name_map is None:
+            raise RuntimeError("MovingAverageOptimizer: swapping_saver() comes after apply_gradients() or minimize().")
+        by_name = dict(var_list) if isinstance(var_list, dict) else {
+            var.op.name: var for var in (var_list or tf.global_variables())
+        }  # fmt: skip
+        for name_of_var, name_of_average in self._swapped_variable_name_map.items():
+            if name_of_var in by_name and name_of_average not in by_name:
+                raise ValueError(f"MovingAverageOptimizer: {name_of_average} is missing from var_list.")
+            if name_of_var in by_name:
+                by_name[name_of_var], by_name[name_of_average] = by_name[name_of_average], by_name[name_of_var]
+        return tf.train.Saver(by_name, name=name, **kwargs)
+
+    def get_slot(self, var, name):
+        """As the optimizer's own."""
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self):
+        """As the optimizer's own."""
+        return self._optimizer.get_slot_names()
+
+    def variables(self):
+        """As the optimizer's own."""
+        return self._optimizer.variables()
+
+
+class VariableClippingOptimizer(tf.train.Optimizer):
+    """Clips weights to a norm after each update.
+
+    Args:
+      opt: the optimizer that trains.
+      vars_to_clip_dims: variable -> list of the axes over which its norm is taken.
+      max_norm: the largest norm a weight may have.
+    """
+
+    def __init__(
+        self, opt, vars_to_clip_dims, max_norm, use_locking=False, colocate_clip_ops_with_vars=False,
+        name="VariableClipping",
+    ):  # fmt: skip
+        super().__init__(use_locking, name)
+        self._opt, self._max_norm = opt, max_norm
+        clipped = vars_to_clip_dims.items() if hasattr(vars_to_clip_dims, "items") else vars_to_clip_dims
+        self._axes = {var.name: axes for var, axes in clipped}
+
+    def compute_gradients(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._opt.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._opt.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._opt.get_slot_names(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """As the optimizer's own, then clips."""
+        grads_and_vars = list(grads_and_vars)
+        with tf.name_scope(name, self._name):
+            update = self._opt.apply_gradients(grads_and_vars, global_step=global_step)
+            with tf.control_dependencies([update]):
+                return tf.group(*(self._clip(grad, var) for grad, var in grads_and_vars if var.name in self._axes))
+
+    def _clip(self, grad, var):
+        axes = self._axes[var.name]
+        if isinstance(grad, tf.IndexedSlices) and 0 not in axes:
+            rows = tf.unique(grad.indices).y
+            return tf.group(tf.scatter_update(var, rows, tf.clip_by_norm(tf.gather(var, rows), self._max_norm, axes)))
+        return tf.assign(var, tf.clip_by_norm(tf.identity(var), self._max_norm, axes), use_locking=self._use_locking).op
+
+
+class MultitaskOptimizerWrapper:
+    """Leaves a variable and its slots alone in steps in which its gradient is zero everywhere.
+
+    For trainings that serve one of several losses at a time: momentum would move the weights of the others.
+    """
+
+    def __init__(self, opt):
+        if not isinstance(opt, tf.train.Optimizer):
+            raise TypeError(f"MultitaskOptimizerWrapper: expected a tf.train.Optimizer; got {type(opt).__name__}.")
+        self._opt = opt
+        for kind in ("_apply_dense", "_resource_apply_dense", "_apply_sparse_duplicate_indices",
+                     "_resource_apply_sparse_duplicate_indices"):  # fmt: skip
+            setattr(opt, kind, types.MethodType(_unless_all_zero(getattr(opt, kind)), opt))
+
+    def __getattr__(self, name):
+        return getattr(self._opt, name)
+
+
+def _unless_all_zero(update):
+    def gated(self, grad, *args, **kwargs):
+        values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+        is_used = tf.reduce_any(tf.not_equal(values, 0))
+        return tf.cond(is_used, lambda: tf.group(update(grad, *args, **kwargs)), tf.no_op)
+
+    return gated
+
+
+def clip_gradients_by_global_norm(gradients_variables, clip_norm=20.0):
+    """(gradient, variable) pairs with the gradients clipped by their global norm, None left out."""
+    gradients, variables = zip(*gradients_variables)
+    clipped, _ = tf.clip_by_global_norm(gradients, clip_norm)
+    return list(zip(clipped, variables))

@@ -1,0 +1,53 @@
+"""The affine map inside of old cells: `tf.contrib.rnn.python.ops.core_rnn_cell`."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.tf1.contrib.rnn.wrappers import EmbeddingWrapper, InputProjectionWrapper, OutputProjectionWrapper
+
+RNNCell = tf.nn.rnn_cell.RNNCell
+
+
+class _Linear:
+    """`concat(args) @ kernel + bias`; makes the variables `kernel` and `bias` of the scope it is made in.
+
+    Args:
+      args: a 2-D tensor or a list of them, as they will come.
+      output_size: width of the result.
+      build_bias: whether there is a bias.
+      bias_initializer, kernel_initializer: default: zeros, and the scope's.
+    """
+
+    def __init__(self, args, output_size, build_bias, bias_initializer=None, kernel_initializer=None):
+        args = self._listed(args)
+        width = sum(tf.compat.dimension_value(arg.shape[1]) for arg in args)
+        self._build_bias = build_bias
+        scope = tf.get_variable_scope()
+        with tf.variable_scope(scope) as outer:
+            self._weights = tf.get_variable(
+                "kernel", [width, output_size], dtype=args[0].dtype, initializer=kernel_initializer
+            )
+            if build_bias:
+                with tf.variable_scope(outer) as inner:
+                    inner.set_partitioner(None)
+                    self._biases = tf.get_variable(
+                        "bias", [output_size], dtype=args[0].dtype,
+                        initializer=bias_initializer or tf.zeros_initializer(args[0].dtype),
+                    )  # fmt: skip
+
+    @staticmethod
+    def _listed(args):
+        if args is None or (tf.nest.is_nested(args) and not args):
+            raise ValueError("_Linear: args has to be a tensor or a list of tensors.")
+        return list(args) if tf.nest.is_nested(args) else [args]
+
+    def __call__(self, args):
+        args = self._listed(args)
+        result = tf.matmul(args[0] if len(args) == 1 else tf.concat(args, 1), self._weights)
+        return tf.nn.bias_add(result, self._biases) if self._build_bias else result
+
+
+def _linear(args, output_size, bias, bias_initializer=None, kernel_initializer=None):
+    """`_Linear` at once."""
+    return _Linear(args, output_size, bias, bias_initializer, kernel_initializer)(args)

@@ -1,0 +1,133 @@
+"""Stacks of bidirectional layers, and cells that run over all time steps at once."""
+
+from __future__ import annotations
+
+import abc
+
+import tensorflow.compat.v1 as tf
+
+
+def transpose_batch_time(tensor):
+    """[batch, time, ...] as [time, batch, ...]."""
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def stack_bidirectional_rnn(
+    cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
+    scope=None,
+):  # fmt: skip
+    """Bidirectional layers on top of each other, unrolled.
+
+    Args:
+      cells_fw, cells_bw: lists of cells, one for each layer.
+      inputs: list of [batch, width], one for each time step.
+
+    Returns:
+      (outputs: list of [batch, both widths], final states forward, final states backward: lists over layers).
+    """
+    _check_layers("stack_bidirectional_rnn", cells_fw, cells_bw)
+    states_fw, states_bw, layer = [], [], inputs
+    with tf.variable_scope(scope or "stack_bidirectional_rnn"):
+        for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):
+            with tf.variable_scope(f"cell_{depth}"):
+                layer, state_fw, state_bw = tf.nn.static_bidirectional_rnn(
+                    cell_fw, cell_bw, layer,
+                    initial_state_fw=initial_states_fw[depth] if initial_states_fw else None,
+                    initial_state_bw=initial_states_bw[depth] if initial_states_bw else None,
+                    sequence_length=sequence_length, dtype=dtype,
+                )  # fmt: skip
+                states_fw.append(state_fw)
+                states_bw.append(state_bw)
+    return layer, tuple(states_fw), tuple(states_bw)
+
+
+def stack_bidirectional_dynamic_rnn(
+    cells_fw, cells_bw, inputs, initial_states_fw=None, initial_states_bw=None, dtype=None, sequence_length=None,
+    parallel_iterations=None, time_major=False, scope=None, swap_memory=False,
+):  # fmt: skip
+    """Bidirectional layers on top of each other.
+
+    Args:
+      cells_fw, cells_bw: lists of cells, one for each layer.
+      inputs: [batch, time, width] ([time, batch, width] with `time_major`).
+
+    Returns:
+      (outputs [batch, time, both widths], final states forward, final states backward: tuples over layers).
+
+    Graph: variables below `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/`.
+    """
+    _check_layers("stack_bidirectional_dynamic_rnn", cells_fw, cells_bw)
+    states_fw, states_bw, layer = [], [], inputs
+    with tf.variable_scope(scope or "stack_bidirectional_rnn"):
+        for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):
+            with tf.variable_scope(f"cell_{depth}"):
+                outputs, (state_fw, state_bw) = tf.nn.bidirectional_dynamic_rnn(
+                    cell_fw, cell_bw, layer,
+                    initial_state_fw=initial_states_fw[depth] if initial_states_fw else None,
+                    initial_state_bw=initial_states_bw[depth] if initial_states_bw else None,
+                    sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
+                    swap_memory=swap_memory, time_major=time_major,
+                )  # fmt: skip
+                layer = tf.concat(outputs, 2)
+                states_fw.append(state_fw)
+                states_bw.append(state_bw)
+    return layer, tuple(states_fw), tuple(states_bw)
+
+
+def _check_layers(where, cells_fw, cells_bw):
+    if (
+        not isinstance(cells_fw, list)
+        or not isinstance(cells_bw, list)
+        or len(cells_fw) != len(cells_bw)
+        or not cells_fw
+    ):
+        raise ValueError(f"{where}: cells_fw and cells_bw have to be lists of the same length, at least 1.")
+
+
+class FusedRNNCell(abc.ABC):
+    """A cell that is called with all time steps: inputs [time, batch, width]."""
+
+    @abc.abstractmethod
+    def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
+        """(outputs [time, batch, width], final state)."""
+
+
+class FusedRNNCellAdaptor(FusedRNNCell):
+    """A plain cell as one that is called with all time steps."""
+
+    def __init__(self, cell, use_dynamic_rnn=False):
+        self._cell, self._is_dynamic = cell, use_dynamic_rnn
+
+    def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
+        is_list = isinstance(inputs, list)
+        if self._is_dynamic:
+            outputs, state = tf.nn.dynamic_rnn(
+                self._cell, tf.stack(inputs) if is_list else inputs, sequence_length=sequence_length,
+                initial_state=initial_state, dtype=dtype, time_major=True, scope=scope,
+            )  # fmt: skip
+            return (tf.unstack(outputs) if is_list else outputs), state
+        outputs, state = tf.nn.static_rnn(
+            self._cell, inputs if is_list else tf.unstack(inputs), initial_state=initial_state, dtype=dtype,
+            sequence_length=sequence_length, scope=scope,
+        )  # fmt: skip
+        return (outputs if is_list else tf.stack(outputs)), state
+
+
+class TimeReversedFusedRNN(FusedRNNCell):
+    """Runs another fused cell from the end of each sequence to its start."""
+
+    def __init__(self, cell):
+        self._cell = cell
+
+    def _reversed(self, tensor, sequence_length):
+        if isinstance(tensor, list):
+            return tf.unstack(self._reversed(tf.stack(tensor), sequence_length))
+        if sequence_length is None:
+            return tf.reverse(tensor, [0])
+        return tf.reverse_sequence(tensor, sequence_length, seq_axis=0, batch_axis=1)
+
+    def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
+        outputs, state = self._cell(
+            self._reversed(inputs, sequence_length), initial_state, dtype, sequence_length, scope
+        )
+        return self._reversed(outputs, sequence_length), state

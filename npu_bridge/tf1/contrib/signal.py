@@ -1,0 +1,3 @@
+"""`tf.contrib.signal`: it became `tf.signal`."""
+
+from tensorflow.compat.v1.signal import *

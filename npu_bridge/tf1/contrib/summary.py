@@ -1,0 +1,38 @@
+"""`tf.contrib.summary`: summaries that a session's run writes by itself."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.summary_ops_v2 import (
+    SummaryWriter,
+    all_v2_summary_ops,
+    always_record_summaries,
+    audio,
+    create_summary_file_writer,
+    eval_dir,
+    generic,
+    histogram,
+    image,
+    import_event,
+    initialize,
+    never_record_summaries,
+    record_summaries_every_n_global_steps,
+    scalar,
+    should_record_summaries,
+    summary_writer_initializer_op,
+)
+from tensorflow.python.ops.summary_ops_v2 import create_file_writer as _create_file_writer
+from tensorflow.python.ops.summary_ops_v2 import (
+    graph_v1 as graph,
+)
+from tensorflow.python.ops.summary_ops_v2 import (
+    legacy_raw_flush as flush,
+)
+
+record_summaries_if = tf.compat.v2.summary.record_if
+create_file_writer = _create_file_writer
+
+
+def all_summary_ops():
+    """Operations that write summaries, of the default graph. None when executing eagerly."""
+    return all_v2_summary_ops()

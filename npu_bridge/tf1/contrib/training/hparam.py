@@ -1,0 +1,194 @@
+"""Hyperparameters with types: `tf.contrib.training.HParams`."""
+
+from __future__ import annotations
+
+import json
+import numbers
+import re
+
+_ASSIGNMENT = re.compile(
+    r"\s*(?P<name>[a-zA-Z][\w.]*)(?:\[\s*(?P<index>\d+)\s*\])?\s*=\s*(?:\[(?P<list>[^\]]*)\]|(?P<value>[^,\[]*))\s*(?:,|$)"
+)
+
+
+def _parsed(text: str, kind: type, name: str):
+    """A word as a value of a type."""
+    text = text.strip()
+    try:
+        if kind is bool:
+            words = {"true": True, "1": True, "false": False, "0": False}
+            return words[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"HParams: {name}={text!r} is not a value of type {kind.__name__}.") from None
+
+
+def _fitting(value, kind: type, name: str):
+    """A value as the type that a hyperparameter has, where nothing is lost by it. ValueError where it is."""
+    if value is None or kind is type(None):
+        return value
+    wrong = ValueError(f"HParams: {name} has type {kind.__name__}; got {value!r} of type {type(value).__name__}.")
+    if issubclass(kind, (str, bytes)):
+        if not isinstance(value, (str, bytes)):
+            raise wrong
+        return value if isinstance(value, kind) else (value.decode() if issubclass(kind, str) else value.encode())
+    if issubclass(kind, bool) != isinstance(value, bool):
+        raise wrong
+    if issubclass(kind, numbers.Integral) and not isinstance(value, numbers.Integral):
+        raise wrong
+    if issubclass(kind, numbers.Number) and not isinstance(value, numbers.Number):
+        raise wrong
+    return kind(value)
+
+
+def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> dict:
+    """Reads `"name=value,list=[1,2],list[1]=3"`.
+
+    Args:
+      values: the text.
+      type_map: name -> type of the value, or of a list's elements.
+      ignore_unknown: leaves names out that `type_map` does not have.
+
+    Returns:
+      name -> value, list, or {index: value}.
+
+    Raises:
+      ValueError: the text, a name or a value does not fit, or a name comes twice.
+    """
+    found: dict = {}
+    position = 0
+    while position < len(values):
+        match = _ASSIGNMENT.match(values, position)
+        if match is None:
+            raise ValueError(f"HParams: cannot read {values[position:]!r}. Expected name=value or name=[value,...].")
+        position = match.end()
+        name, index = match["name"], match["index"]
+        if name not in type_map:
+            if ignore_unknown:
+                continue
+            raise ValueError(f"HParams: unknown hyperparameter {name!r}. Expected one of {sorted(type_map)}.")
+        kind = type_map[name]
+        if index is not None:
+            if match["list"] is not None:
+                raise ValueError(f"HParams: {name}[{index}] takes one value; got [{match['list']}].")
+            places = found.setdefault(name, {})
+            if not isinstance(places, dict) or int(index) in places:
+                raise ValueError(f"HParams: {name} is set twice in {values!r}.")
+            places[int(index)] = _parsed(match["value"], kind, name)
+            continue
+        if name in found:
+            raise ValueError(f"HParams: {name} is set twice in {values!r}.")
+        if match["list"] is not None:
+            words = [word for word in match["list"].split(",") if word.strip()]
+            found[name] = [_parsed(word, kind, name) for word in words]
+        else:
+            found[name] = _parsed(match["value"], kind, name)
+    return found
+
+
+class HParams:
+    """Hyperparameters as attributes, each with the type of its first value.
+
+    Args:
+      hparam_def: not available (a protocol buffer of 1.15); pass the values by name.
+      model_structure: any object, kept for the caller.
+      **kwargs: names and values; a list's elements are of one type.
+    """
+
+    _HAS_DYNAMIC_ATTRIBUTES = True
+
+    def __init__(self, hparam_def=None, model_structure=None, **kwargs):
+        if hparam_def is not None:
+            raise ValueError("HParams: hparam_def is not available here; pass names and values as arguments.")
+        self._hparam_types = {}
+        self._model_structure = model_structure
+        for name, value in kwargs.items():
+            self.add_hparam(name, value)
+
+    def add_hparam(self, name, value):
+        """A new hyperparameter. ValueError for a name that is taken or an empty list."""
+        if getattr(self, name, None) is not None:
+            raise ValueError(f"HParams: the name {name!r} is taken.")
+        if isinstance(value, (list, tuple)):
+            if not value:
+                raise ValueError(f"HParams: {name} is an empty list; its elements' type is not known.")
+            self._hparam_types[name] = (type(value[0]), True)
+        else:
+            self._hparam_types[name] = (type(value), False)
+        setattr(self, name, value)
+
+    def set_hparam(self, name, value):
+        """A new value for a hyperparameter. ValueError where it is of another kind."""
+        kind, is_list = self._hparam_types[name]
+        if isinstance(value, list) != is_list and not (is_list and isinstance(value, tuple)):
+            raise ValueError(f"HParams: {name} is {'a list' if is_list else 'a single value'}; got {value!r}.")
+        setattr(self, name, [_fitting(each, kind, name) for each in value] if is_list else _fitting(value, kind, name))
+
+    def del_hparam(self, name):
+        """Takes a hyperparameter away."""
+        if hasattr(self, name):
+            delattr(self, name)
+            del self._hparam_types[name]
+
+    def parse(self, values):
+        """Overrides from a text such as `"rate=0.1,layers=[3,4]"`; returns self."""
+        for name, value in parse_values(values, {name: kind for name, (kind, _) in self._hparam_types.items()}).items():
+            if isinstance(value, dict):
+                changed = list(getattr(self, name))
+                for index, each in value.items():
+                    changed[index] = each
+                value = changed
+            elif self._hparam_types[name][1] and not isinstance(value, list):
+                raise ValueError(f"HParams: {name} is a list; got {value!r}. Write {name}=[{value}].")
+            self.set_hparam(name, value)
+        return self
+
+    def override_from_dict(self, values_dict):
+        """Overrides from a dictionary; returns self."""
+        for name, value in values_dict.items():
+            self.set_hparam(name, value)
+        return self
+
+    set_from_map = override_from_dict
+
+    def parse_json(self, values_json):
+        """Overrides from JSON; returns self."""
+        return self.override_from_dict(json.loads(values_json))
+
+    def to_json(self, indent=None, separators=None, sort_keys=False):
+        """All values as JSON; functions are left out."""
+        values = {name: value for name, value in self.values().items() if not callable(value)}
+        return json.dumps(values, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def values(self):
+        """name -> value."""
+        return {name: getattr(self, name) for name in self._hparam_types}
+
+    def get(self, key, default=None):
+        """A value, or `default` for an unknown name. ValueError where the default is of another type."""
+        if key not in self._hparam_types:
+            return default
+        kind, is_list = self._hparam_types[key]
+        if default is not None:
+            if is_list != isinstance(default, list):
+                raise ValueError(f"HParams: {key} is {'a list' if is_list else 'a single value'}; default {default!r}.")
+            for each in default if is_list else [default]:
+                _fitting(each, kind, key)
+        return getattr(self, key)
+
+    def set_model_structure(self, model_structure):
+        """Keeps an object for the caller."""
+        self._model_structure = model_structure
+
+    def get_model_structure(self):
+        """The object kept for the caller."""
+        return self._model_structure
+
+    def __contains__(self, key):
+        return key in self._hparam_types
+
+    def __str__(self):
+        return str(sorted(self.values().items()))
+
+    def __repr__(self):
+        return f"HParams({self})"

@@ -1,0 +1,88 @@
+"""Telling whether a script is one of TensorFlow 1 or of TensorFlow 2, from what it imports and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from npu_bridge.tf1.eras import ONLY_1, ONLY_2
+from npu_bridge.tf1.reading import Use, read_tree
+
+__all__ = ["Evidence", "evidence_of"]
+
+# Modules that exist in one era only.
+_MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
+_SWITCHES_TO_2 = ("npu_device",)
+# Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
+_VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
+# Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
+_NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
+_MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
+    f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
+}
+# Helpers of the NPU interface that only graphs and sessions have a use for.
+_HELPERS_OF_1 = tuple(
+    f"npu_bridge.npu_init.{name}" for name in ("npu_config_proto", "set_keras_session_npu_config", "npu_tf_optimizer")
+)
+
+
+class Evidence(NamedTuple):
+    """What speaks for each era.
+
+    Attributes:
+      of_1: names that only TensorFlow 1 has, with their first use.
+      of_2: the same of TensorFlow 2.
+      switches_to_2: the script asks for TensorFlow 2 on NPUs.
+    """
+
+    of_1: dict[str, Use]
+    of_2: dict[str, Use]
+    switches_to_2: bool
+
+    @property
+    def is_tensorflow_1(self) -> bool:
+        """Names of both eras are in scripts that choose by the version; there the larger part decides."""
+        return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
+
+
+def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
+    """Reads a script and what it imports of its tree, without running anything."""
+    of_1: dict[str, Use] = {}
+    of_2: dict[str, Use] = {}
+    switches_to_2 = makes_graphs = False
+    needs_graphs: dict[str, Use] = {}
+    for facts in read_tree(script, roots):
+        for use in facts.uses:
+            if use.name.partition(".")[0] in _SWITCHES_TO_2 and use.is_import and not use.is_guarded:
+                switches_to_2 = True
+            makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
+            if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
+                if use.name in _NEEDS_GRAPHS:
+                    needs_graphs.setdefault(use.name, use)
+                continue
+            era = _era_of(use.name)
+            if era:
+                (of_1 if era == 1 else of_2).setdefault(use.name, use)
+    if not makes_graphs:
+        of_1.update(needs_graphs)
+    return Evidence(of_1, of_2, switches_to_2)
+
+
+def _era_of(name: str) -> int:
+    """1 or 2 for a name of one era, else 0."""
+    if name in _HELPERS_OF_1 or name.startswith(_MODULES_OF_1):
+        return 1
+    for prefix in _VERSION_1:
+        if name.startswith(prefix):
+            return 1 if _is_in(ONLY_1, name[len(prefix) :]) else 0
+    if not name.startswith("tensorflow."):
+        return 0
+    rest = name[len("tensorflow.") :]
+    if rest.startswith("compat."):
+        return 0
+    return 1 if _is_in(ONLY_1, rest) else 2 if _is_in(ONLY_2, rest) else 0
+
+
+def _is_in(table: dict[str, frozenset[str]], name: str) -> bool:
+    parts = name.split(".")
+    return any(part in table.get(".".join(parts[:number]), ()) for number, part in enumerate(parts))

@@ -1,0 +1,79 @@
+"""Names that Python, numpy and others had when TensorFlow 1.15 was new, and where they are found now.
+
+Data only. They are healed for the user's files, and each is said once.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+
+__all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
+
+
+# Used where the installed package no longer has the name.
+GONE_NAMES: dict[str, str] = {
+    **{
+        f"collections.{name}": f"collections.abc:{name}"
+        for name in collections.abc.__all__
+        if name not in vars(collections)
+    },
+    "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
+    "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
+    "PIL.Image.LINEAR": "PIL.Image:BILINEAR",
+    "base64.decodestring": "base64:decodebytes",
+    "base64.encodestring": "base64:encodebytes",
+    "cgi.escape": "html:escape",
+    "fractions.gcd": "math:gcd",
+    "inspect.getargspec": "npu_bridge.tf1.healing:getargspec",
+    "networkx.from_numpy_matrix": "networkx:from_numpy_array",
+    "networkx.to_numpy_matrix": "npu_bridge.tf1.healing:to_numpy_matrix",
+    "numpy.asscalar": "npu_bridge.tf1.healing:asscalar",
+    "numpy.bool": "builtins:bool",
+    "numpy.complex": "builtins:complex",
+    "numpy.float": "builtins:float",
+    "numpy.int": "builtins:int",
+    "numpy.long": "builtins:int",
+    "numpy.object": "builtins:object",
+    "numpy.str": "builtins:str",
+    "numpy.typeDict": "numpy:sctypeDict",
+    "numpy.unicode": "builtins:str",
+    "platform.linux_distribution": "npu_bridge.tf1.healing:linux_distribution",
+    "scipy.interp": "numpy:interp",
+    "scipy.misc.bytescale": "npu_bridge.tf1.scipy_misc:bytescale",
+    "scipy.misc.comb": "scipy.special:comb",
+    "scipy.misc.derivative": "npu_bridge.tf1.scipy_misc:derivative",
+    "scipy.misc.factorial": "scipy.special:factorial",
+    "scipy.misc.fromimage": "npu_bridge.tf1.scipy_misc:fromimage",
+    "scipy.misc.imread": "npu_bridge.tf1.scipy_misc:imread",
+    "scipy.misc.imresize": "npu_bridge.tf1.scipy_misc:imresize",
+    "scipy.misc.imrotate": "npu_bridge.tf1.scipy_misc:imrotate",
+    "scipy.misc.imsave": "npu_bridge.tf1.scipy_misc:imsave",
+    "scipy.misc.imshow": "npu_bridge.tf1.scipy_misc:imshow",
+    "scipy.misc.logsumexp": "scipy.special:logsumexp",
+    "scipy.misc.toimage": "npu_bridge.tf1.scipy_misc:toimage",
+    "scipy.ndimage.imread": "npu_bridge.tf1.scipy_misc:imread",
+    "time.clock": "time:perf_counter",
+}
+
+# Used where the installed package no longer has the module.
+GONE_MODULES: dict[str, str] = {
+    "scipy.misc": "npu_bridge.tf1.scipy_misc",
+    "sklearn.cross_validation": "sklearn.model_selection",
+    "sklearn.externals.joblib": "joblib",
+    "sklearn.externals.six": "six",
+    "sklearn.grid_search": "sklearn.model_selection",
+    "xml.etree.cElementTree": "xml.etree.ElementTree",
+}
+
+# Taken the place of always: what was accepted then is an error or something else now.
+WRAPPED: dict[str, str] = {
+    "importlib.import_module": "npu_bridge.tf1.imports:import_module",
+    "json.load": "npu_bridge.tf1.healing:json_load",
+    "json.loads": "npu_bridge.tf1.healing:json_loads",
+    "matplotlib.use": "npu_bridge.tf1.healing:matplotlib_use",
+    "numpy.array": "npu_bridge.tf1.healing:array",
+    "numpy.asarray": "npu_bridge.tf1.healing:asarray",
+    "random.sample": "npu_bridge.tf1.healing:sample",
+    "yaml.load": "npu_bridge.tf1.healing:yaml_load",
+    "yaml.load_all": "npu_bridge.tf1.healing:yaml_load_all",
+}

@@ -1,0 +1,102 @@
+"""Which files are the user's own, and how Python is made to load them with `source.UserLoader`.
+
+Python asks each path hook for a finder of a folder, once per folder. Ours answers for folders of the user's tree only,
+so imports of anything else never pass through code of ours.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["SourceTree"]
+
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+_OWN_FOLDERS = tuple(
+    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), name)
+    for name in ("npu_bridge", "npu_device", "hccl")
+)
+
+
+class SourceTree:
+    """Folders of the user's own modules: those given, all below, and what the script itself puts on `sys.path`.
+
+    Installed packages inside them (a virtual environment in the project's folder) are not the user's own.
+
+    Args:
+      roots: the script's folder and those of `--tree`.
+      known_paths: `sys.path` before the script has run. What is there belongs to somebody else, unless it is below a
+        root.
+    """
+
+    def __init__(self, roots: Iterable[str], known_paths: Iterable[str] | None = None):
+        self.roots = [os.path.realpath(root) for root in roots]
+        known = sys.path if known_paths is None else known_paths
+        self.known_paths = [os.path.realpath(path or os.curdir) for path in known]
+        standard = sysconfig.get_paths()
+        self._libraries = tuple(
+            os.path.realpath(standard[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")
+        )
+
+    def holds(self, path: str) -> bool:
+        """Whether a file or folder is the user's own."""
+        path = os.path.realpath(path)
+        if any(_is_below(path, root) for root in (*_OWN_FOLDERS, *self._libraries)):
+            return False
+        return any(
+            _is_below(path, root) and not _INSTALLED_FOLDERS.intersection(path[len(root) :].split(os.sep))
+            for root in self.roots
+        )
+
+    def holds_module(self, name: str) -> bool:
+        """Whether a top-level module is found in the user's own files."""
+        module = sys.modules.get(name)
+        if module is not None:
+            spec = getattr(module, "__spec__", None)
+        else:
+            try:
+                spec = importlib.machinery.PathFinder.find_spec(name)
+            except (ImportError, ValueError):
+                return False
+        if spec is None:
+            return False
+        places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
+        return any(self.holds(place) for place in places)
+
+    def watch(self, loader: type[importlib.machinery.SourceFileLoader]) -> None:
+        """From now on, modules of the tree are loaded by `loader`."""
+
+        def hook(path: str) -> Any:
+            if not os.path.isdir(path) or not (self.holds(path) or self._takes(path)):
+                raise ImportError(f"{path} is not in the user's source tree")
+            return importlib.machinery.FileFinder(
+                path,
+                (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+                (loader, importlib.machinery.SOURCE_SUFFIXES),
+                (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
+            )
+
+        sys.path_hooks.insert(0, hook)
+        for path in list(sys.path_importer_cache):
+            if self.holds(path):
+                del sys.path_importer_cache[path]
+
+    def _takes(self, path: str) -> bool:
+        """Whether a folder that was put on `sys.path` by the script becomes part of the tree."""
+        real = os.path.realpath(path)
+        if path not in sys.path or any(_is_below(real, known) for known in self.known_paths):
+            return False
+        if _INSTALLED_FOLDERS.intersection(real.split(os.sep)) or any(_is_below(real, p) for p in self._libraries):
+            return False
+        if any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(real)):
+            return False
+        self.roots.append(real)
+        return self.holds(real)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

@@ -1,0 +1,1 @@
+"""Cases of `tf.contrib`, run in one process of a TensorFlow 1 script (see `run.py`)."""

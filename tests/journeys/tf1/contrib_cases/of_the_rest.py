@@ -1,0 +1,209 @@
+"""Images, tables, summaries, distributions, equations, graphs and smaller modules of `tf.contrib`; old Keras."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.tf1 import keras_policies, old_keras
+from npu_bridge.tf1.contrib import (
+    all_reduce,
+    autograph,
+    checkpoint,
+    ctc,
+    distribute,
+    distributions,
+    eager,
+    graph_editor,
+    image,
+    integrate,
+    keras,
+    lookup,
+    nccl,
+    nn,
+    resampler,
+    saved_model,
+    signal,
+    staging,
+    stateless,
+    summary,
+    tensorboard,
+    tfprof,
+    util,
+)
+from npu_bridge.tf1.contrib.compiler import jit, xla
+from tests.journeys.tf1.contrib_cases.common import close, names, value
+
+PICTURE = np.random.RandomState(0).rand(5, 5, 1).astype(np.float32)
+
+
+def case_images_turn_and_move():
+    turned = value(image.rotate(tf.constant(PICTURE), np.pi / 2))
+    close(turned, np.rot90(PICTURE))
+    moved = value(image.translate(tf.constant(PICTURE[..., 0]), [1.0, 2.0]))
+    expected = np.zeros((5, 5), np.float32)
+    expected[2:, 1:] = PICTURE[:3, :4, 0]
+    close(moved, expected)
+    batch = tf.constant(np.stack([PICTURE, PICTURE]) * 255, tf.float32)
+    assert image.rotate(tf.cast(batch, tf.uint8), [0.1, 0.2], "BILINEAR").dtype == tf.uint8
+    assert image.transform(batch, [1, 0, 0, 0, 1, 0, 0, 0], output_shape=[3, 4]).shape.as_list() == [2, 3, 4, 1]
+    both = image.compose_transforms(image.translations_to_projective_transforms([1.0, 0.0]),
+                                    image.translations_to_projective_transforms([0.0, 2.0]))  # fmt: skip
+    close(value(both), [[1, 0, -1, 0, 1, -2, 0, 0]])
+
+
+def case_colours():
+    colours = tf.constant(np.random.RandomState(1).rand(4, 4, 3), tf.float32)
+    close(*value([image.adjust_hsv_in_yiq(colours), colours]), 1e-3)
+    close(*value([image.adjust_hsv_in_yiq(colours, scale_value=0.5), colours * 0.5]), 1e-3)
+    grey = value(image.adjust_hsv_in_yiq(colours, scale_saturation=0.0))
+    close(grey[..., 0], grey[..., 1], 1e-2)
+    assert value(image.random_hsv_in_yiq(colours, 0.3, 0.8, 1.2, 0.9, 1.1)).shape == (4, 4, 3)
+
+
+def case_matches():
+    rows, columns = value(image.bipartite_match([[0.5, 0.8], [0.3, 0.6], [0.1, 0.9]], [3]))
+    assert rows.tolist() == [-1, 1, 0] and columns.tolist() == [2, 1]
+
+
+def case_tables():
+    index = lookup.index_table_from_tensor(mapping=["a", "b"], num_oov_buckets=1)
+    back = lookup.index_to_string_table_from_tensor(["a", "b"], default_value="?")
+    table = lookup.HashTable(lookup.KeyValueTensorInitializer(["x"], [7]), -1)
+    mutable = lookup.MutableHashTable(tf.string, tf.int64, -1)
+    with tf.Session() as session:
+        session.run(tf.tables_initializer())
+        assert session.run(index.lookup(tf.constant(["b", "z"]))).tolist() == [1, 2]
+        assert session.run(back.lookup(tf.constant([1, 5], tf.int64))).tolist() == [b"b", b"?"]
+        assert session.run(table.lookup(tf.constant(["x", "y"]))).tolist() == [7, -1]
+        session.run(mutable.insert(tf.constant(["k"]), tf.constant([3], tf.int64)))
+        assert session.run(mutable.lookup(tf.constant(["k"]))).tolist() == [3]
+    assert value(lookup.string_to_index(tf.constant(["b"]), ["a", "b"])).tolist() == [1]
+    assert value(lookup.index_to_string(tf.constant([0], tf.int64), ["a", "b"])).tolist() == [b"a"]
+
+
+def case_summaries_write_themselves():
+    step = tf.train.get_or_create_global_step()
+    with tempfile.TemporaryDirectory() as folder:
+        with summary.create_file_writer(folder, flush_millis=10).as_default(), summary.always_record_summaries():
+            summary.scalar("loss", tf.constant(3.0), step=step)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                summary.initialize(session=session, graph=session.graph)
+                session.run(summary.all_summary_ops())
+                session.run(summary.flush())
+        (path,) = pathlib.Path(folder).iterdir()
+        tags = [each.tag for event in tf.train.summary_iterator(str(path)) for each in event.summary.value]
+        assert "loss" in tags
+
+
+def case_distributions():
+    x = np.random.RandomState(0).rand(3, 11).astype(np.float32)
+    close(value(distributions.percentile(tf.constant(x), 30.0)), np.percentile(x, 30, method="nearest"))
+    close(value(distributions.percentile(x, 50.0, axis=1)), np.median(x, 1))
+    close(value(distributions.percentile(x, 55.0, axis=[1], interpolation="higher", keep_dims=True)),
+          np.percentile(x, 55, axis=1, method="higher", keepdims=True))  # fmt: skip
+    normal = distributions.MultivariateNormalDiag([0.0, 1.0], [1.0, 2.0])
+    one = distributions.Normal([0.0, 1.0], [1.0, 2.0])
+    close(*value([normal.log_prob([0.5, 0.5]), tf.reduce_sum(one.log_prob([0.5, 0.5]))]))
+    assert value(normal.sample(7)).shape == (7, 2)
+    unit = distributions.Normal([0.0, 0.0], [1.0, 1.0])
+    other = distributions.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+    close(*value([distributions.kl_divergence(normal, other),
+                  tf.reduce_sum(distributions.kl_divergence(one, unit))]))  # fmt: skip
+
+
+def case_equations():
+    times = np.linspace(0, 2, 5)
+    found = value(integrate.odeint(lambda y, t: -y, tf.constant([1.0, 2.0], tf.float64), times))
+    close(found, np.exp(-times)[:, None] * [1, 2])
+    fixed = value(integrate.odeint_fixed(lambda y, t: -y, tf.constant(1.0, tf.float64), np.linspace(0, 2, 50)))
+    close(fixed[-1], np.exp(-2))
+
+
+def case_samples_between_pixels():
+    data = tf.constant(np.arange(9, dtype=np.float32).reshape(1, 3, 3, 1))
+    found = value(resampler.resampler(data, tf.constant([[[0.5, 0.5], [2.0, 1.0], [-1.0, 0.0]]])))
+    close(found[0, :, 0], [2, 5, 0])
+
+
+def case_graphs():
+    x = tf.constant(2.0, name="x")
+    y = tf.multiply(x, tf.constant(3.0, name="three"), name="part/y")
+    z = tf.add(y, tf.constant(1.0, name="one"), name="part/z")
+    assert y.op in graph_editor.get_backward_walk_ops(z.op) and z.op in graph_editor.get_forward_walk_ops(x.op)
+    found = graph_editor.filter_ts_from_regex(tf.get_default_graph(), "^part/[yz]")
+    assert [tensor.name for tensor in found] == ["part/y:0", "part/z:0"], found
+    part = graph_editor.sgv([y.op, z.op])
+    copied, info = graph_editor.copy_with_input_replacements(part, {x: tf.constant(10.0)}, dst_scope="c")
+    close(value([info.transformed(z), z]), [31, 7])
+    assert len(copied.ops) == 2
+    close(value(graph_editor.graph_replace(z, {x: tf.constant(5.0)})), 16)
+    assert graph_editor.reroute_ts([tf.constant(100.0)], [y], can_modify=[z.op]) == 1
+    close(value(z), 101)
+    graph_editor.add_control_inputs(z.op, [y.op])
+    assert y.op in z.op.control_inputs
+
+
+def case_profiles():
+    tf.get_variable("w", [3, 4])
+    options = {**tfprof.model_analyzer.TRAINABLE_VARS_PARAMS_STAT_OPTIONS, "output": "none"}
+    found = tfprof.model_analyzer.print_model_analysis(tf.get_default_graph(), tfprof_options=options)
+    assert found.total_parameters == 12
+    run = tf.Session.run
+    with tempfile.TemporaryDirectory() as folder:
+        with tfprof.ProfileContext(folder, trace_steps=[1], dump_steps=[1]), tf.Session() as session:
+            for _ in range(2):
+                session.run(tf.constant(1))
+        assert [path.name for path in pathlib.Path(folder).iterdir()] == ["profile_1"]
+    assert tf.Session.run is run
+
+
+def case_small_modules():
+    assert xla.estimator_model_fn(case_profiles) is case_profiles
+    close(value(xla.compile(lambda a: a + 1, [tf.constant(1.0)])), [2.0])
+    with jit.experimental_jit_scope():
+        pass
+    close(value(nccl.all_sum([tf.constant(1.0), tf.constant(2.0)])), [3, 3])
+    close(value([nccl.all_max([tf.constant(1.0), tf.constant(2.0)])[0], nccl.reduce_sum([tf.constant(1.0)])]), [2, 1])
+    close(value(nn.scaled_softplus(tf.constant(0.0), 2.0)), 2 * np.log(2))
+    dropped = value(nn.alpha_dropout(tf.random_normal([20000], seed=1), 0.8, seed=2))
+    close([dropped.mean(), dropped.std()], [0, 1], 0.05)
+    assert nn.conv1d_transpose(tf.ones([1, 4, 2]), tf.ones([3, 5, 2]), [1, 8, 5], 2).shape.as_list() == [1, 8, 5]
+    assert util.ops_used_by_graph_def(tf.get_default_graph().as_graph_def()) >= {"Const"}
+    assert util.constant_value(tf.constant(3)) == 3
+    assert staging.StagingArea([tf.float32]) and signal.stft is tf.signal.stft and ctc.ctc_loss is tf.nn.ctc_loss
+    close(*value([stateless.stateless_random_uniform([2], [1, 2]), stateless.stateless_random_uniform([2], [1, 2])]))
+    assert eager.in_graph_mode() and not eager.executing_eagerly() and keras.layers.Dense
+    assert checkpoint.CheckpointManager and saved_model.read_saved_model and all_reduce.build_ring_all_reduce
+    assert autograph.convert and tensorboard.plugins.projector.ProjectorConfig
+    config = tensorboard.plugins.projector.ProjectorConfig()
+    config.embeddings.add().tensor_name = "e"
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.summary.FileWriter(folder) as writer:
+            tensorboard.plugins.projector.visualize_embeddings(writer, config)
+        assert '"e"' in pathlib.Path(folder, "projector_config.pbtxt").read_text()
+
+
+def case_strategies():
+    assert distribute.OneDeviceStrategy("/cpu:0").num_replicas_in_sync == 1
+    assert distribute.MirroredStrategy(num_gpus=2).num_replicas_in_sync == 1
+    assert distribute.has_distribution_strategy() is False
+
+
+def case_old_keras():
+    model = keras.models.Sequential([keras.layers.Dense(1, input_shape=(2,))])
+    assert old_keras.multi_gpu_model(model, gpus=2) is model
+    model.compile(keras.optimizers.Adam(lr=0.1, decay=1e-3), "mse")
+    x = np.ones((8, 2), np.float32)
+    first = model.evaluate(x, x[:, :1], verbose=0)
+    model.fit(x, x[:, :1], epochs=3, verbose=0)
+    assert model.evaluate(x, x[:, :1], verbose=0) < first
+    assert old_keras.image_dim_ordering() == "tf"
+    policy = keras_policies.Policy("mixed_float16", loss_scale="dynamic")
+    assert policy.compute_dtype == "float16" and keras_policies.global_policy()
+    assert keras_policies.LossScaleOptimizer(keras.optimizers.SGD(0.1), 128.0).initial_scale == 128.0
+    assert names()

@@ -1,0 +1,233 @@
+"""`tf.contrib.tpu`, `training`, `data`, `learn`, `mixed_precision`, `estimator`, `predictor`; the digits of MNIST."""
+
+from __future__ import annotations
+
+import gzip
+import pathlib
+import pickle
+import tempfile
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.tf1 import threadpool
+from npu_bridge.tf1.contrib import cluster_resolver, data, estimator, learn, mixed_precision, predictor, tpu, training
+from npu_bridge.tf1.contrib.learn.datasets import base, mnist
+from tests.journeys.tf1.contrib_cases.common import close, value
+
+
+def line_fn(params):
+    x = np.random.RandomState(0).randn(64, 2).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True)))
+    return dataset.repeat().batch(params["batch_size"], drop_remainder=True)
+
+
+def tpu_model(features, labels, mode, params):
+    predictions = tf.layers.dense(features, 1)
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tpu.TPUEstimatorSpec(mode, predictions={"y": predictions})
+    loss = tf.losses.mean_squared_error(labels, predictions)
+    optimizer = tpu.CrossShardOptimizer(tf.train.GradientDescentOptimizer(0.1))
+    train = optimizer.minimize(loss, tf.train.get_global_step())
+    metrics = (lambda y, p: {"error": tf.metrics.mean_absolute_error(y, p)}, [labels, predictions])
+    scaffold_fn = tf.train.Scaffold
+    return tpu.TPUEstimatorSpec(mode, loss=loss, train_op=train, eval_metrics=metrics, scaffold_fn=scaffold_fn)
+
+
+def case_tpu_estimator_trains():
+    with tempfile.TemporaryDirectory() as folder:
+        config = tpu.RunConfig(
+            model_dir=folder, save_checkpoints_steps=20,
+            tpu_config=tpu.TPUConfig(10, num_shards=8, per_host_input_for_training=tpu.InputPipelineConfig.PER_HOST_V2),
+        )  # fmt: skip
+        model = tpu.TPUEstimator(tpu_model, config=config, use_tpu=True, train_batch_size=8, eval_batch_size=16,
+                                 predict_batch_size=4)  # fmt: skip
+        model.train(line_fn, max_steps=40)
+        found = model.evaluate(line_fn, steps=2)
+        assert found["loss"] < 0.05 and found["error"] < 0.3 and found["global_step"] == 40
+        assert next(model.predict(line_fn))["y"].shape == (1,)
+    with tempfile.TemporaryDirectory() as folder:
+        plain = tf.estimator.RunConfig(model_dir=folder, save_checkpoints_steps=7)
+        other = tpu.TPUEstimator(tpu_model, config=plain, use_tpu=False, train_batch_size=8)
+        assert other.config.save_checkpoints_steps == 7
+        other.train(line_fn, max_steps=2)
+
+
+def case_tpu_operators():
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    assert isinstance(tpu.CrossShardOptimizer(tf.train.AdamOptimizer()), tf.train.Optimizer)
+    close(value(tpu.cross_replica_sum(x)), [[1, 2], [3, 4]])
+    close(value(tpu.rewrite(lambda a: a + 1, [x]))[0], [[2, 3], [4, 5]])
+    close(value(tpu.replicate(lambda a: a * 2, [[x], [x]]))[1][0], [[2, 4], [6, 8]])
+    close(value(tpu.shard(lambda a: a * 2, [x], num_shards=2))[0], [[2, 4], [6, 8]])
+    close(value(tpu.batch_parallel(lambda a: a * 2, [x]))[0], [[2, 4], [6, 8]])
+    value([tpu.initialize_system(), tpu.shutdown_system()])
+    with tpu.bfloat16_scope():
+        assert tf.layers.dense(tf.ones([2, 3], tf.bfloat16), 4).dtype == tf.bfloat16
+    assert cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["a:1"]})).cluster_spec()
+
+
+def case_hparams():
+    hparams = training.HParams(rate=0.1, steps=10, name="x", flag=True, layers=[1, 2], none=None)
+    assert hparams.rate == 0.1 and "rate" in hparams and hparams.get("other", 3) == 3
+    hparams.parse("rate=1e-3,steps=5,flag=false,layers=[3,4,5],name=a-b")
+    assert hparams.values() == {
+        "rate": 1e-3, "steps": 5, "name": "a-b", "flag": False, "layers": [3, 4, 5], "none": None,
+    }  # fmt: skip
+    assert hparams.parse("layers[1]=9").layers == [3, 9, 5]
+    hparams.override_from_dict({"steps": 7})
+    assert training.HParams(**hparams.values()).parse_json('{"rate": 2}').rate == 2.0
+    assert pickle.loads(pickle.dumps(hparams)).to_json(sort_keys=True) == hparams.to_json(sort_keys=True)
+    hparams.add_hparam("more", 1)
+    hparams.del_hparam("more")
+    for wrong in ("unknown=1", "rate=x", "rate=1,rate=2", "steps=[1]", "flag=7", "layers=3"):
+        try:
+            hparams.parse(wrong)
+        except ValueError as error:
+            assert "HParams" in str(error)
+        else:
+            raise AssertionError(wrong)
+
+
+def case_batches_by_length():
+    lengths = [1, 2, 7, 8, 2, 9, 1, 3]
+    dataset = tf.data.Dataset.from_tensor_slices(lengths)
+    length = tf.data.make_one_shot_iterator(dataset).get_next()
+    found, batch = training.bucket_by_sequence_length(
+        length, [tf.range(length)], 2, [5], dynamic_pad=True, allow_smaller_final_batch=True
+    )
+    seen = []
+    with tf.train.MonitoredSession() as session:
+        while not session.should_stop():
+            got, rows = session.run([found, batch[0]])
+            assert rows.shape[1] == max(got) and (max(got) < 5 or min(got) >= 5)
+            seen.extend(got.tolist())
+    assert sorted(seen) == sorted(lengths)
+
+
+def case_training_loop_and_evaluation():
+    weights = tf.get_variable("w", initializer=4.0)
+    loss = tf.square(weights)
+    train = training.create_train_op(loss, tf.train.GradientDescentOptimizer(0.1))
+    with tempfile.TemporaryDirectory() as folder:
+        last = training.train(train, folder, hooks=[tf.train.StopAtStepHook(5)], save_checkpoint_secs=100)
+        assert last < 16
+        assert training.wait_for_new_checkpoint(folder, timeout=1) == tf.train.latest_checkpoint(folder)
+        paths = list(training.checkpoints_iterator(folder, timeout=0, timeout_fn=lambda: True))
+        assert paths == [tf.train.latest_checkpoint(folder)]
+        with tf.Graph().as_default():
+            weights = tf.get_variable("w", initializer=4.0)
+            tf.train.create_global_step()
+            found = training.evaluate_once(paths[0], eval_ops=tf.identity(weights), final_ops={"w": weights})
+        close(found["w"], 4 * 0.8**5)
+
+
+def case_data():
+    count = tf.data.Dataset.range(10)
+    assert data.AUTOTUNE == tf.data.AUTOTUNE
+
+    def all_of(dataset):
+        following, found = tf.data.make_one_shot_iterator(dataset).get_next(), []
+        with tf.Session() as session:
+            try:
+                while True:
+                    found.append(session.run(following))
+            except tf.errors.OutOfRangeError:
+                return found
+
+    batches = all_of(count.apply(data.map_and_batch(lambda x: x * 2, 4, num_parallel_batches=2, drop_remainder=True)))
+    assert [each.tolist() for each in batches] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    assert len(all_of(count.apply(data.batch_and_drop_remainder(3)))) == 3
+    ragged = count.map(lambda x: tf.fill([x % 3], x))
+    assert all_of(ragged.apply(data.padded_batch_and_drop_remainder(4, [None])))[0].shape == (4, 2)
+    assert sorted(all_of(count.apply(data.shuffle_and_repeat(5, 2, seed=1)))) == sorted([*range(10)] * 2)
+    spread = count.apply(data.parallel_interleave(lambda x: tf.data.Dataset.from_tensors(x).repeat(2), 2))
+    assert sorted(all_of(spread)) == sorted([*range(10)] * 2)
+    grouped = count.apply(data.group_by_window(lambda x: x % 2, lambda _, window: window.batch(5), 5))
+    assert [each.tolist() for each in all_of(grouped)] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert all_of(count.apply(data.assert_element_shape([])).take(2)) == [0, 1]
+    assert all_of(threadpool.override_threadpool(count, threadpool.PrivateThreadPool(2)).take(2)) == [0, 1]
+    reducer = data.Reducer(lambda _: np.int64(0), lambda total, x: total + x, lambda total: total)
+    assert value(data.reduce_dataset(count, reducer)) == 45
+
+
+def case_learn():
+    assert learn.ModeKeys.TRAIN == tf.estimator.ModeKeys.TRAIN and learn.ModeKeys.INFER == "infer"
+    texts = learn.preprocessing.VocabularyProcessor(4, min_frequency=0)
+    rows = np.array(list(texts.fit_transform(["a b c", "b d e f g"])))
+    assert rows.tolist() == [[1, 2, 3, 0], [2, 4, 5, 6]] and len(texts.vocabulary_) == 8
+    assert list(texts.reverse(rows))[0] == "a b c <UNK>"
+    assert np.array(list(texts.transform(["z a"]))).tolist() == [[0, 1, 0, 0]]
+    with tempfile.TemporaryDirectory() as folder:
+        texts.save(f"{folder}/v")
+        again = learn.preprocessing.VocabularyProcessor.restore(f"{folder}/v")
+        assert list(again.transform(["b"]))[0].tolist() == [2, 0, 0, 0]
+
+        def model_fn(features, labels, mode):
+            loss = tf.reduce_mean(tf.square(tf.get_variable("w", initializer=3.0) - features))
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, tf.train.get_global_step())
+            return learn.ModelFnOps(mode, {"f": features}, loss, train)
+
+        model = tf.estimator.Estimator(model_fn, f"{folder}/m")
+        feed = lambda: tf.data.Dataset.from_tensors(np.ones(4, np.float32)).repeat(20)  # noqa: E731
+        run = lambda _: learn.Experiment(model, feed, feed, train_steps=10, eval_steps=1, eval_delay_secs=0)  # noqa: E731
+        metrics, _ = learn.learn_runner.run(run, folder)
+        assert metrics["global_step"] == 10 and metrics["loss"] < 1
+        assert learn.monitors.replace_monitors_with_hooks([learn.monitors.StopAtStep(1)], model)
+
+
+def gz(path, header, array):
+    with gzip.open(path, "wb") as file:
+        file.write(np.array(header, ">u4").tobytes() + array.tobytes())
+
+
+def case_digits():
+    images, labels = np.arange(6 * 28 * 28).astype(np.uint8).reshape(6, 28, 28), np.arange(6, dtype=np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        for part, count in (("train", 6), ("t10k", 2)):
+            gz(pathlib.Path(folder, f"{part}-images-idx3-ubyte.gz"), [2051, count, 28, 28], images[:count])
+            gz(pathlib.Path(folder, f"{part}-labels-idx1-ubyte.gz"), [2049, count], labels[:count])
+        digits = mnist.read_data_sets(folder, one_hot=True, validation_size=2)
+        plain = mnist.read_data_sets(folder, reshape=False, validation_size=0, dtype=tf.uint8)
+    assert isinstance(digits, base.Datasets) and digits.train.num_examples == 4 and digits.test.labels.shape == (2, 10)
+    close(digits.validation.images, images[:2].reshape(2, 784) / 255)
+    assert plain.train.images.shape == (6, 28, 28, 1) and plain.train.labels.tolist() == [*range(6)]
+    seen = [digits.train.next_batch(3) for _ in range(4)]
+    assert all(x.shape == (3, 784) and y.shape == (3, 10) for x, y in seen)
+    assert digits.train.epochs_completed == 2
+    epoch = np.concatenate([y for _, y in seen])[:4].argmax(1)
+    assert sorted(epoch) == [2, 3, 4, 5]
+    assert len(mnist.DataSet([], [], fake_data=True, one_hot=True).next_batch(2)[0][0]) == 784
+
+
+def case_loss_scale():
+    weights = tf.get_variable("w", initializer=4.0)
+    for manager in (mixed_precision.FixedLossScaleManager(128.0),
+                    mixed_precision.ExponentialUpdateLossScaleManager(2.0**10, 100)):  # fmt: skip
+        assert isinstance(manager, mixed_precision.LossScaleManager)
+        optimizer = mixed_precision.LossScaleOptimizer(tf.train.GradientDescentOptimizer(0.25), manager)
+        train = optimizer.minimize(tf.square(weights))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            close(session.run(weights), 2.0)
+
+
+def case_estimator_and_predictor():
+    weights = tf.get_variable("w", initializer=[3.0, 4.0])
+    clipped = estimator.clip_gradients_by_norm(tf.train.GradientDescentOptimizer(1.0), 1.0)
+    train = clipped.minimize(tf.reduce_sum(tf.square(weights)))
+    doubled = tf.identity(tf.placeholder(tf.float32, [2], name="x") * weights, name="y")
+    with tempfile.TemporaryDirectory() as folder, tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+        close(session.run(weights), [3 - 0.6, 4 - 0.8])
+        given = session.graph.get_tensor_by_name("x:0")
+        tf.saved_model.simple_save(session, f"{folder}/m", {"x": given}, {"y": doubled})
+        run = predictor.from_saved_model(f"{folder}/m")
+        close(run({"x": [1, 2]})["y"], [2.4, 6.4])
+        named = predictor.from_saved_model(f"{folder}/m", input_names={"a": "x:0"}, output_names={"b": "y:0"})
+        close(named({"a": [1, 2]})["b"], [2.4, 6.4])
+        run.session.close()
+        named.session.close()
+    assert estimator.TowerOptimizer(lambda: 3) == 3 and estimator.replicate_model_fn(case_data) is case_data

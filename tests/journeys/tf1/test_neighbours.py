@@ -1,0 +1,79 @@
+"""Installed packages work beside a script of TensorFlow 1 in one process, and see the installed TensorFlow."""
+
+from __future__ import annotations
+
+from tests.launch.launching import finish, start, write_script
+
+SCRIPT = """
+import sys
+import numpy as np
+import tensorflow as tf
+import matplotlib
+matplotlib.use("Agg", warn=False)
+import matplotlib.pyplot as plt
+import sklearn.linear_model
+from sklearn.externals import joblib
+import tensorflow_addons as tfa
+import tf_slim
+import yaml, inspect, collections, time, random, json
+from scipy.misc import imresize, toimage
+
+real_tf, real_np = sys.modules["tensorflow"], sys.modules["numpy"]
+assert real_tf.__version__.startswith("2.15")
+assert not hasattr(real_tf, "contrib") and not hasattr(real_tf, "placeholder")
+assert not hasattr(real_np, "int") and np.int is int and isinstance(np.zeros(2, np.float), np.ndarray)
+for neighbour in (tfa, tf_slim):
+    for name, module in list(sys.modules.items()):
+        if name.startswith(neighbour.__name__ + "."):
+            for seen in (vars(module).get("tf"), vars(module).get("np")):
+                assert seen is None or type(seen).__module__ != "npu_bridge.tf1.faces", name
+assert not hasattr(sys.modules["time"], "clock") and time.clock() > 0
+assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
+assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))
+assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1
+assert sorted(random.sample({1, 2, 3}, 3)) == [1, 2, 3]
+assert np.array([[1, 2], [3]]).dtype == object and np.array([[1, 2], [3, 4]]).dtype == np.int64
+try:
+    np.array([[1, 2], [3]], dtype=float)
+except ValueError:
+    pass
+else:
+    raise AssertionError("a dtype that was asked for is no longer checked")
+picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+assert imresize(picture, (8, 2)).shape == (8, 2, 3) and imresize(picture, 50).shape == (2, 2, 3)
+assert imresize(picture, 2.0, interp="nearest").shape == (8, 8, 3)
+assert toimage(np.array([[0.0, 0.5], [1.0, 0.25]])).getpixel((1, 0)) == 128
+
+figure, axis = plt.subplots()
+axis.plot([1, 2], [3, 4])
+figure.savefig("figure.png")
+model = sklearn.linear_model.LinearRegression().fit(np.arange(6).reshape(3, 2), [1.0, 2.0, 3.0])
+joblib.dump(model, "model.joblib")
+assert abs(joblib.load("model.joblib").predict([[6, 7]])[0] - 4.0) < 1e-6
+
+x = tf.placeholder(tf.float32, [None, 4])
+hidden = tf_slim.fully_connected(x, 3, scope="fc")
+crf, _ = tfa.text.crf_log_likelihood(tf.reshape(hidden, [1, -1, 3]), [[0, 1]], [2], tf.ones([3, 3]))
+keras_model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(4,))])
+keras_model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print("crf", session.run(crf, {x: np.ones((2, 4), np.float32)}).shape)
+tf.keras.backend.clear_session()
+keras_model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(4,))])
+keras_model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+history = keras_model.fit(np.ones((8, 4)), np.zeros((8, 2)), epochs=3, verbose=0).history["loss"]
+assert history[-1] < history[0]
+print("fine")
+"""
+
+
+def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path):
+    write_script(tmp_path, SCRIPT)
+    code, output = finish(start("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2"), limit_secs=240)
+    assert code == 0 and "fine" in output and "crf (1,)" in output
+    for friction in ("numpy.int", "numpy.float", "time.clock", "collections.Iterable", "yaml.load without Loader"):
+        lines = [
+            line for line in output.splitlines() if line.startswith("npu-run: train.py:") and f" {friction}:" in line
+        ]
+        assert len(lines) == 1, friction

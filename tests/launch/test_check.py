@@ -1,0 +1,100 @@
+"""`npu-run check` and `npu-run --report`: what a script uses, told with file and line."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from npu_bridge.launch.check import check
+from tests.launch.launching import finish, start, write_script
+
+SCRIPT = """
+from npu_bridge.npu_init import *
+import tensorflow as tf
+import numpy as np, time
+from package import old
+try:
+    from tensorflow.contrib import nothing_of_that_name
+except ImportError:
+    pass
+x = tf.placeholder(tf.float32, [2])
+w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
+loss = tf.reduce_sum(tf.square(w * x - 1.0))
+train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+config = tf.ConfigProto()
+custom_op = config.graph_options.rewrite_options.custom_optimizers.add()
+custom_op.name = "NpuOptimizer"
+custom_op.parameter_map["precision_mode"].s = tf.compat.as_bytes("allow_mix_precision")
+custom_op.parameter_map["enable_scope_fusion_passes"].s = b"x"  # parameter_map["not_this"]
+hparams = tf.contrib.training.HParams(rate=0.1)
+start = time.clock()
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(3):
+        print("loss", session.run([train_op, loss], {x: np.ones(2, np.float)})[1])
+"""
+
+
+def folder_with(tmp_path, text=SCRIPT, module="import numpy as np\nA = np.int\n"):
+    write_script(tmp_path, text)
+    (tmp_path / "package").mkdir(exist_ok=True)
+    write_script(tmp_path / "package", module, "old.py")
+    return tmp_path
+
+
+def checked(tmp_path, *options):
+    result = CliRunner().invoke(check, [*options, str(tmp_path / "train.py")])
+    return result.exit_code, result.output
+
+
+def test_a_script_that_works_is_described(tmp_path, monkeypatch):
+    monkeypatch.chdir(folder_with(tmp_path))
+    code, output = checked(tmp_path, "--json")
+    facts = json.loads(output)
+    assert (code, facts["tensorflow"], facts["files"]) == (0, 1, 2)
+    of = {each["what"]: each for each in facts["findings"]}
+    assert of["option precision_mode"]["kind"] == "option" and of["option precision_mode"]["place"] == "train.py:17"
+    assert of["option enable_scope_fusion_passes"]["kind"] == "ignored" and "option not_this" not in of
+    assert of["numpy.int"] == {
+        "kind": "healed",
+        "what": "numpy.int",
+        "remark": "builtins.int is used where it is gone",
+        "place": "package/old.py:2",
+    }
+    assert {"time.clock", "numpy.float", "tf.contrib.training.HParams"} <= set(of)
+    assert of["tf.contrib.nothing_of_that_name"]["kind"] == "ignored"
+    code, page = checked(tmp_path)
+    assert code == 0 and "package/old.py:2: numpy.int" in page
+    assert page.endswith("Nothing was found that cannot work.\n")
+
+
+def test_what_cannot_work_is_named_and_ends_with_1(tmp_path, monkeypatch):
+    text = SCRIPT + "tf.contrib.nonsense.f()\ntf.train.AdamOptimiser\nfrom npu_bridge.npu_init import nothing\n"
+    monkeypatch.chdir(folder_with(tmp_path, text, "print 'old'\n"))
+    code, output = checked(tmp_path, "--json")
+    fatal = {each["what"]: each for each in json.loads(output)["findings"] if each["kind"] == "cannot work"}
+    assert code == 1
+    assert fatal["tf.contrib.nonsense"]["place"] == "train.py:25"
+    assert "tf.train.AdamOptimiser" in fatal and "npu_bridge.npu_init.nothing" in fatal
+    assert fatal["syntax of package/old.py:1"]["remark"].endswith("make it Python 3")
+    assert len(fatal) == 4
+
+
+def test_a_script_of_tensorflow_2_is_not_held_to_1_15(tmp_path):
+    write_script(tmp_path, "import tensorflow as tf\ntf.random.set_seed(1)\ntf.keras.optimizers.Lion()\n")
+    code, output = checked(tmp_path)
+    assert code == 0 and "a script of TensorFlow 2" in output
+    assert checked(tmp_path, "--tf1")[0] == 1
+
+
+def test_the_report_holds_what_was_met(tmp_path):
+    folder_with(tmp_path)
+    process = start("--report", "report.json", "train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
+    code, output = finish(process, limit_secs=240)
+    assert code == 0 and "option precision_mode" in output and "met while it ran:" in output
+    facts = json.loads((tmp_path / "report.json").read_text())
+    met = {each["what"]: each["kind"] for each in facts["met"]}
+    assert met["numpy.int"] == met["time.clock"] == "friction"
+    assert met["tensorflow.contrib.nothing_of_that_name"] == "missing"
+    assert facts["tensorflow"] == 1 and facts["findings"]

@@ -1,0 +1,82 @@
+"""Telling scripts of TensorFlow 1 from those of TensorFlow 2 by their text."""
+
+from __future__ import annotations
+
+import textwrap
+import types
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge.tf1.era import evidence_of
+from npu_bridge.tf1.eras import ONLY_1, ONLY_2
+
+OF_1 = {
+    "placeholder": "import tensorflow as tf\nx = tf.placeholder(tf.float32)",
+    "contrib": "import tensorflow.contrib.slim as slim",
+    "from": "from tensorflow import Session",
+    "app": "import tensorflow as tf\nflags = tf.flags\nif __name__ == '__main__':\n    tf.app.run()",
+    "examples": "def f():\n    from tensorflow.examples.tutorials.mnist import input_data",
+    "compat": "import tensorflow.compat.v1 as tf\ntf.disable_v2_behavior()\nx = tf.placeholder(tf.float32)",
+    "star": "from npu_bridge.npu_init import *\nconfig = tf.ConfigProto()",
+    "by version": "import tensorflow as tf\nif tf.__version__ > '2':\n    tf = tf.compat.v1\nx = tf.get_variable('x')",
+    "estimator": "import tensorflow as tf\ndef f(o):\n    return tf.train.AdamOptimizer().minimize(o)",
+    "compat in full": "import tensorflow as tf\nx = tf.compat.v1.placeholder(tf.float32)\ny = tf.compat.v1.Session()",
+    "its module": "from model import train\ntrain()",
+    "relative": "import package.first",
+}
+OF_2 = {
+    "eager": "import tensorflow as tf\nprint(tf.constant(1) + 1)",
+    "keras": "import tensorflow as tf\nm = tf.keras.Sequential()\nm.compile(tf.keras.optimizers.Adam())\nm.fit(x)",
+    "no tensorflow": "import numpy as np\nprint(np.float)",
+    "function": "import tensorflow as tf\n@tf.function\ndef f(x):\n    return tf.random.set_seed(1)",
+    "compat of single names": "import tensorflow as tf\ntf.compat.v1.logging.set_verbosity('ERROR')",
+    "compat in a graph": "import tensorflow as tf\ng = tf.Graph().as_default()\ntf.compat.v1.placeholder('float')",
+    "switched off": "import tensorflow as tf\ntf.compat.v1.disable_eager_execution()\ntf.compat.v1.Session()",
+    "npu_device": "import npu_device\nimport tensorflow as tf\nnpu_device.open().as_default()\ntf.placeholder",
+    "npu_bridge": "import tensorflow as tf\nfrom npu_bridge.npu_init import npu_keras_optimizer\ntf.keras.Model()",
+    "broken": "print 'Python 2'",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "package").mkdir()
+    files = {
+        "model.py": "import tensorflow as tf\ndef train():\n    return tf.Session()",
+        "package/__init__.py": "",
+        "package/first.py": "from .second import x\nfrom . import third",
+        "package/second.py": "x = 1",
+        "package/third.py": "import tensorflow as tf\nx = tf.layers.dense",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [*OF_1, *OF_2])
+def test_scripts_are_told_apart(folder, name):
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent({**OF_1, **OF_2}[name]))
+    assert evidence_of(str(script), [str(folder)]).is_tensorflow_1 == (name in OF_1)
+
+
+def test_the_first_use_is_named_with_its_line(folder):
+    script = folder / "train.py"
+    script.write_text(OF_1["compat"])
+    evidence = evidence_of(str(script), [str(folder)])
+    use = evidence.of_1["tensorflow.compat.v1.placeholder"]
+    assert (use.place.file, use.place.line, use.is_call, use.is_guarded) == (str(script), 3, True, False)
+
+
+@pytest.mark.parametrize("table, there, not_there", [(ONLY_1, tf.compat.v1, tf), (ONLY_2, tf, tf.compat.v1)])
+def test_tables_say_what_tensorflow_has(table, there, not_there):
+    def below(module: types.ModuleType, path: str):
+        for part in path.split(".") if path else ():
+            module = getattr(module, part, None)
+        return module
+
+    for path, names in table.items():
+        wrong = {name for name in names - {"contrib"} if not hasattr(below(there, path), name)}
+        assert not wrong, path
+        assert not {name for name in names if hasattr(below(not_there, path), name)}, path
