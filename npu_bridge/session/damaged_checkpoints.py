@@ -15,12 +15,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge.options.environment import RESTARTS, read_variable
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import shortened
 
 __all__ = ["DamagedCheckpointError", "check_checkpoint", "check_newest_checkpoint"]
 
 _LOG = logging.getLogger(__name__)
 _STATE = "checkpoint"
+_LONGEST_REASON = 200
 # What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
 
@@ -152,7 +153,9 @@ def _make_newest(folder, paths):
 
 
 def _explain(damage, mend):
-    return message("checkpoint", f"{damage.file} is damaged", "a file as it was saved", damage.what, mend)
+    # Whole, however long the paths are: they are what has to be read or typed.
+    got = shortened(damage.what, _LONGEST_REASON)
+    return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {mend}"
 
 
 def _mend(folder, intact):
