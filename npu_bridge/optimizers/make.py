@@ -38,7 +38,8 @@ def _named_face(face, rule, module):
 
     def __init__(self, *arguments: Any, **keywords: Any):
         given = signature.bind(*arguments, **keywords).arguments
-        face.__init__(self, **{**given, **given.pop("keywords", {})})
+        others = given.pop("keywords", {})
+        face.__init__(self, **given, **others)
 
     __init__.__signature__ = signature
     members = {"__init__": __init__, "__doc__": rule.__doc__, "__module__": module, "rule_class": rule}

@@ -1,8 +1,8 @@
 """What an update rule is: a formula with its hyper-parameters, and nothing about where or how it is run.
 
-A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `flag`, `choice`, `count`
-and `patterns`, which say what is allowed. Its `amount` is the formula. The faces for TF 1 and Keras, execution variable
-by variable or on flat buffers, schedules and parameter groups are derived from that.
+A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
+`choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The faces for TF 1 and Keras, execution
+variable by variable or on flat buffers, schedules and parameter groups are derived from that.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ def hyper(default: float | None, low: float = 0.0, below: float | None = None, o
     return _field(default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing)
 
 
+def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
+    """A number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
+    return _field(default, _check_number, low=low, below=None, optional=optional)
+
+
 def flag(default: bool) -> Any:
     """An argument that is True or False."""
     return _field(default, _check_flag)
@@ -54,11 +59,6 @@ def flag(default: bool) -> Any:
 def choice(default: str, *others: str) -> Any:
     """An argument that is one of a few words."""
     return _field(default, _check_choice, choices=(default, *others))
-
-
-def count(default: int, low: int) -> Any:
-    """An argument that is a whole number of at least `low`."""
-    return _field(default, _check_count, low=low)
 
 
 def patterns() -> Any:
@@ -182,6 +182,14 @@ def _check_hyper(owner, field, value):
     )
 
 
+def _check_number(owner, field, value):
+    if is_schedule(value):
+        raise TypeError(
+            message(owner, f"{field.name} is the same in all updates", "a number", type(value).__name__, "Give one.")
+        )
+    return _check_hyper(owner, field, value)
+
+
 def _check_flag(owner, field, value):
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(message(owner, f"{field.name} is a switch", "True or False", repr(value), "Give one of them."))
@@ -194,15 +202,6 @@ def _check_choice(owner, field, value):
         expected = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
         raise ValueError(message(owner, f"{field.name} is unknown", expected, repr(value), "Choose one."))
     return value
-
-
-def _check_count(owner, field, value):
-    low = field.metadata["low"]
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise TypeError(message(owner, f"{field.name} is a count", "a whole number", repr(value), "Give one."))
-    if value < low:
-        raise ValueError(message(owner, f"{field.name} is too small", f"at least {low}", repr(value), "Raise it."))
-    return int(value)
 
 
 def _check_patterns(owner, field, value):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Adagrad(Rule):
     learning_rate: Any = hyper(0.01)
     epsilon: Any = hyper(1e-8)
     epsilon_inside: bool = flag(True)
-    initial_accumulator: Any = hyper(0.0)
+    initial_accumulator: float = number(0.0)
     weight_decay: Any = hyper(0.0)
     decay: str = choice("coupled", "decoupled")
     exclude_from_weight_decay: Any = patterns()

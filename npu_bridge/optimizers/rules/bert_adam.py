@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.optimizers.rule import Rule, choice, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
 from npu_bridge.optimizers.rules.adam import moments
 from npu_bridge.options.errors import message
 
@@ -33,14 +33,14 @@ class BertAdam(Rule):
 
     learning_rate: Any = hyper(None)
     warmup: Any = hyper(0.0, below=1.0)
-    total_steps: Any = hyper(None, low=1.0, optional=True)
+    total_steps: Any = number(None, low=1.0, optional=True)
     schedule: str = choice("linear", "cosine", "constant", "poly")
     beta_1: Any = hyper(0.9, below=1.0)
     beta_2: Any = hyper(0.99, below=1.0)
     epsilon: Any = hyper(1e-6)
     weight_decay: Any = hyper(0.01)
     exclude_from_weight_decay: Any = patterns()
-    max_grad_norm: Any = hyper(None, optional=True)
+    max_grad_norm: Any = number(None, optional=True)
     decay: str = choice("in_direction", "coupled", "decoupled")
 
     def check(self):
@@ -63,7 +63,7 @@ class BertAdam(Rule):
         """What the learning rate is multiplied by in this update."""
         if self.total_steps is None:
             return 1.0
-        share = (at.update - 1.0) / at.total_steps
+        share = (at.update - 1.0) / self.total_steps
         after = {
             "linear": lambda: tf.maximum((share - 1.0) / (at.warmup - 1.0), 0.0),
             "cosine": lambda: 0.5 * (1.0 + tf.cos(math.pi * share)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class RMSProp(Rule):
     centered: bool = flag(False)
     epsilon_inside: bool = flag(True)
     lr_in_momentum: bool = flag(True)
-    initial_accumulator: Any = hyper(0.0)
+    initial_accumulator: float = number(0.0)
     weight_decay: Any = hyper(0.0)
     decay: str = choice("coupled", "decoupled", "decoupled_unscaled")
     exclude_from_weight_decay: Any = patterns()
