@@ -7,9 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.optimizers.groups import ParameterGroups
+from npu_bridge.optimizers import states
+from npu_bridge.optimizers.groups import ParameterGroups, name_of
+from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
+from npu_bridge.optimizers.together import Pending, check_fused, update_together
 
 _COUNT = "update_count"
 
@@ -20,6 +23,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     Args:
       groups: see `ParameterGroups`.
       name: name of the optimizer; slots are named `<variable>/<name>/<slot>`.
+      fused: update many variables at once, with the same numbers but for rounding and the same slots.
       **arguments: those of the rule. Schedules are read at the number of updates so far, which a skipped step leaves as
         it is; a tensor (of `global_step`, say) is read as it is.
     Graph: for each variable the rule's slots, float32 at least, and one int64 count of updates named
@@ -28,10 +32,15 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     rule_class: type = Rule
 
-    def __init__(self, groups: Sequence[dict] | None = None, name: str | None = None, **arguments: Any):
+    def __init__(
+        self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
+    ):
         super().__init__(use_locking=False, name=name or self.rule_class.__name__)
         self.rule = self.rule_class(**arguments)
         self._groups = ParameterGroups(self.rule, groups)
+        self._is_fused = check_fused(self.rule_class.__name__, fused)
+        self._pending = []
+        self._updated = []
 
     @property
     def learning_rate(self) -> Any:
@@ -50,8 +59,25 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars = multiplied_by_factor(self.rule, grads_and_vars)
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
+    def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
+        """The number of updates and the slots of this graph, read in a session; see `states.get_states`."""
+        return states.get_states(self._updates_done(), self._slots_by_name(), session)
+
+    def set_states(self, values: dict, session: tf.compat.v1.Session | None = None) -> None:
+        """Goes on from what `get_states` gave, in a session; see `states.set_states`."""
+        states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
+
+    def _slots_by_name(self):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return {
+            name_of(variable): {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
+            for variable in self._updated
+            if graph is None or variable.graph is graph
+        }
+
     def _create_slots(self, var_list):
         self._groups.check(var_list)
+        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
         for variable in var_list:
             dtype = working_dtype(variable)
             for slot, start in self._groups.of(variable).rule.slots().items():
@@ -68,11 +94,18 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     def _prepare(self):
         # Read once: what runs late in a step would see the count after it.
         self._count_before = tf.identity(self._updates_done())
+        self._pending = []
 
     def _apply_dense(self, grad, var):
         treatment = self._groups.of(var)
         slots = {slot: self.get_slot(var, slot) for slot in treatment.rule.slots()}
-        return update(var, grad, slots, treatment, self._count_before)
+        if (
+            self._is_fused and getattr(var, "constraint", None) is None
+        ):  # a constraint follows the variable's own update
+            self._pending.append(Pending(var, grad, slots, treatment))
+            return None
+        at = values_at(treatment, self._count_before, working_dtype(var))
+        return update(var, grad, slots, treatment, at)
 
     def _resource_apply_dense(self, grad, handle):
         return self._apply_dense(grad, handle)
@@ -84,6 +117,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return self._apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(handle))), handle)
 
     def _finish(self, update_ops, name_scope):
-        with tf.control_dependencies([op for op in update_ops if op is not None]):
+        pending, self._pending = self._pending, []
+        updated = [op for op in [*update_ops, *update_together(pending, self._count_before)] if op is not None]
+        with tf.control_dependencies(updated):
             counted = self._updates_done().assign_add(1, read_value=False)
-        return None if tf.executing_eagerly() else tf.group(*update_ops, counted, name=name_scope)
+        return None if tf.executing_eagerly() else tf.group(*updated, counted, name=name_scope)

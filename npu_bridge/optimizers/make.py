@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.optimizers import rules
 
-_OF_FACES = ("groups", "name")
+_OF_FACES = ("groups", "name", "fused")
 
 
 def named_faces(face: type, module: str) -> dict:

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.optimizers.groups import Treatment
-from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import Rule
 
 
@@ -29,8 +28,7 @@ def update(
     gradient: Any,
     slots: dict,
     treatment: Treatment,
-    updates_done: tf.Tensor,
-    learning_rate: Any = None,
+    at: Any,
 ) -> Any:
     """Updates one variable and its slots.
 
@@ -39,13 +37,11 @@ def update(
       gradient: of its shape; a sparse one is made dense.
       slots: slot variables by name.
       treatment: what to do.
-      updates_done: number of updates before this one, an integer scalar.
-      learning_rate: see `values_at`.
+      at: the hyper-parameters of this update in the dtype of the work, see `values_at`.
     Returns:
       The op to wait for; None when executed eagerly.
     """
     dtype = working_dtype(variable)
-    at = values_at(treatment, updates_done, dtype, learning_rate)
     old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
     parameter = tf.cast(tf.convert_to_tensor(variable), dtype)
     gradient = tf.cast(as_dense(gradient), dtype)

@@ -122,7 +122,7 @@ class Rule(abc.ABC):
 
     def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
         """`amount` with the weight decay; the arguments and results are the same."""
-        decays = self._decays(at)
+        decays = self.decays(at)
         if decays and self.decay == "coupled":
             gradient = gradient + at.weight_decay * parameter
         amount, new_slots = self.amount(parameter, gradient, slots, at, tensors)
@@ -137,7 +137,8 @@ class Rule(abc.ABC):
         """True when the amount depends on the parameter itself."""
         return self.is_on("weight_decay")
 
-    def _decays(self, at):
+    def decays(self, at) -> bool:
+        """True when a weight decay is part of this update; `values_at` gives the number 0.0 where none is."""
         return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
 
 

@@ -58,7 +58,7 @@ class AdamP(Rule):
         if parameter.shape.rank is not None and parameter.shape.rank > 1:
             direction, decay_factor = _projected(parameter, gradient, direction, at)
         amount = at.learning_rate * direction
-        if self.decay == "projected" and self._decays(at):
+        if self.decay == "projected" and self.decays(at):
             amount = amount + at.learning_rate * at.weight_decay * decay_factor * parameter
         return amount, {"m": mean, "v": square}
 

@@ -75,6 +75,6 @@ class BertAdam(Rule):
     def amount(self, parameter, gradient, slots, at, tensors):
         mean, square = moments(gradient, slots, at)
         direction = mean / (tf.sqrt(square) + at.epsilon)
-        if self.decay == "in_direction" and self._decays(at):
+        if self.decay == "in_direction" and self.decays(at):
             direction = direction + at.weight_decay * parameter
         return at.learning_rate * self.factor(at) * direction, {"m": mean, "v": square}

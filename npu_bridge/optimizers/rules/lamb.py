@@ -62,7 +62,7 @@ class LAMB(Rule):
             of_mean, of_square = corrections(at)
             mean, square = mean / of_mean, square / of_square
         direction = mean / (tf.sqrt(square) + at.epsilon)
-        if self.decay == "in_direction" and self._decays(at):
+        if self.decay == "in_direction" and self.decays(at):
             direction = direction + at.weight_decay * parameter
         return direction, new
 

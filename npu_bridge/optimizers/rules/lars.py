@@ -46,7 +46,7 @@ class LARS(Rule):
 
     def amount(self, parameter, gradient, slots, at, tensors):
         rate = at.learning_rate
-        decays = self.decay == "in_direction" and self._decays(at)
+        decays = self.decay == "in_direction" and self.decays(at)
         if at.adapts_layer:
             of_weights, of_gradient = tensors.norm(parameter), tensors.norm(gradient)
             bottom = of_gradient + at.epsilon + (at.weight_decay * of_weights if decays else 0.0)
