@@ -81,7 +81,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         for variable in var_list:
             dtype = working_dtype(variable)
             for slot, start in self._groups.of(variable).rule.slots().items():
-                starting = tf.compat.v1.constant_initializer(start, dtype=dtype)
+                starting = tf.constant_initializer(start)
                 where = f"{self._name}/{slot}"
                 self._get_or_make_slot_with_initializer(variable, starting, variable.shape, dtype, slot, where)
         first = min(var_list, key=lambda variable: variable.name)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.optimizers import kernels, per_variable
+from npu_bridge.optimizers import flat_slots, kernels, per_variable
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import PerTensor
@@ -103,7 +103,7 @@ def update_together(
         with tf.device(first.variable.device):
             if len(batch) > 1:
                 updated += _update_joined(batch, at)
-            elif kernels.fits(first.variable, first.slots, first.treatment.rule):
+            elif _has_kernel(first):
                 updated.append(kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, at))
             else:
                 updated.append(per_variable.update(first.variable, first.gradient, first.slots, first.treatment, at))
@@ -114,8 +114,10 @@ def _batches(pending):
     """Lists of what is updated together: of one treatment, dtype and device, and not too many elements."""
     batches, open_batches, filled = [], {}, {}
     for one in pending:
+        rule = one.treatment.rule
         is_small = one.elements is not None and one.elements <= JOINED_ELEMENTS
-        if not (is_small and one.treatment.rule.is_elementwise_or_norms):
+        is_one_op = not one.slots and _has_kernel(one) and not rule.reads_parameter
+        if not (is_small and rule.is_elementwise_or_norms) or is_one_op:
             batches.append([one])
             continue
         key = one.treatment, one.variable.dtype.base_dtype, one.variable.device
@@ -127,6 +129,12 @@ def _batches(pending):
     return batches
 
 
+def _has_kernel(one):
+    is_resource = all(hasattr(kept, "handle") for kept in (one.variable, *one.slots.values()))
+    is_wide = per_variable.working_dtype(one.variable) == one.variable.dtype.base_dtype
+    return is_resource and is_wide and kernels.fits(one.treatment.rule)
+
+
 def _update_joined(batch, at):
     """Ops that update variables of one treatment, dtype and device as one flat tensor.
 
@@ -135,25 +143,43 @@ def _update_joined(batch, at):
     rule = batch[0].treatment.rule
     own_dtype = batch[0].variable.dtype.base_dtype
     dtype = per_variable.working_dtype(batch[0].variable)
-    is_narrow = own_dtype != dtype
-    tensors = Segments([one.elements for one in batch])
     gradient = tf.cast(_joined([one.gradient for one in batch]), dtype)
     parameter = None
-    if rule.reads_parameter or is_narrow:
+    if rule.reads_parameter or own_dtype != dtype:
         parameter = tf.cast(_joined([one.variable for one in batch]), dtype)
-    slots = {name: _joined([one.slots[name] for one in batch]) for name in batch[0].slots}
-    amount, new_slots = rule.updated(parameter, gradient, slots, at, tensors)
-    written = []
-    for name, values in new_slots.items():
-        for one, part in zip(batch, _parts(values, batch)):
-            written.append(one.slots[name].assign(part, read_value=False))
+    change, written = _change_and_slots(batch, parameter, gradient, at)
     if parameter is not None:
-        for one, part in zip(batch, _parts(tf.cast(parameter - amount, own_dtype), batch)):
+        for one, part in zip(batch, _parts(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
     else:
-        for one, part in zip(batch, _parts(amount, batch)):
-            written.append(one.variable.assign_sub(part, read_value=False))
+        for one, part in zip(batch, _parts(change, batch)):
+            written.append(one.variable.assign_add(part, read_value=False))
     return written
+
+
+def _change_and_slots(batch, parameter, gradient, at):
+    """What to add to the flat parameter, and the ops that update the slots."""
+    rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
+    tensors, written = Segments(sizes), []
+    flat = flat_slots.of([one.slots for one in batch], sizes)
+    if flat is None:
+        slots = {name: _joined([one.slots[name] for one in batch]) for name in batch[0].slots}
+        amount, new_slots = rule.updated(parameter, gradient, slots, at, tensors)
+        for name, values in new_slots.items():
+            written += [
+                one.slots[name].assign(part, read_value=False) for one, part in zip(batch, _parts(values, batch))
+            ]
+        return -amount, written
+    with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
+        if kernels.fits(rule):
+            change = kernels.change(parameter, gradient, flat.handles, rule, at, tensors, f"{flat.name}_change")
+            written.append(change)
+        else:
+            amount, new_slots = rule.updated(parameter, gradient, flat.read(), at, tensors)
+            with tf.control_dependencies([amount, *new_slots.values()]):
+                written += flat.write(new_slots)
+            change = -amount
+    return change, written
 
 
 def _joined(tensors):

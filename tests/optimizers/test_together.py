@@ -164,10 +164,11 @@ def test_weights_changed_from_outside_are_seen():
 
 
 def test_a_skipped_step_leaves_everything():
-    def wrap(optimizer):
-        return NPUOptimizer(optimizer, FixedLossScaleManager(8.0), is_loss_scale=True)
+    def scaled(fused):
+        wrap = lambda optimizer: NPUOptimizer(optimizer, FixedLossScaleManager(8.0), is_loss_scale=True)  # noqa: E731
+        return Training(lambda: tf1.LAMB(0.01, fused=fused), wrap=wrap)
 
-    trained = [Training(lambda: tf1.LAMB(0.01, fused=fused), wrap=wrap) for fused in (True, False)]
+    trained = [scaled(True), scaled(False)]
     bad = [[np.full_like(grad, np.inf) for grad in _gradients()[0]]]
     for training in trained:
         training.run(_gradients()[:3])
