@@ -41,6 +41,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._is_fused = check_fused(self.rule_class.__name__, fused)
         self._pending = []
         self._updated = []
+        self._lr = self.rule.learning_rate  # where TF 1 optimizers keep theirs, for whoever shows it
 
     @property
     def learning_rate(self) -> Any:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.options.errors import message, nearest
 
@@ -56,9 +58,13 @@ class ParameterGroups:
     def check(self, variables: Sequence[Any]) -> None:
         """Sees to it that every group has a variable.
 
+        Ranks that share the update make slots for some of the variables at a time, so those of the whole graph count.
+
         Raises:
           ValueError: one has none.
         """
+        if not tf.executing_eagerly():
+            variables = [*variables, *tf.compat.v1.trainable_variables()]
         names = [name_of(variable) for variable in variables]
         for number, (match, _) in enumerate(self._groups):
             if any(_matches(match, variable, name) for variable, name in zip(variables, names)):
