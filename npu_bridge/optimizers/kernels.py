@@ -39,7 +39,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
     if decays and rule.decay == "coupled":
         gradient = gradient + at.weight_decay * variable.read_value()
     if isinstance(rule, LAMB):
-        return _update_by_lamb(variable, gradient, handles, rule, at)
+        return _update_by_lamb(variable, gradient, handles, rule, at, f"{slots['m']._unique_id}/direction")
     if not (decays and rule.decay == "decoupled"):
         return _lower(variable.handle, gradient, handles, rule, at)
     lost = at.learning_rate * at.weight_decay * variable.read_value()
@@ -140,12 +140,11 @@ def _apply_adam(handle, gradient, slots, at, rate, is_epsilon_corrected, is_corr
     )
 
 
-def _update_by_lamb(variable, gradient, slots, rule, at):
+def _update_by_lamb(variable, gradient, slots, rule, at, name):
     """Adam's kernel lowers a scratch variable that starts as `-weight_decay * p` by one direction: it becomes `-u`."""
     parameter = variable.read_value()
     decays = rule.decays(at)
     start = -at.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
-    name = f"{variable.name.split(':')[0]}/direction_of_{slots['m'].name}"
     scratch, backwards = _lowered(start, gradient, slots, rule, at, name)
     rate = at.learning_rate
     if at.adapts_layer:
