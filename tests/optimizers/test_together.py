@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1, together
@@ -199,6 +200,21 @@ def test_keras_optimizers_update_together_too():
         keras_legacy.LAMB(fused=True)
     with pytest.raises(TypeError, match="LAMB: fused is a switch"):
         tf1.LAMB(fused=1)
+
+
+def test_in_an_npu_keras_optimizer():
+    def trained(fused):
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dense(1)])
+        optimizer = keras.LAMB(0.01, weight_decay=0.1, fused=fused)
+        model.compile(npu_keras_optimizer(optimizer, FixedLossScaleManager(8.0), is_distributed=False), "mse")
+        model.fit(np.random.RandomState(0).randn(16, 4), np.ones([16, 1]), batch_size=8, epochs=3, verbose=0)
+        return {weight.name: weight.numpy() for weight in model.weights}, optimizer.get_states()
+
+    (weights, states), (expected, expected_states) = trained(True), trained(False)
+    assert states["step_counter"] == 6
+    _assert_alike(weights, expected)
+    _assert_alike_in_states(states, expected_states)
 
 
 def test_sums_over_segments():
