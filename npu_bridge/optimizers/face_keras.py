@@ -42,7 +42,8 @@ class _KerasFace:
                     'Give "match" as a regular expression, or save weights only.',
                 )
             )
-        return {**to_config(self.rule), "groups": groups}
+        # Keras puts wrappers of its own around lists and dictionaries that are attributes.
+        return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
 
     def _update(self, variable, gradient, slots):
         treatment = self._groups.of(variable)

@@ -204,6 +204,7 @@ def test_keras_optimizers_update_together_too():
 
 def test_in_an_npu_keras_optimizer():
     def trained(fused):
+        tf.keras.backend.clear_session()  # so that layers have the same names
         tf.keras.utils.set_random_seed(1)
         model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dense(1)])
         optimizer = keras.LAMB(0.01, weight_decay=0.1, fused=fused)
