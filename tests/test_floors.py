@@ -23,6 +23,7 @@ FLOORS = {
     "npu_bridge.collective": GROUND,
     "npu_bridge.gradients": ENGINES,
     "npu_bridge.operators": ENGINES,
+    "npu_bridge.optimizers": ENGINES,
     "npu_bridge.precision": ENGINES,
     "npu_bridge.rewrite": ENGINES,
     "npu_bridge.reporting": ENGINES,

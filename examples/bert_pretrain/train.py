@@ -54,12 +54,22 @@ flags.DEFINE_float("init_loss_scale_value", 2.0**16, "First value of the scale t
 flags.DEFINE_boolean("distributed", None, "Average gradients over the ranks. Default: when there are several.")
 flags.DEFINE_boolean("use_tailing", True, "Decide about a step before the last gradients have arrived.")
 flags.DEFINE_integer("num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none.")
+flags.DEFINE_enum("optimizer", "lamb", ["lamb", "tfa_lamb"], "LAMB of this package, or tensorflow-addons' one.")
 flags.DEFINE_integer("seed", 12345, "Start values, order of rows and masks follow from it.")
+
+
+def lamb_class():
+    """The optimizer that `--optimizer` names."""
+    if FLAGS.optimizer == "lamb":
+        return LAMBOptimizer
+    from tfa_lamb import TfaLAMBOptimizer  # needs the extra [addons]
+
+    return TfaLAMBOptimizer
 
 
 def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
     """LAMB, wrapped for ranks and loss scaling as the flags say."""
-    opt = LAMBOptimizer(
+    opt = lamb_class()(
         learning_rate,
         weight_decay_rate=weight_decay_rate,
         beta_1=0.9,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from lamb import LAMBOptimizer, WarmupThenLinearDecay
+from tfa_lamb import TfaLAMBOptimizer
 
 EXCLUDED = ["LayerNorm", "layer_norm", "bias"]
 
@@ -23,13 +24,14 @@ def numpy_lamb(values, grads, rate, decay, adapts, beta_1=0.9, beta_2=0.999, eps
     return values
 
 
+@pytest.mark.parametrize("optimizer_class", [LAMBOptimizer, TfaLAMBOptimizer])
 @pytest.mark.parametrize(("name", "excluded"), [("dense/kernel", False), ("LayerNorm/gamma", True), ("bias", True)])
-def test_update_rule_and_exclusions(graph, name, excluded):
+def test_update_rule_and_exclusions(graph, name, excluded, optimizer_class):
     rng = np.random.default_rng(1)
     start, grads = rng.normal(size=4), rng.normal(size=(5, 4))
     variable = tf.compat.v1.get_variable(name, initializer=tf.constant(start, tf.float32))
     grad = tf.compat.v1.placeholder(tf.float32, [4])
-    optimizer = LAMBOptimizer(0.1, 0.01, 0.9, 0.999, 1e-6, EXCLUDED)
+    optimizer = optimizer_class(0.1, 0.01, 0.9, 0.999, 1e-6, EXCLUDED)
     train_op = optimizer.apply_gradients([(grad, variable)])
     with tf.compat.v1.Session() as session:
         session.run(tf.compat.v1.global_variables_initializer())
@@ -41,8 +43,8 @@ def test_update_rule_and_exclusions(graph, name, excluded):
 
 
 def test_config_round_trip_keeps_the_exclusions():
-    optimizer = LAMBOptimizer(0.1, weight_decay_rate=0.02, exclude_from_weight_decay=EXCLUDED)
-    copy = LAMBOptimizer.from_config(optimizer.get_config())
+    optimizer = TfaLAMBOptimizer(0.1, weight_decay_rate=0.02, exclude_from_weight_decay=EXCLUDED)
+    copy = TfaLAMBOptimizer.from_config(optimizer.get_config())
     assert copy.get_config() == optimizer.get_config()
     assert copy.exclude_from_weight_decay == copy.exclude_from_layer_adaptation == EXCLUDED
 

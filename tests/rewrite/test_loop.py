@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.rewrite import NotLoopableError, put_in_loop
 from tests.rewrite.looping import MODELS, Fresh, batches, dense, loss_scaled, train_op_of, values_one_by_one_and_in
@@ -34,6 +35,12 @@ def test_every_family_of_optimizers(graph, name):
     optimizer = NPUOptimizer(OPTIMIZERS[name]()) if "keras" in name else OPTIMIZERS[name]()
     one_by_one, looped = one_by_one_and_looped(train_op_of(dense, loss_scaled(optimizer)))
     assert_same_bits(looped, one_by_one)
+
+
+def test_slots_that_lie_flat_between_steps_are_a_reason_against_a_loop(graph):
+    train_op = train_op_of(dense, optimizers.LAMB(0.01, fused=True))
+    with pytest.raises(NotLoopableError, match="MutexLock.* keeps state in itself"):
+        put_in_loop(graph, [train_op])
 
 
 @pytest.mark.parametrize("name, use_resource", [("adam", True), ("adam", False), ("momentum", True), ("lamb", True)])

@@ -1,0 +1,22 @@
+"""Optimizers of the field: `LAMB(0.001)` and its like, for TF 1 graphs and for Keras.
+
+In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optimizer`; elsewhere it makes a
+`tf.keras.optimizers.Optimizer`. The modules `tf1`, `keras` and `keras_legacy` have the classes of one kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["Adadelta", "Adagrad", "Adam", "AdamP", "AdamW", "BertAdam", "LAMB", "LARS", "RMSProp", "SGD", "from_config"]
+
+_MODULES = ("face_keras", "face_tf1", "groups", "hypers", "keras", "keras_legacy", "make", "rule", "rules", "tf1")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"npu_bridge.optimizers.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module("npu_bridge.optimizers.choose"), name)
+    raise AttributeError(f"module 'npu_bridge.optimizers' has no attribute {name!r}")

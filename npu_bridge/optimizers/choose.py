@@ -1,0 +1,54 @@
+"""Makes the optimizer that the place needs: of TF 1 in a graph, of Keras elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers import keras, rules, tf1
+from npu_bridge.optimizers.make import signature_of
+from npu_bridge.options.errors import message, nearest
+
+
+def from_config(config: dict) -> Any:
+    """Makes an optimizer from a dictionary (a table of a TOML file, say).
+
+    Args:
+      config: "rule", the name of an optimizer of this package, and its arguments.
+    Raises:
+      ValueError: there is no such rule or argument.
+    """
+    arguments = dict(config)
+    name = arguments.pop("rule", None)
+    known = [rule.__name__ for rule in rules.ALL]
+    if name not in known:
+        near = nearest(name, known)
+        mend = f"Did you mean {near!r}?" if near else "Name one of them."
+        raise ValueError(message("optimizers.from_config", "unknown rule", ", ".join(known), repr(name), mend))
+    _check_arguments(name, arguments)
+    return globals()[name](**arguments)
+
+
+def _check_arguments(name, arguments):
+    known = [parameter for parameter in globals()[name].__signature__.parameters if parameter != "keywords"]
+    for argument in arguments:
+        if argument not in known:
+            near = nearest(argument, known)
+            mend = f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
+            raise ValueError(message(name, f"unknown argument {argument!r}", "one of its arguments", argument, mend))
+
+
+def _for_the_place(rule):
+    def make(*arguments: Any, **keywords: Any) -> Any:
+        default = tf.compat.v1.get_default_graph()
+        is_tf1_graph = not tf.executing_eagerly() and not default.building_function
+        return getattr(tf1 if is_tf1_graph else keras, rule.__name__)(*arguments, **keywords)
+
+    make.__name__ = make.__qualname__ = rule.__name__
+    make.__doc__ = rule.__doc__
+    make.__signature__ = signature_of(rule)
+    return make
+
+
+globals().update({rule.__name__: _for_the_place(rule) for rule in rules.ALL})

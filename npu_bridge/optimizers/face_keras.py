@@ -1,0 +1,198 @@
+"""Rules as Keras optimizers of both generations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers import states
+from npu_bridge.optimizers.groups import ParameterGroups, name_of
+from npu_bridge.optimizers.hypers import from_config, to_config, values_at
+from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
+from npu_bridge.optimizers.rule import Rule
+from npu_bridge.optimizers.together import Pending, check_fused, update_together
+from npu_bridge.options.errors import message
+
+
+class _KerasFace:
+    """What the faces of both generations share.
+
+    Attributes:
+      rule_class: set by each optimizer.
+    """
+
+    rule_class: type = Rule
+
+    def _take_rule(self, arguments, groups):
+        self.rule = self.rule_class(**arguments)
+        self._group_arguments = groups
+        self._groups = ParameterGroups(self.rule, groups)
+
+    def _rule_config(self):
+        groups = self._group_arguments
+        if groups and not all(isinstance(group["match"], str) for group in groups):
+            raise ValueError(
+                message(
+                    self.rule_class.__name__,
+                    "groups of variables cannot be written into a configuration",
+                    "regular expressions",
+                    "variables",
+                    'Give "match" as a regular expression, or save weights only.',
+                )
+            )
+        # Keras puts wrappers of its own around lists and dictionaries that are attributes.
+        return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
+
+    def _update(self, variable, gradient, slots):
+        treatment = self._groups.of(variable)
+        at = values_at(treatment, self.iterations, working_dtype(variable), self._rate_of(treatment))
+        return update(variable, gradient, slots, treatment, at)
+
+    def _rate_of(self, treatment):
+        """The rate that can be set, for variables whose group has none of its own."""
+        return self._rate_of_now() if treatment.rule.learning_rate is self.rule.learning_rate else None
+
+    def get_states(self) -> dict:
+        """The number of updates and the slots; see `states.get_states`."""
+        return states.get_states(self.iterations, self._slots_by_name())
+
+    def set_states(self, values: dict) -> None:
+        """Goes on from what `get_states` gave; see `states.set_states`."""
+        states.set_states(type(self).__name__, values, self.iterations, self._slots_by_name())
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The counterpart of `get_config`."""
+        return cls(**from_config(config))
+
+
+class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
+    """A rule as a `tf.keras.optimizers.Optimizer`.
+
+    Args:
+      groups: see `ParameterGroups`.
+      name: name of the optimizer.
+      fused: update many variables at once, with the same numbers but for rounding. Not while a `tf.distribute.Strategy`
+        has several replicas.
+      **arguments: those of the rule. Schedules are read at `iterations`.
+    """
+
+    def __init__(
+        self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
+    ):
+        base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
+        self._take_rule(arguments, groups)
+        self._updated = []
+        super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
+        self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
+        self._is_fused = check_fused(self.rule_class.__name__, fused)
+
+    def build(self, var_list):
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+        self._groups.check(var_list)
+        self._updated = list(var_list)
+        self._slots = [
+            {
+                slot: self.add_variable_from_reference(
+                    variable, slot, initial_value=tf.fill(variable.shape, tf.cast(start, working_dtype(variable)))
+                )
+                for slot, start in self._groups.of(variable).rule.slots().items()
+            }
+            for variable in var_list
+        ]
+        self._built = True
+
+    def _rate_of_now(self):
+        return self.learning_rate
+
+    def apply_gradients(self, grads_and_vars, *arguments, **keywords):
+        """Updates the variables; see `tf.keras.optimizers.Optimizer.apply_gradients`."""
+        grads_and_vars = list(grads_and_vars)
+        if self.rule.uses_global_norm:
+            grads_and_vars = multiplied_by_factor(self.rule, grads_and_vars)
+        return super().apply_gradients(grads_and_vars, *arguments, **keywords)
+
+    def update_step(self, gradient, variable):
+        """Updates one variable."""
+        self._update(variable, gradient, self._slots_of(variable))
+
+    def get_config(self):
+        """The rule's arguments and those of every Keras optimizer."""
+        base = super().get_config()
+        own = {key: base[key] for key in ("name", "clipnorm", "clipvalue", "global_clipnorm")}
+        return {**own, "fused": self._is_fused, **self._rule_config()}
+
+    def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
+        if not self._is_fused or distribution.num_replicas_in_sync > 1:
+            return super()._distributed_apply_gradients_fn(distribution, grads_and_vars, **keywords)
+        pending = [
+            Pending(variable, as_dense(grad), self._slots_of(variable), self._groups.of(variable))
+            for grad, variable in grads_and_vars
+        ]
+        update_together(pending, self.iterations, self._rate_of)
+        return self.iterations.assign_add(1)
+
+    def _slots_of(self, variable):
+        return self._slots[self._index_dict[self._var_key(variable)]]
+
+    def _slots_by_name(self):
+        return {name_of(variable): slots for variable, slots in zip(self._updated, getattr(self, "_slots", ()))}
+
+
+class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
+    """A rule as a `tf.keras.optimizers.legacy.Optimizer`; arguments as of `KerasOptimizer`, without `fused`."""
+
+    def __init__(
+        self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
+    ):
+        if check_fused(self.rule_class.__name__, fused):
+            raise ValueError(
+                message(
+                    self.rule_class.__name__,
+                    "legacy Keras optimizers update one variable after the other",
+                    "fused=False",
+                    "fused=True",
+                    f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}.",
+                )
+            )
+        base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
+        self._take_rule(arguments, groups)
+        self._updated = []
+        super().__init__(name or self.rule_class.__name__, **base)
+        self._set_hyper("learning_rate", self.rule.learning_rate)
+
+    def _create_slots(self, var_list):
+        self._groups.check(var_list)
+        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        for variable in var_list:
+            dtype = working_dtype(variable)
+            for slot, start in self._groups.of(variable).rule.slots().items():
+                self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        slots = {slot: self.get_slot(var, slot) for slot in self._groups.of(var).rule.slots()}
+        return self._update(var, grad, slots)
+
+    def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
+        return self._resource_apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(var))), var)
+
+    def _rate_of_now(self):
+        return self._decayed_lr(tf.float32)
+
+    def _slots_by_name(self):
+        return {
+            name_of(variable): {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
+            for variable in self._updated
+        }
+
+    def _transform_gradients(self, grads_and_vars):
+        grads_and_vars = super()._transform_gradients(grads_and_vars)
+        return multiplied_by_factor(self.rule, grads_and_vars) if self.rule.uses_global_norm else grads_and_vars
+
+    def get_config(self):
+        """The rule's arguments and those of every legacy Keras optimizer."""
+        return {**super().get_config(), **self._rule_config()}

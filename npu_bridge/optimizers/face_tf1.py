@@ -1,0 +1,125 @@
+"""Rules as TF 1 optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers import states
+from npu_bridge.optimizers.groups import ParameterGroups, name_of
+from npu_bridge.optimizers.hypers import values_at
+from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
+from npu_bridge.optimizers.rule import Rule
+from npu_bridge.optimizers.together import Pending, check_fused, update_together
+
+_COUNT = "update_count"
+
+
+class Tf1Optimizer(tf.compat.v1.train.Optimizer):
+    """A rule as a `tf.compat.v1.train.Optimizer`.
+
+    Args:
+      groups: see `ParameterGroups`.
+      name: name of the optimizer; slots are named `<variable>/<name>/<slot>`.
+      fused: update many variables at once, with the same numbers but for rounding and the same slots.
+      **arguments: those of the rule. Schedules are read at the number of updates so far, which a skipped step leaves as
+        it is; a tensor (of `global_step`, say) is read as it is.
+    Graph: for each variable the rule's slots, float32 at least, and one int64 count of updates named
+      `<name>/update_count`.
+    """
+
+    rule_class: type = Rule
+
+    def __init__(
+        self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
+    ):
+        super().__init__(use_locking=False, name=name or self.rule_class.__name__)
+        self.rule = self.rule_class(**arguments)
+        self._groups = ParameterGroups(self.rule, groups)
+        self._is_fused = check_fused(self.rule_class.__name__, fused)
+        self._pending = []
+        self._updated = []
+        self._lr = self.rule.learning_rate  # where TF 1 optimizers keep theirs, for whoever shows it
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate as it was given."""
+        return self.rule.learning_rate
+
+    @property
+    def global_clipnorm(self) -> Any:
+        """Not None where one update needs the norm of all gradients, so that ranks cannot share the work."""
+        return True if self.rule.uses_global_norm else None
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """Updates the variables; see `tf.compat.v1.train.Optimizer.apply_gradients`."""
+        grads_and_vars = list(grads_and_vars)
+        if self.rule.uses_global_norm:
+            grads_and_vars = multiplied_by_factor(self.rule, grads_and_vars)
+        return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
+        """The number of updates and the slots of this graph, read in a session; see `states.get_states`."""
+        return states.get_states(self._updates_done(), self._slots_by_name(), session)
+
+    def set_states(self, values: dict, session: tf.compat.v1.Session | None = None) -> None:
+        """Goes on from what `get_states` gave, in a session; see `states.set_states`."""
+        states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
+
+    def _slots_by_name(self):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return {
+            name_of(variable): {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
+            for variable in self._updated
+            if graph is None or variable.graph is graph
+        }
+
+    def _create_slots(self, var_list):
+        self._groups.check(var_list)
+        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        for variable in var_list:
+            dtype = working_dtype(variable)
+            for slot, start in self._groups.of(variable).rule.slots().items():
+                starting = tf.constant_initializer(start)
+                where = f"{self._name}/{slot}"
+                self._get_or_make_slot_with_initializer(variable, starting, variable.shape, dtype, slot, where)
+        first = min(var_list, key=lambda variable: variable.name)
+        self._create_non_slot_variable(tf.constant(0, tf.int64), f"{self._name}/{_COUNT}", first)
+
+    def _updates_done(self):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
+
+    def _prepare(self):
+        # Read once: what runs late in a step would see the count after it.
+        self._count_before = tf.identity(self._updates_done())
+        self._pending = []
+
+    def _apply_dense(self, grad, var):
+        treatment = self._groups.of(var)
+        slots = {slot: self.get_slot(var, slot) for slot in treatment.rule.slots()}
+        if (
+            self._is_fused and getattr(var, "constraint", None) is None
+        ):  # a constraint follows the variable's own update
+            self._pending.append(Pending(var, grad, slots, treatment))
+            return None
+        at = values_at(treatment, self._count_before, working_dtype(var))
+        return update(var, grad, slots, treatment, at)
+
+    def _resource_apply_dense(self, grad, handle):
+        return self._apply_dense(grad, handle)
+
+    def _apply_sparse(self, grad, var):
+        return self._apply_dense(as_dense(grad), var)
+
+    def _resource_apply_sparse(self, grad, handle, indices):
+        return self._apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(handle))), handle)
+
+    def _finish(self, update_ops, name_scope):
+        pending, self._pending = self._pending, []
+        updated = [op for op in [*update_ops, *update_together(pending, self._count_before)] if op is not None]
+        with tf.control_dependencies(updated):
+            counted = self._updates_done().assign_add(1, read_value=False)
+        return None if tf.executing_eagerly() else tf.group(*updated, counted, name=name_scope)

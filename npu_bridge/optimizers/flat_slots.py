@@ -1,0 +1,154 @@
+"""Slots of many variables that lie in one flat variable between updates, until somebody asks for them.
+
+An update of flat slots is one op on one variable instead of one on each of hundreds. The slots' own variables stay what
+everybody else sees, as a checkpoint, a restore, an initialiser or a fetch: an op that refers to one of them first has
+all slots of the flat variable put back. The next update takes them into the flat variable again. That either holds the
+slots, or does not exist and the slots' own variables hold them; those are empty meanwhile. A lock keeps both moves and
+the update apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
+
+
+def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
+    """The flat form of some slots, made at the first call for them.
+
+    Args:
+      slots: for each variable of a batch, its slot variables by name.
+      sizes: for each its number of elements.
+    Returns:
+      None where they cannot lie flat: outside of TF 1 graphs, with TF 1 reference variables, and where one of them
+      lies flat with other slots already.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or graph.building_function or not all(slots):
+        return None
+    if not all(hasattr(slot, "handle") for own in slots for slot in own.values()):
+        return None
+    known = graph.get_collection_ref(_KEY)
+    if not known:
+        known.append({})
+    by_slot, key = known[0], tuple(slot.ref() for own in slots for slot in own.values())
+    found = {id(by_slot.get(reference)): by_slot.get(reference) for reference in key}
+    if list(found.values()) == [None]:
+        made = FlatSlots(slots, sizes)
+        by_slot.update(dict.fromkeys(key, made))
+        made.key = key
+        return made
+    flat = next(iter(found.values()))
+    return flat if len(found) == 1 and flat.key == key else None
+
+
+class FlatSlots:
+    """Slots of a batch of variables in one flat variable for each slot name.
+
+    Attributes:
+      handles: resource handles of the flat variables by slot name, to be used while `opened` only.
+      key: references of the slots' own variables.
+      name: a name that nothing else has in a session.
+    """
+
+    key: tuple = ()
+
+    def __init__(self, slots: Sequence[dict], sizes: Sequence[int]):
+        self._shapes = [next(iter(own.values())).shape for own in slots]
+        self._sizes = list(sizes)
+        self._names = list(slots[0])
+        self._dtype = slots[0][self._names[0]].dtype.base_dtype
+        self._shared_names = {name: [_shared_name(own[name]) for own in slots] for name in self._names}
+        self.name = f"{self._shared_names[self._names[0]][0]}/flat"
+        with tf.init_scope(), tf.device(slots[0][self._names[0]].device), tf.name_scope("flat_slots"):
+            self.handles = self._flat_handles()
+            self._mutex = tf.raw_ops.MutexV2(shared_name=self.name)
+            self._take, self._give, nothing = map(_as_function, (self._take_slots, self._give_slots, lambda: None))
+            self._nothing = nothing
+            lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+            with tf.control_dependencies([lock]):
+                given = self._if_flat(self._give, nothing)
+            with tf.control_dependencies([given]):
+                released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        for own in slots:
+            for slot in own.values():
+                slot.handle.op._add_control_input(released)
+
+    @contextlib.contextmanager
+    def opened(self, inputs: Sequence[tf.Tensor], written: list):
+        """Inside, ops find the slots in the flat variables.
+
+        Args:
+          inputs: what the update waits for; nothing is locked before it is there.
+          written: to be filled with the ops that end the update.
+        """
+        with tf.control_dependencies(inputs):
+            lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+        with tf.control_dependencies([lock]):
+            taken = self._if_flat(self._nothing, self._take)
+        with tf.control_dependencies([taken]):
+            yield
+        with tf.control_dependencies(written):
+            written.append(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+
+    def read(self) -> dict:
+        """The flat slots by name."""
+        size = sum(self._sizes)
+        return {
+            name: tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=self._dtype), [size])
+            for name, handle in self.handles.items()
+        }
+
+    def write(self, values: dict) -> list:
+        """Ops that assign the flat slots."""
+        return [tf.raw_ops.AssignVariableOp(resource=self.handles[name], value=value) for name, value in values.items()]
+
+    def _flat_handles(self):
+        return {
+            name: tf.raw_ops.VarHandleOp(
+                dtype=self._dtype, shape=[sum(self._sizes)], shared_name=f"{self.name}_{name}", name=name
+            )
+            for name in self._names
+        }
+
+    def _if_flat(self, then_branch, else_branch):
+        is_flat = tf.raw_ops.VarIsInitializedOp(resource=self.handles[self._names[0]])
+        # Not lowered to switches: hundreds of ops that are hardly ever run cost nothing in a function.
+        return tf.raw_ops.If(cond=is_flat, input=[], Tout=[], then_branch=then_branch, else_branch=else_branch)
+
+    def _take_slots(self):
+        """Moves the slots into the flat variables."""
+        for name, flat in self._flat_handles().items():
+            places = list(zip(self._shared_names[name], self._shapes))
+            values = [tf.raw_ops.ReadVariableOp(resource=self._own(*place), dtype=self._dtype) for place in places]
+            joined = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
+            tf.raw_ops.AssignVariableOp(resource=flat, value=joined)
+            with tf.control_dependencies([joined]):
+                for shared_name, _ in places:
+                    nothing = tf.zeros([0], self._dtype)
+                    tf.raw_ops.AssignVariableOp(resource=self._own(shared_name, None), value=nothing)
+
+    def _give_slots(self):
+        """Moves them back."""
+        for name, flat in self._flat_handles().items():
+            parts = tf.split(tf.raw_ops.ReadVariableOp(resource=flat, dtype=self._dtype), self._sizes)
+            for shared_name, shape, part in zip(self._shared_names[name], self._shapes, parts):
+                own = self._own(shared_name, shape)
+                tf.raw_ops.AssignVariableOp(resource=own, value=tf.reshape(part, shape))
+            tf.raw_ops.DestroyResourceOp(resource=flat)
+
+    def _own(self, shared_name, shape):
+        return tf.raw_ops.VarHandleOp(dtype=self._dtype, shape=tf.TensorShape(shape), shared_name=shared_name)
+
+
+def _shared_name(slot: Any) -> str:
+    return slot.handle.op.get_attr("shared_name").decode()
+
+
+def _as_function(function):
+    return tf.function(function, autograph=False).get_concrete_function()

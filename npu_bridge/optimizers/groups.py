@@ -1,0 +1,115 @@
+"""Parameter groups: which rule, with which hyper-parameters, updates which variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule
+from npu_bridge.options.errors import message, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Treatment:
+    """How a variable is updated. Variables of one treatment can be updated together.
+
+    Attributes:
+      rule: with the hyper-parameters of the variable's group.
+      decays: whether weight decay applies.
+      adapts_layer: whether the norm of the whole tensor counts, in rules that use it.
+    """
+
+    rule: Rule
+    decays: bool
+    adapts_layer: bool
+
+
+class ParameterGroups:
+    """Finds the treatment of each variable.
+
+    Args:
+      rule: the rule with the hyper-parameters of all variables that are in no group.
+      groups: dictionaries with "match", a regular expression that is searched for in names or a list of variables, and
+        the hyper-parameters that differ ("lr" is "learning_rate"). A variable belongs to the first group that matches.
+    Raises:
+      TypeError, ValueError: a group is no such dictionary, or a value is not allowed.
+    """
+
+    def __init__(self, rule: Rule, groups: Sequence[dict] | None = None):
+        self._owner = type(rule).__name__
+        self.rule = rule
+        self._groups = [self._read(number, group) for number, group in enumerate(groups or ())]
+        self._treatments = {}
+
+    def of(self, variable: Any) -> Treatment:
+        """The treatment of a variable; equal ones are the same object."""
+        name = name_of(variable)
+        rule = next((rule for match, rule in self._groups if _matches(match, variable, name)), self.rule)
+        decays = not _is_found(rule.exclude_from_weight_decay, name)
+        of_layers = getattr(rule, "exclude_from_layer_adaptation", None)
+        adapts_layer = decays if of_layers is None else not _is_found(of_layers, name)
+        treatment = Treatment(rule, decays, adapts_layer)
+        return self._treatments.setdefault(treatment, treatment)
+
+    def check(self, variables: Sequence[Any]) -> None:
+        """Sees to it that every group has a variable.
+
+        Ranks that share the update make slots for some of the variables at a time, so those of the whole graph count.
+
+        Raises:
+          ValueError: one has none.
+        """
+        if not tf.executing_eagerly():
+            variables = [*variables, *tf.compat.v1.trainable_variables()]
+        names = [name_of(variable) for variable in variables]
+        for number, (match, _) in enumerate(self._groups):
+            if any(_matches(match, variable, name) for variable, name in zip(variables, names)):
+                continue
+            near = nearest(match, names) if isinstance(match, str) else None
+            hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(names[:5])}."
+            got = repr(match) if isinstance(match, str) else "variables that are not trained here"
+            raise ValueError(
+                message(self._owner, f"group {number} matches no variable", "a match for at least one", got, hint)
+            )
+
+    def _read(self, number, group):
+        where = f"{self._owner}: group {number}"
+        if not isinstance(group, dict) or "match" not in group:
+            raise TypeError(
+                message(where, "it names no variables", 'a dictionary with "match"', repr(group), "Add it.")
+            )
+        values = {"learning_rate" if name == "lr" else name: value for name, value in group.items() if name != "match"}
+        known = self.rule.hyper_names()
+        for name in values:
+            if name not in known:
+                near = nearest(name, known)
+                mend = f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
+                raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, mend))
+        match = group["match"]
+        if isinstance(match, str):
+            try:
+                re.compile(match)
+            except re.error as error:
+                raise ValueError(
+                    message(where, f"its match cannot be read ({error})", "a regular expression", match, "Correct it.")
+                ) from error
+        else:
+            match = tuple(variable.ref() for variable in match)
+        return match, dataclasses.replace(self.rule, **values)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's name without the number of its output."""
+    return variable.name.split(":")[0]
+
+
+def _matches(match, variable, name):
+    return re.search(match, name) is not None if isinstance(match, str) else variable.ref() in match
+
+
+def _is_found(patterns, name):
+    return any(re.search(pattern, name) for pattern in patterns or ())

@@ -1,0 +1,101 @@
+"""The values that hyper-parameters have in one update, whatever they were given as."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.optimizers.rule import is_number
+from npu_bridge.options.errors import message
+
+
+def values_at(
+    treatment: Treatment, updates_done: tf.Tensor, dtype: tf.DType, learning_rate: Any = None
+) -> types.SimpleNamespace:
+    """The hyper-parameters of the coming update.
+
+    Args:
+      treatment: the rule, and what it leaves out for the variables in question.
+      updates_done: number of updates before this one, an integer scalar; schedules are read at it.
+      dtype: of the results.
+      learning_rate: the rate of now, where the face keeps one that can be set; None for the rule's.
+    Returns:
+      An attribute for each hyper-parameter: a scalar tensor, or None for an option that is off; `update`, the number of
+      this update counted from 1; `adapts_layer`, whether norms of whole tensors count. `weight_decay` is the number 0.0
+      where there is none, so that nothing is computed for it.
+    """
+    rule = treatment.rule
+    at = types.SimpleNamespace(update=tf.cast(updates_done, dtype) + 1, adapts_layer=treatment.adapts_layer)
+    for name in rule.hyper_names():
+        value = getattr(rule, name)
+        setattr(at, name, None if value is None else _as_tensor(value, updates_done, dtype))
+    if learning_rate is not None:
+        at.learning_rate = tf.cast(learning_rate, dtype)
+    if not (treatment.decays and rule.is_on("weight_decay")):
+        at.weight_decay = 0.0
+    return at
+
+
+def _as_tensor(value, updates_done, dtype):
+    if callable(value):
+        value = value(updates_done) if _takes_step(value) else value()
+    if is_number(value):
+        return tf.constant(float(value), dtype)
+    return tf.cast(value, dtype)
+
+
+def _takes_step(value):
+    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return True
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(parameter.default is parameter.empty and parameter.kind in positional for parameter in parameters)
+
+
+def to_config(rule: Any) -> dict:
+    """The arguments of a rule as JSON knows them.
+
+    Raises:
+      ValueError: a hyper-parameter is a callable or a tensor, which cannot be written down.
+    """
+    return {field.name: _to_json(rule, field.name) for field in dataclasses.fields(rule)}
+
+
+def _to_json(rule, name):
+    value = getattr(rule, name)
+    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return tf.keras.optimizers.schedules.serialize(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, tf.Variable) and tf.executing_eagerly():
+        return float(value.numpy())
+    raise ValueError(
+        message(
+            type(rule).__name__,
+            f"{name} cannot be written into a configuration",
+            "a number or a LearningRateSchedule",
+            type(value).__name__,
+            "Give one of those, or save weights only.",
+        )
+    )
+
+
+def from_config(config: dict) -> dict:
+    """Arguments of a rule from what `to_config` gave; other keys are passed on."""
+    return {name: _from_json(value) for name, value in config.items()}
+
+
+def _from_json(value):
+    if isinstance(value, dict) and "class_name" in value:
+        return tf.keras.optimizers.schedules.deserialize(value)
+    return value

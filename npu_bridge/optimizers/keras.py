@@ -1,0 +1,8 @@
+"""Optimizers for Keras 2.15: `npu_bridge.optimizers.keras.LAMB(0.001)`; `keras_legacy` has those of the other kind."""
+
+from __future__ import annotations
+
+from npu_bridge.optimizers.face_keras import KerasOptimizer
+from npu_bridge.optimizers.make import named_faces
+
+globals().update(named_faces(KerasOptimizer, __name__))

@@ -1,0 +1,176 @@
+"""Rules run by TensorFlow's own update kernels, which go over a variable and its slots once.
+
+The formula of a rule, op by op, writes a tensor of the variable's size for each of its terms. On large variables that
+is what an update costs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import PerTensor, Rule
+from npu_bridge.optimizers.rules.adam import Adam, AdamW
+from npu_bridge.optimizers.rules.lamb import LAMB
+from npu_bridge.optimizers.rules.sgd import SGD
+
+
+def fits(rule: Rule) -> bool:
+    """True when there is a kernel for this rule."""
+    known = _KERNELS.get(type(rule))  # not of a subclass, which may have another formula
+    return known is not None and known[0](rule)
+
+
+def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any) -> Any:
+    """Updates a resource variable and its slots where there is a kernel.
+
+    Args:
+      variable: the variable, of the dtype of the work.
+      gradient: dense, of its shape and dtype.
+      slots: slot variables by name.
+      rule: what to do.
+      at: the hyper-parameters of this update, see `values_at`.
+    Returns:
+      The op to wait for; None when executed eagerly.
+    """
+    handles = {name: slot.handle for name, slot in slots.items()}
+    decays = rule.decays(at)
+    if decays and rule.decay == "coupled":
+        gradient = gradient + at.weight_decay * variable.read_value()
+    if isinstance(rule, LAMB):
+        return _update_by_lamb(variable, gradient, handles, rule, at, f"{slots['m']._unique_id}/direction")
+    if not (decays and rule.decay == "decoupled"):
+        return _lower(variable.handle, gradient, handles, rule, at)
+    lost = at.learning_rate * at.weight_decay * variable.read_value()
+    with tf.control_dependencies([lost]):
+        done = _lower(variable.handle, gradient, handles, rule, at)
+    with _after(done):
+        return variable.assign_sub(lost, read_value=False)
+
+
+def change(
+    parameter: tf.Tensor | None, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any, tensors: PerTensor, name: str
+) -> tf.Tensor:
+    """What to add to a parameter: minus the `amount` of the rule. The slots are updated.
+
+    Args:
+      parameter: None where the rule does not read it.
+      gradient: of the same shape.
+      slots: resource handles by slot name.
+      rule, at: as of `update`.
+      tensors: sums over whole tensors.
+      name: of a variable that exists meanwhile.
+    """
+    decays = rule.decays(at)
+    if decays and rule.decay == "coupled":
+        gradient = gradient + at.weight_decay * parameter
+    start = tf.zeros_like(gradient)
+    if decays and rule.decay == "in_direction":
+        start = -at.weight_decay * parameter
+    elif decays and rule.decay == "decoupled" and not isinstance(rule, LAMB):
+        start = -at.learning_rate * at.weight_decay * parameter
+    scratch, lowered = _lowered(start, gradient, slots, rule, at, name)
+    with tf.control_dependencies([lowered]):
+        destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
+    with _after(destroyed):
+        lowered = tf.identity(lowered)
+    if not isinstance(rule, LAMB):
+        return lowered
+    rate = at.learning_rate
+    if at.adapts_layer:
+        rate = rate * rule.ratio(tensors.norm(parameter), tensors.norm(lowered), at)
+    lowered = rate * lowered
+    if decays and rule.decay == "decoupled":
+        lowered = lowered - at.learning_rate * at.weight_decay * parameter
+    return lowered
+
+
+def _lowered(start, gradient, slots, rule, at, name):
+    """The handle of a scratch variable that started as `start` and was lowered by the rule, and its value."""
+    scratch = tf.raw_ops.VarHandleOp(dtype=start.dtype, shape=start.shape, shared_name=name)
+    with _after(tf.raw_ops.AssignVariableOp(resource=scratch, value=start)):
+        lowered = _lower(scratch, gradient, slots, rule, at)
+    with _after(lowered):
+        return scratch, tf.raw_ops.ReadVariableOp(resource=scratch, dtype=start.dtype)
+
+
+def _lower(handle, gradient, slots, rule, at):
+    """Lowers a variable by the amount of the rule without weight decay, by the direction for LAMB."""
+    return _KERNELS[type(rule)][1](handle, gradient, slots, rule, at)
+
+
+def _by_sgd(handle, gradient, slots, rule, at):
+    if not slots:
+        return tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=at.learning_rate, delta=gradient)
+    return tf.raw_ops.ResourceApplyMomentum(
+        var=handle,
+        accum=slots["momentum"],
+        lr=at.learning_rate,
+        grad=gradient,
+        momentum=at.momentum,
+        use_nesterov=rule.nesterov,
+    )
+
+
+def _by_adam(handle, gradient, slots, rule, at):
+    is_corrected = rule.epsilon_placement == "corrected"
+    return _apply_adam(handle, gradient, slots, at, at.learning_rate, is_corrected, True)
+
+
+def _by_lamb(handle, gradient, slots, rule, at):
+    one = tf.ones([], gradient.dtype)
+    return _apply_adam(handle, gradient, slots, at, one, rule.bias_correction, rule.bias_correction)
+
+
+def _apply_adam(handle, gradient, slots, at, rate, is_epsilon_corrected, is_corrected):
+    """Adam's kernel, whose epsilon stands beside the root of the uncorrected `v`."""
+    powers = [tf.pow(beta, at.update) if is_corrected else tf.zeros_like(beta) for beta in (at.beta_1, at.beta_2)]
+    return tf.raw_ops.ResourceApplyAdam(
+        var=handle,
+        m=slots["m"],
+        v=slots["v"],
+        beta1_power=powers[0],
+        beta2_power=powers[1],
+        lr=rate,
+        beta1=at.beta_1,
+        beta2=at.beta_2,
+        epsilon=at.epsilon * tf.sqrt(1.0 - powers[1]) if is_epsilon_corrected else at.epsilon,
+        grad=gradient,
+    )
+
+
+def _update_by_lamb(variable, gradient, slots, rule, at, name):
+    """Adam's kernel lowers a scratch variable that starts as `-weight_decay * p` by one direction: it becomes `-u`."""
+    parameter = variable.read_value()
+    decays = rule.decays(at)
+    start = -at.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
+    scratch, backwards = _lowered(start, gradient, slots, rule, at, name)
+    rate = at.learning_rate
+    if at.adapts_layer:
+        norms = [tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (parameter, backwards)]
+        rate = rate * rule.ratio(*norms, at)
+    lost = None
+    if decays and rule.decay == "decoupled":
+        lost = at.learning_rate * at.weight_decay * parameter
+    with tf.control_dependencies([] if lost is None else [lost]):
+        done = tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=-rate, delta=backwards)
+    with _after(done):
+        destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
+    if lost is None:
+        return destroyed
+    with _after(destroyed):
+        return variable.assign_sub(lost, read_value=False)
+
+
+def _after(op):
+    return tf.control_dependencies([] if op is None else [op])
+
+
+# The rules that have kernels: for which of their options, and how.
+_KERNELS = {
+    SGD: (lambda rule: not rule.is_on("dampening"), _by_sgd),
+    Adam: (lambda rule: not rule.amsgrad, _by_adam),
+    AdamW: (lambda rule: not rule.amsgrad, _by_adam),
+    LAMB: (lambda rule: True, _by_lamb),
+}

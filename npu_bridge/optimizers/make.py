@@ -1,0 +1,50 @@
+"""Makes an optimizer class for each rule out of a face."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers import rules
+
+_OF_FACES = ("groups", "name", "fused")
+
+
+def named_faces(face: type, module: str) -> dict:
+    """A class for each rule, by name: the face with the rule's arguments, in their order, and its documentation."""
+    return {rule.__name__: _named_face(face, rule, module) for rule in rules.ALL}
+
+
+def signature_of(rule: type) -> inspect.Signature:
+    """The arguments of an optimizer of this rule."""
+    fields = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if field.metadata.get("is_required") else field.default,
+        )
+        for field in dataclasses.fields(rule)
+    ]
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _OF_FACES]
+    rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
+    return inspect.Signature([*fields, *own, rest])
+
+
+def _named_face(face, rule, module):
+    signature = signature_of(rule)
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        given = signature.bind(*arguments, **keywords).arguments
+        others = given.pop("keywords", {})
+        face.__init__(self, **given, **others)
+
+    __init__.__signature__ = signature
+    members = {"__init__": __init__, "__doc__": rule.__doc__, "__module__": module, "rule_class": rule}
+    made = type(rule.__name__, (face,), members)
+    if issubclass(face, tf.compat.v1.train.Optimizer):
+        return made
+    kind = "legacy" if issubclass(face, tf.keras.optimizers.legacy.Optimizer) else "keras"
+    return tf.keras.utils.register_keras_serializable(f"npu_bridge.{kind}")(made)

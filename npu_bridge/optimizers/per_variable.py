@@ -1,0 +1,65 @@
+"""Running a rule on one variable after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.optimizers.rule import Rule
+
+
+def working_dtype(variable: Any) -> tf.DType:
+    """The dtype in which a variable's update is computed and its slots are kept: float32 at least."""
+    dtype = tf.as_dtype(variable.dtype).base_dtype
+    return tf.float32 if dtype.size < tf.float32.size else dtype
+
+
+def as_dense(gradient: Any) -> tf.Tensor:
+    """A gradient with all its rows; rows with the same index are added up."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+
+
+def update(
+    variable: Any,
+    gradient: Any,
+    slots: dict,
+    treatment: Treatment,
+    at: Any,
+) -> Any:
+    """Updates one variable and its slots.
+
+    Args:
+      variable: the variable.
+      gradient: of its shape; a sparse one is made dense.
+      slots: slot variables by name.
+      treatment: what to do.
+      at: the hyper-parameters of this update in the dtype of the work, see `values_at`.
+    Returns:
+      The op to wait for; None when executed eagerly.
+    """
+    dtype = working_dtype(variable)
+    old_slots = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
+    parameter = tf.cast(tf.convert_to_tensor(variable), dtype)
+    gradient = tf.cast(as_dense(gradient), dtype)
+    amount, new_slots = treatment.rule.updated(parameter, gradient, old_slots, at)
+    own_dtype = tf.as_dtype(variable.dtype).base_dtype
+    # A TF 1 reference variable hands out its own buffer: nothing may be written before everything was read.
+    with tf.control_dependencies([amount, *new_slots.values()]):
+        written = [slots[name].assign(value, read_value=False) for name, value in new_slots.items()]
+        if own_dtype == dtype:
+            written.append(variable.assign_sub(amount, read_value=False))
+        else:
+            written.append(variable.assign(tf.cast(parameter - amount, own_dtype), read_value=False))
+    return None if tf.executing_eagerly() else tf.group(*written)
+
+
+def multiplied_by_factor(rule: Rule, grads_and_vars: list) -> list:
+    """Pairs whose gradients are dense and multiplied by the rule's factor, for rules that use the global norm."""
+    dense = [(None if grad is None else as_dense(grad), variable) for grad, variable in grads_and_vars]
+    norm = tf.linalg.global_norm([tf.cast(grad, tf.float32) for grad, _ in dense if grad is not None])
+    factor = rule.gradient_factor(norm)
+    return [(None if grad is None else grad * tf.cast(factor, grad.dtype), variable) for grad, variable in dense]

@@ -1,0 +1,220 @@
+"""What an update rule is: a formula with its hyper-parameters, and nothing about where or how it is run.
+
+A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
+`choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The faces for TF 1 and Keras, execution
+variable by variable or on flat buffers, schedules and parameter groups are derived from that.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import numbers
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.options.errors import message
+
+
+class PerTensor:
+    """Sums over tensors, for rules that treat each tensor as a whole; here there is one tensor."""
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum over each tensor's elements, in a shape that broadcasts against `values`."""
+        return tf.reduce_sum(values)
+
+    def norm(self, values: tf.Tensor) -> tf.Tensor:
+        """The 2-norm of each tensor, in a shape that broadcasts against `values`."""
+        return tf.sqrt(self.sum(tf.square(values)))
+
+
+ONE_TENSOR = PerTensor()
+
+
+def hyper(default: float | None, low: float = 0.0, below: float | None = None, optional: bool = False) -> Any:
+    """A hyper-parameter: a number of at least `low` and less than `below`, or a schedule of numbers.
+
+    Args:
+      default: value when none is given; None with `optional=False` means that one must be given.
+      low, below: bounds; `below=None` is none. Schedules are not checked.
+      optional: None is allowed, and means that the option is off.
+    """
+    missing = default is None and not optional
+    return _field(default, _check_hyper, low=low, below=below, optional=optional, is_hyper=True, is_required=missing)
+
+
+def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
+    """A number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
+    return _field(default, _check_number, low=low, below=None, optional=optional)
+
+
+def flag(default: bool) -> Any:
+    """An argument that is True or False."""
+    return _field(default, _check_flag)
+
+
+def choice(default: str, *others: str) -> Any:
+    """An argument that is one of a few words."""
+    return _field(default, _check_choice, choices=(default, *others))
+
+
+def patterns() -> Any:
+    """An argument that is a list of regular expressions, searched for in names of variables, or None."""
+    return _field(None, _check_patterns)
+
+
+class Rule(abc.ABC):
+    """A formula that turns a gradient into the amount that a parameter is lowered by.
+
+    Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
+    `decay="coupled"`, `weight_decay * parameter` is added to the gradient first; with "decoupled", the parameter is
+    lowered by `learning_rate * weight_decay * parameter` besides. A rule may define more.
+    """
+
+    # False for a rule that looks at more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
+    is_elementwise_or_norms = True
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check = field.metadata["check"]
+            object.__setattr__(self, field.name, check(type(self).__name__, field, getattr(self, field.name)))
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 - most rules have arguments that do not depend on each other
+        """Raises ValueError where arguments do not fit each other."""
+
+    @classmethod
+    def hyper_names(cls) -> list:
+        """Names of the arguments that may be schedules."""
+        return [field.name for field in dataclasses.fields(cls) if field.metadata.get("is_hyper")]
+
+    def is_on(self, name: str) -> bool:
+        """False when a hyper-parameter is 0 for the whole run; a schedule may become anything, so it is on."""
+        value = getattr(self, name)
+        return value is not None and not (isinstance(value, float) and value == 0.0)
+
+    def slots(self) -> dict:
+        """Names of the values kept for each parameter, with what their elements start as."""
+        return {}
+
+    @property
+    def uses_global_norm(self) -> bool:
+        """True when gradients are first multiplied by a factor that depends on the norm of all of them."""
+        return False
+
+    def gradient_factor(self, global_norm: tf.Tensor) -> tf.Tensor:
+        """The factor for all gradients, where `uses_global_norm`."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def amount(self, parameter, gradient, slots: dict, at, tensors: PerTensor) -> tuple:
+        """What is to be subtracted from the parameter, and the new slots.
+
+        Args:
+          parameter, gradient: float32 or float64 tensors of one shape.
+          slots: tensors of that shape by name.
+          at: the hyper-parameters of this update by name, scalars of that dtype; `at.update` counts updates from 1.
+          tensors: sums over whole tensors.
+        """
+
+    def updated(self, parameter, gradient, slots: dict, at, tensors: PerTensor = ONE_TENSOR) -> tuple:
+        """`amount` with the weight decay; the arguments and results are the same."""
+        decays = self.decays(at)
+        if decays and self.decay == "coupled":
+            gradient = gradient + at.weight_decay * parameter
+        amount, new_slots = self.amount(parameter, gradient, slots, at, tensors)
+        if decays and self.decay == "decoupled":
+            amount = amount + at.learning_rate * at.weight_decay * parameter
+        elif decays and self.decay == "decoupled_unscaled":
+            amount = amount + at.weight_decay * parameter
+        return amount, new_slots
+
+    @property
+    def reads_parameter(self) -> bool:
+        """True when the amount depends on the parameter itself."""
+        return self.is_on("weight_decay")
+
+    def decays(self, at) -> bool:
+        """True when a weight decay is part of this update; `values_at` gives the number 0.0 where none is."""
+        return not (isinstance(at.weight_decay, float) and at.weight_decay == 0.0)
+
+
+def _field(default, check, **metadata):
+    return dataclasses.field(default=default, metadata={"check": check, **metadata})
+
+
+def is_number(value: Any) -> bool:
+    """True for Python and numpy numbers, not for booleans."""
+    return isinstance(value, (numbers.Real, np.number)) and not isinstance(value, (bool, np.bool_))
+
+
+def is_schedule(value: Any) -> bool:
+    """True for what gives another number at each update: schedules, callables, tensors and variables."""
+    return callable(value) or isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(value, "handle")
+
+
+def _check_hyper(owner, field, value):
+    metadata = field.metadata
+    if value is None and metadata["optional"]:
+        return None
+    if is_number(value):
+        bounds = f"at least {metadata['low']:g}" + (
+            "" if metadata["below"] is None else f" and less than {metadata['below']:g}"
+        )
+        is_inside = float(value) >= metadata["low"] and np.isfinite(float(value))
+        if not is_inside or (metadata["below"] is not None and float(value) >= metadata["below"]):
+            raise ValueError(
+                message(owner, f"{field.name} is out of range", f"a number of {bounds}", repr(value), "Change it.")
+            )
+        return float(value)
+    if is_schedule(value):
+        return value
+    raise TypeError(
+        message(
+            owner,
+            f"{field.name} is of the wrong type",
+            "a number, a tf.keras.optimizers.schedules.LearningRateSchedule, a callable or a tensor",
+            f"{value!r} of type {type(value).__name__}",
+            "Give a number such as 0.1.",
+        )
+    )
+
+
+def _check_number(owner, field, value):
+    if is_schedule(value):
+        raise TypeError(
+            message(owner, f"{field.name} is the same in all updates", "a number", type(value).__name__, "Give one.")
+        )
+    return _check_hyper(owner, field, value)
+
+
+def _check_flag(owner, field, value):
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(message(owner, f"{field.name} is a switch", "True or False", repr(value), "Give one of them."))
+    return bool(value)
+
+
+def _check_choice(owner, field, value):
+    choices = field.metadata["choices"]
+    if value not in choices:
+        expected = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+        raise ValueError(message(owner, f"{field.name} is unknown", expected, repr(value), "Choose one."))
+    return value
+
+
+def _check_patterns(owner, field, value):
+    if value is None:
+        return None
+    given = [value] if isinstance(value, str) else list(value)
+    for pattern in given:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            expected = "regular expressions that are searched for in names of variables"
+            raise ValueError(
+                message(owner, f"{field.name} cannot be read ({error})", expected, repr(pattern), "Correct it.")
+            ) from error
+    return tuple(given)

@@ -1,0 +1,39 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, hyper, patterns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adadelta(Rule):
+    """`s <- rho*s + (1-rho)*g^2`, `d = sqrt(a+epsilon) / sqrt(s+epsilon) * g`, `a <- rho*a + (1-rho)*d^2`.
+
+    The parameter is lowered by `learning_rate * d`.
+
+    Args:
+      learning_rate, rho, epsilon: as in the formula.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`.
+    """
+
+    learning_rate: Any = hyper(1.0)
+    rho: Any = hyper(0.9, below=1.0)
+    epsilon: Any = hyper(1e-6)
+    weight_decay: Any = hyper(0.0)
+    decay: str = choice("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns()
+
+    def slots(self):
+        return {"accumulated_gradient": 0.0, "accumulated_amount": 0.0}
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        squares = at.rho * slots["accumulated_gradient"] + (1.0 - at.rho) * tf.square(gradient)
+        past = slots["accumulated_amount"]
+        direction = tf.sqrt(past + at.epsilon) / tf.sqrt(squares + at.epsilon) * gradient
+        amounts = at.rho * past + (1.0 - at.rho) * tf.square(direction)
+        return at.learning_rate * direction, {"accumulated_gradient": squares, "accumulated_amount": amounts}

@@ -1,0 +1,38 @@
+"""AdaGrad."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adagrad(Rule):
+    """`h <- h + g^2`, then `p <- p - learning_rate * g / sqrt(h + epsilon)`.
+
+    Args:
+      learning_rate, epsilon: as in the formula.
+      epsilon_inside: add epsilon under the root, else to the root.
+      initial_accumulator: what `h` starts as; Keras' default is 0.1.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`.
+    """
+
+    learning_rate: Any = hyper(0.01)
+    epsilon: Any = hyper(1e-8)
+    epsilon_inside: bool = flag(True)
+    initial_accumulator: float = number(0.0)
+    weight_decay: Any = hyper(0.0)
+    decay: str = choice("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns()
+
+    def slots(self):
+        return {"accumulator": self.initial_accumulator}
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        total = slots["accumulator"] + tf.square(gradient)
+        root = tf.sqrt(total + at.epsilon) if self.epsilon_inside else tf.sqrt(total) + at.epsilon
+        return at.learning_rate * gradient / root, {"accumulator": total}

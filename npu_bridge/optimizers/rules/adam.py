@@ -1,0 +1,74 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+
+
+def moments(gradient, slots, at):
+    """The new mean and mean square of the gradient, as every rule of Adam's family keeps them."""
+    mean = at.beta_1 * slots["m"] + (1.0 - at.beta_1) * gradient
+    square = at.beta_2 * slots["v"] + (1.0 - at.beta_2) * tf.square(gradient)
+    return mean, square
+
+
+def corrections(at):
+    """What the two moments are short of after `at.update` updates, because they started at 0."""
+    return 1.0 - tf.pow(at.beta_1, at.update), 1.0 - tf.pow(at.beta_2, at.update)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adam(Rule):
+    """`m <- b1*m + (1-b1)*g`, `v <- b2*v + (1-b2)*g^2`, and a step along `m / sqrt(v)`, both corrected for their start.
+
+    With `c1 = 1 - b1^k` and `c2 = 1 - b2^k` in update k, the amount is
+
+    - `learning_rate * sqrt(c2)/c1 * m / (sqrt(v) + epsilon)` with `epsilon_placement="tf"`, as TF 1 and Keras do;
+    - `learning_rate * (m/c1) / (sqrt(v/c2) + epsilon)` with "corrected", as the paper does.
+
+    Args:
+      learning_rate, beta_1, beta_2, epsilon: as in the formula.
+      epsilon_placement: "tf" or "corrected".
+      amsgrad: divide by the largest `v` so far.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`.
+    """
+
+    learning_rate: Any = hyper(0.001)
+    beta_1: Any = hyper(0.9, below=1.0)
+    beta_2: Any = hyper(0.999, below=1.0)
+    epsilon: Any = hyper(1e-8)
+    weight_decay: Any = hyper(0.0)
+    epsilon_placement: str = choice("tf", "corrected")
+    amsgrad: bool = flag(False)
+    decay: str = choice("coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns()
+
+    def slots(self):
+        return {"m": 0.0, "v": 0.0, **({"v_max": 0.0} if self.amsgrad else {})}
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        mean, square = moments(gradient, slots, at)
+        new = {"m": mean, "v": square}
+        if self.amsgrad:
+            square = new["v_max"] = tf.maximum(slots["v_max"], square)
+        of_mean, of_square = corrections(at)
+        if self.epsilon_placement == "tf":
+            rate = at.learning_rate * tf.sqrt(of_square) / of_mean
+            return rate * mean / (tf.sqrt(square) + at.epsilon), new
+        return at.learning_rate / of_mean * mean / (tf.sqrt(square / of_square) + at.epsilon), new
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the parameter is also lowered by `learning_rate * weight_decay * parameter`.
+
+    Args: as of `Adam`.
+    """
+
+    weight_decay: Any = hyper(0.01)
+    decay: str = choice("decoupled", "coupled")

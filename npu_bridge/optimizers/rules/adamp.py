@@ -1,0 +1,87 @@
+"""AdamP: Adam without the part of a step that only makes scale-invariant weights longer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rules.adam import corrections, moments
+
+_SMALLEST_NORM = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdamP(Rule):
+    """Adam's step, projected for weights whose gradient is nearly orthogonal to them.
+
+    A tensor of two or more dimensions is looked at by output channel (the last axis), else as a whole: where the
+    largest `|cos(g, p)|` is below `delta / sqrt(elements)`, the part of the step along `p` is removed and the weight
+    decay multiplied by `wd_ratio`.
+
+    Args:
+      learning_rate, beta_1, beta_2, epsilon: as of `Adam`, with the epsilon of the paper.
+      delta, wd_ratio: see above.
+      nesterov: look ahead.
+      weight_decay: the parameter is lowered by `learning_rate * weight_decay * parameter` besides.
+      decay, exclude_from_weight_decay: see `Rule`.
+    """
+
+    learning_rate: Any = hyper(0.001)
+    beta_1: Any = hyper(0.9, below=1.0)
+    beta_2: Any = hyper(0.999, below=1.0)
+    epsilon: Any = hyper(1e-8)
+    weight_decay: Any = hyper(0.0)
+    delta: Any = hyper(0.1)
+    wd_ratio: Any = hyper(0.1)
+    nesterov: bool = flag(False)
+    decay: str = choice("projected", "coupled", "decoupled")
+    exclude_from_weight_decay: Any = patterns()
+
+    is_elementwise_or_norms = False
+
+    def slots(self):
+        return {"m": 0.0, "v": 0.0}
+
+    @property
+    def reads_parameter(self):
+        return True
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        mean, square = moments(gradient, slots, at)
+        of_mean, of_square = corrections(at)
+        ahead = at.beta_1 * mean + (1.0 - at.beta_1) * gradient if self.nesterov else mean
+        direction = ahead / (tf.sqrt(square / of_square) + at.epsilon) / of_mean
+        decay_factor = tf.ones([], gradient.dtype)
+        if parameter.shape.rank is not None and parameter.shape.rank > 1:
+            direction, decay_factor = _projected(parameter, gradient, direction, at)
+        amount = at.learning_rate * direction
+        if self.decay == "projected" and self.decays(at):
+            amount = amount + at.learning_rate * at.weight_decay * decay_factor * parameter
+        return amount, {"m": mean, "v": square}
+
+
+def _projected(parameter, gradient, direction, at):
+    """The direction without its part along the parameter where that is idle, and the factor of the decay."""
+    results = direction, tf.ones([], direction.dtype)
+    by_channel = list(range(parameter.shape.rank - 1))
+    for axes in (None, by_channel):  # the channels have the last word
+        width = tf.cast(tf.size(parameter), direction.dtype)
+        if axes is not None:
+            width = width / tf.cast(tf.shape(parameter)[-1], direction.dtype)
+        is_idle = tf.reduce_max(_cosine(gradient, parameter, axes)) < at.delta / tf.sqrt(width)
+        unit = parameter / (_norm(parameter, axes) + _SMALLEST_NORM)
+        orthogonal = direction - unit * tf.reduce_sum(unit * direction, axes, keepdims=True)
+        results = tf.where(is_idle, orthogonal, results[0]), tf.where(is_idle, at.wd_ratio, results[1])
+    return results
+
+
+def _norm(values, axes):
+    return tf.sqrt(tf.reduce_sum(tf.square(values), axes, keepdims=True))
+
+
+def _cosine(one, other, axes):
+    norms = (_norm(one, axes) + _SMALLEST_NORM) * (_norm(other, axes) + _SMALLEST_NORM)
+    return tf.abs(tf.reduce_sum(one * other, axes, keepdims=True)) / norms

@@ -1,0 +1,80 @@
+"""BERT's Adam: no bias correction, decay in the direction, a warm-up of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
+from npu_bridge.optimizers.rules.adam import moments
+from npu_bridge.options.errors import message
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BertAdam(Rule):
+    """`u = m / (sqrt(v) + epsilon) + weight_decay * p`, then `p <- p - learning_rate * factor(x) * u`.
+
+    `x` is the share of `total_steps` done before this update. The factor is `x / warmup` below `warmup` and then:
+    "cosine" `(1 + cos(pi x)) / 2`, "constant" 1, "linear" `max((x - 1) / (warmup - 1), 0)`, "poly" `sqrt(1 - x)`.
+
+    Args:
+      learning_rate: must be given.
+      warmup: share of the steps in which the rate rises, at least 0 and below 1.
+      total_steps: number of updates; None keeps the factor at 1.
+      schedule: "linear", "cosine", "constant" or "poly".
+      beta_1, beta_2, epsilon: as in the formula.
+      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      exclude_from_weight_decay: variables without weight decay.
+      max_grad_norm: divide all gradients so that their global norm is at most this; None is no bound.
+    """
+
+    learning_rate: Any = hyper(None)
+    warmup: Any = hyper(0.0, below=1.0)
+    total_steps: Any = number(None, low=1.0, optional=True)
+    schedule: str = choice("linear", "cosine", "constant", "poly")
+    beta_1: Any = hyper(0.9, below=1.0)
+    beta_2: Any = hyper(0.99, below=1.0)
+    epsilon: Any = hyper(1e-6)
+    weight_decay: Any = hyper(0.01)
+    exclude_from_weight_decay: Any = patterns()
+    max_grad_norm: Any = number(None, optional=True)
+    decay: str = choice("in_direction", "coupled", "decoupled")
+
+    def check(self):
+        if self.max_grad_norm == 0.0:
+            raise ValueError(
+                message("BertAdam", "max_grad_norm would make every gradient 0", "above 0", "0", "Use None for none.")
+            )
+
+    def slots(self):
+        return {"m": 0.0, "v": 0.0}
+
+    @property
+    def uses_global_norm(self):
+        return self.max_grad_norm is not None
+
+    def gradient_factor(self, global_norm):
+        return self.max_grad_norm / tf.maximum(global_norm, self.max_grad_norm)
+
+    def factor(self, at):
+        """What the learning rate is multiplied by in this update."""
+        if self.total_steps is None:
+            return 1.0
+        share = (at.update - 1.0) / self.total_steps
+        after = {
+            "linear": lambda: tf.maximum((share - 1.0) / (at.warmup - 1.0), 0.0),
+            "cosine": lambda: 0.5 * (1.0 + tf.cos(math.pi * share)),
+            "constant": lambda: tf.ones_like(share),
+            "poly": lambda: tf.sqrt(tf.maximum(1.0 - share, 0.0)),
+        }[self.schedule]()
+        return tf.where(share < at.warmup, tf.math.divide_no_nan(share, at.warmup), after)
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        mean, square = moments(gradient, slots, at)
+        direction = mean / (tf.sqrt(square) + at.epsilon)
+        if self.decay == "in_direction" and self.decays(at):
+            direction = direction + at.weight_decay * parameter
+        return at.learning_rate * self.factor(at) * direction, {"m": mean, "v": square}

@@ -1,0 +1,81 @@
+"""LAMB: Adam whose steps are as long as the layer's weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+from npu_bridge.optimizers.rules.adam import corrections, moments
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LAMB(Rule):
+    """`u = m / (sqrt(v) + epsilon) + weight_decay * p`, then `p <- p - learning_rate * |p|/|u| * u`.
+
+    `m` and `v` are Adam's moments; the norms are those of a whole tensor, and their quotient is 1 where one is 0.
+
+    Args:
+      learning_rate, beta_1, beta_2, epsilon: as in the formula.
+      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      exclude_from_weight_decay: variables without weight decay.
+      exclude_from_layer_adaptation: variables whose quotient is 1; None excludes those without weight decay, as
+        tensorflow-addons does.
+      bias_correction: correct the moments for their start at 0.
+      weight_norm_cap: the largest `|p|` that counts; None is no bound.
+      use_global_norm: divide all gradients by their global norm when that is above 1.
+    """
+
+    learning_rate: Any = hyper(0.001)
+    beta_1: Any = hyper(0.9, below=1.0)
+    beta_2: Any = hyper(0.999, below=1.0)
+    epsilon: Any = hyper(1e-6)
+    weight_decay: Any = hyper(0.0)
+    exclude_from_weight_decay: Any = patterns()
+    exclude_from_layer_adaptation: Any = patterns()
+    bias_correction: bool = flag(True)
+    weight_norm_cap: Any = hyper(None, optional=True)
+    use_global_norm: bool = flag(False)
+    decay: str = choice("in_direction", "coupled", "decoupled")
+
+    def slots(self):
+        return {"m": 0.0, "v": 0.0}
+
+    @property
+    def reads_parameter(self):
+        return True
+
+    @property
+    def uses_global_norm(self):
+        return self.use_global_norm
+
+    def gradient_factor(self, global_norm):
+        return 1.0 / tf.maximum(global_norm, 1.0)
+
+    def direction(self, parameter, gradient, slots, at):
+        """`u` of the formula, and the new moments."""
+        mean, square = moments(gradient, slots, at)
+        new = {"m": mean, "v": square}
+        if self.bias_correction:
+            of_mean, of_square = corrections(at)
+            mean, square = mean / of_mean, square / of_square
+        direction = mean / (tf.sqrt(square) + at.epsilon)
+        if self.decay == "in_direction" and self.decays(at):
+            direction = direction + at.weight_decay * parameter
+        return direction, new
+
+    def ratio(self, weight_norm, direction_norm, at):
+        """The quotient of the norms, 1 where one of them is 0."""
+        if self.weight_norm_cap is not None:
+            weight_norm = tf.minimum(weight_norm, at.weight_norm_cap)
+        is_both = tf.logical_and(weight_norm > 0.0, direction_norm > 0.0)
+        return tf.where(is_both, weight_norm / direction_norm, tf.ones_like(weight_norm))
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        direction, new = self.direction(parameter, gradient, slots, at)
+        if not at.adapts_layer:
+            return at.learning_rate * direction, new
+        ratio = self.ratio(tensors.norm(parameter), tensors.norm(direction), at)
+        return at.learning_rate * ratio * direction, new

@@ -1,0 +1,60 @@
+"""LARS: momentum whose steps are as long as the layer's weights allow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, patterns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LARS(Rule):
+    """`v <- momentum * v + learning_rate * ratio * (g + weight_decay * p)`, then `p <- p - v`.
+
+    `ratio = trust * |p| / (|g| + weight_decay * |p| + epsilon)` with the norms of a whole tensor, and 1 where one of
+    them is 0.
+
+    Args:
+      learning_rate, momentum, trust, epsilon: as in the formula.
+      nesterov: the amount is `momentum * v` plus the newest summand of `v`.
+      lr_in_momentum: False keeps learning rate and ratio out of `v`: the amount is `learning_rate * ratio * v`.
+      weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
+      exclude_from_weight_decay: variables without weight decay.
+      exclude_from_layer_adaptation: variables whose ratio is 1; None excludes those without weight decay.
+    """
+
+    learning_rate: Any = hyper(0.1)
+    momentum: Any = hyper(0.9)
+    trust: Any = hyper(0.001)
+    epsilon: Any = hyper(0.0)
+    weight_decay: Any = hyper(0.0)
+    exclude_from_weight_decay: Any = patterns()
+    exclude_from_layer_adaptation: Any = patterns()
+    nesterov: bool = flag(False)
+    lr_in_momentum: bool = flag(True)
+    decay: str = choice("in_direction", "coupled", "decoupled")
+
+    def slots(self):
+        return {"momentum": 0.0}
+
+    @property
+    def reads_parameter(self):
+        return True
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        rate = at.learning_rate
+        decays = self.decay == "in_direction" and self.decays(at)
+        if at.adapts_layer:
+            of_weights, of_gradient = tensors.norm(parameter), tensors.norm(gradient)
+            bottom = of_gradient + at.epsilon + (at.weight_decay * of_weights if decays else 0.0)
+            is_both = tf.logical_and(of_weights > 0.0, of_gradient > 0.0)
+            rate = rate * tf.where(is_both, at.trust * of_weights / bottom, tf.ones_like(of_weights))
+        if decays:
+            gradient = gradient + at.weight_decay * parameter
+        newest = rate * gradient if self.lr_in_momentum else gradient
+        velocity = at.momentum * slots["momentum"] + newest
+        amount = newest + at.momentum * velocity if self.nesterov else velocity
+        return (amount if self.lr_in_momentum else rate * amount), {"momentum": velocity}

@@ -1,0 +1,61 @@
+"""RMSProp in the four forms that frameworks give it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, number, patterns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RMSProp(Rule):
+    """`r <- rho * r + (1 - rho) * g^2`, then `p <- p - learning_rate * g / sqrt(r + epsilon)`.
+
+    Args:
+      learning_rate, rho, momentum, epsilon: as in the formula; with a momentum the amount goes through a buffer.
+      centered: subtract the square of the mean gradient from `r`.
+      epsilon_inside: add epsilon under the root, else to the root.
+      lr_in_momentum: the buffer holds amounts (`b <- momentum * b + learning_rate * g / ...`), else directions.
+      initial_accumulator: what `r` starts as; `tf.compat.v1.train.RMSPropOptimizer` starts with 1.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`; "decoupled_unscaled" lowers the parameter by
+        `weight_decay * parameter`, without the learning rate.
+    """
+
+    learning_rate: Any = hyper(0.01)
+    rho: Any = hyper(0.9, below=1.0)
+    momentum: Any = hyper(0.0)
+    epsilon: Any = hyper(1e-8)
+    centered: bool = flag(False)
+    epsilon_inside: bool = flag(True)
+    lr_in_momentum: bool = flag(True)
+    initial_accumulator: float = number(0.0)
+    weight_decay: Any = hyper(0.0)
+    decay: str = choice("coupled", "decoupled", "decoupled_unscaled")
+    exclude_from_weight_decay: Any = patterns()
+
+    def slots(self):
+        slots = {"rms": self.initial_accumulator}
+        if self.centered:
+            slots["mean_gradient"] = 0.0
+        if self.is_on("momentum"):
+            slots["momentum"] = 0.0
+        return slots
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        new = {"rms": at.rho * slots["rms"] + (1.0 - at.rho) * tf.square(gradient)}
+        variance = new["rms"]
+        if self.centered:
+            new["mean_gradient"] = at.rho * slots["mean_gradient"] + (1.0 - at.rho) * gradient
+            variance = variance - tf.square(new["mean_gradient"])
+        root = tf.sqrt(variance + at.epsilon) if self.epsilon_inside else tf.sqrt(variance) + at.epsilon
+        direction = gradient / root
+        if "momentum" not in slots:
+            return at.learning_rate * direction, new
+        if self.lr_in_momentum:
+            new["momentum"] = at.momentum * slots["momentum"] + at.learning_rate * direction
+            return new["momentum"], new
+        new["momentum"] = at.momentum * slots["momentum"] + direction
+        return at.learning_rate * new["momentum"], new

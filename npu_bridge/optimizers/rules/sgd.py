@@ -1,0 +1,63 @@
+"""Gradient descent, with momentum, dampening and Nesterov's look-ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, is_number, patterns
+from npu_bridge.options.errors import message
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SGD(Rule):
+    """`v <- momentum * v + (1 - dampening) * g`, then `p <- p - learning_rate * v`; without momentum `v` is `g`.
+
+    With `nesterov` the amount is `learning_rate * (g + momentum * v)`. The learning rate is not part of `v`, as in
+    `tf.compat.v1.train.MomentumOptimizer` and unlike Keras' SGD, which differs when the rate changes.
+
+    Args:
+      learning_rate, momentum, dampening: as in the formula.
+      nesterov: look ahead; needs a momentum and no dampening.
+      first_velocity: "dampened" starts with `(1 - dampening) * g`, as every step; "gradient" starts with `g`.
+      weight_decay, decay, exclude_from_weight_decay: see `Rule`.
+    """
+
+    learning_rate: Any = hyper(0.01)
+    momentum: Any = hyper(0.0)
+    dampening: Any = hyper(0.0)
+    nesterov: bool = flag(False)
+    weight_decay: Any = hyper(0.0)
+    decay: str = choice("coupled", "decoupled")
+    first_velocity: str = choice("dampened", "gradient")
+    exclude_from_weight_decay: Any = patterns()
+
+    def check(self):
+        plain_dampening = is_number(self.dampening) and self.dampening == 0.0
+        if self.nesterov and not (self.is_on("momentum") and plain_dampening):
+            raise ValueError(
+                message(
+                    "SGD",
+                    "nesterov looks ahead along a velocity",
+                    "a momentum above 0 and dampening=0",
+                    f"momentum={self.momentum!r}, dampening={self.dampening!r}",
+                    "Set momentum=0.9, or nesterov=False.",
+                )
+            )
+
+    def slots(self):
+        return {"momentum": 0.0} if self.is_on("momentum") else {}
+
+    def amount(self, parameter, gradient, slots, at, tensors):
+        if not slots:
+            return at.learning_rate * gradient, {}
+        fresh = gradient
+        if self.is_on("dampening"):
+            fresh = (1.0 - at.dampening) * gradient
+            if self.first_velocity == "gradient":
+                fresh = tf.where(at.update <= 1.0, gradient, fresh)
+        velocity = at.momentum * slots["momentum"] + fresh
+        direction = gradient + at.momentum * velocity if self.nesterov else velocity
+        return at.learning_rate * direction, {"momentum": velocity}

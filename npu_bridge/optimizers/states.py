@@ -1,0 +1,88 @@
+"""What an optimizer remembers, as arrays by the names of variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.options.errors import message, nearest
+
+_COUNT = "step_counter"
+
+
+def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> dict:
+    """What `set_states` takes.
+
+    Args:
+      count: the variable that counts updates.
+      slots: variable name to slot name to slot variable.
+      session: of a TF 1 graph; the default one by default.
+    Returns:
+      "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots that another rank
+      keeps are left out.
+    """
+    variables = {_COUNT: count}
+    for name, own in slots.items():
+        variables.update({(slot, name): variable for slot, variable in own.items() if _is_here(variable)})
+    if tf.executing_eagerly():
+        values = {key: variable.numpy() for key, variable in variables.items()}
+    else:
+        values = _session(session).run(variables)
+    states = {_COUNT: int(values.pop(_COUNT))}
+    for (slot, name), value in values.items():
+        states.setdefault(slot, {})[name] = value
+    return states
+
+
+def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
+    """Assigns what `get_states` gave; what it does not name stays as it is.
+
+    Args:
+      owner: the optimizer's name, for messages.
+      states: see `get_states`.
+      count, slots, session: as of `get_states`.
+    Raises:
+      ValueError: there is no such slot or variable, or a shape differs. Then nothing is assigned.
+    """
+    known = {(slot, name): variable for name, own in slots.items() for slot, variable in own.items()}
+    chosen = []
+    for slot, by_name in states.items():
+        if slot == _COUNT:
+            chosen.append((count, np.asarray(by_name)))
+            continue
+        for name, value in by_name.items():
+            if (slot, name) not in known:
+                names = [f"{slot} of {name}" for slot, name in known]
+                near = nearest(f"{slot} of {name}", names)
+                mend = f"Did you mean {near!r}?" if near else "Remove it."
+                raise ValueError(message(owner, "unknown state", "a slot of a variable", f"{slot} of {name}", mend))
+            variable, value = known[slot, name], np.asarray(value)
+            if not variable.shape.is_compatible_with(value.shape):
+                raise ValueError(
+                    message(owner, f"{slot} of {name} does not fit", variable.shape, value.shape, "Give its own.")
+                )
+            chosen.append((variable, value))
+    if tf.executing_eagerly():
+        for variable, value in chosen:
+            variable.assign(tf.cast(value, variable.dtype))
+        return
+    # Fed into the initialisers, so that nothing is added to a graph that may be finalized.
+    fed = {variable.initializer.inputs[1]: value for variable, value in chosen}
+    _session(session).run([variable.initializer for variable, _ in chosen], fed)
+
+
+def _is_here(variable):
+    return variable.shape.is_fully_defined()
+
+
+def _session(session):
+    session = session or tf.compat.v1.get_default_session()
+    if session is None:
+        raise ValueError(
+            message(
+                "get_states and set_states", "there is no session", "a session=", "none", "Give one, or use `with`."
+            )
+        )
+    return session

@@ -1,0 +1,194 @@
+"""Running rules on many variables at once: small ones joined into flat tensors, large ones by kernels of one pass.
+
+The numbers are those of `per_variable`, but for rounding: sums over tensors are added up in another order. Slots stay
+variables of their own, so checkpoints do not tell how they were updated, and weights are read anew in every update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.optimizers import flat_slots, kernels, per_variable
+from npu_bridge.optimizers.groups import Treatment
+from npu_bridge.optimizers.hypers import values_at
+from npu_bridge.optimizers.rule import PerTensor
+from npu_bridge.options.errors import message
+
+# A variable of up to this many elements is joined with others. Above it the work on the elements hides the one on ops.
+JOINED_ELEMENTS = 2**16
+# A joined tensor has about this many, so that what one op writes is still in the cache when the next one reads it.
+FLAT_ELEMENTS = 2**17
+
+
+def check_fused(owner: str, fused: Any) -> bool:
+    """The argument `fused` of an optimizer; None is False.
+
+    Raises:
+      TypeError: it is no boolean.
+    """
+    if fused is not None and not isinstance(fused, (bool, np.bool_)):
+        raise TypeError(message(owner, "fused is a switch", "True or False", repr(fused), "Give one of them."))
+    return bool(fused)
+
+
+@dataclasses.dataclass
+class Pending:
+    """A variable to update.
+
+    Attributes:
+      variable, gradient: of one shape; the gradient is dense.
+      slots: slot variables by name.
+      treatment: what to do.
+    """
+
+    variable: Any
+    gradient: tf.Tensor
+    slots: dict
+    treatment: Treatment
+
+    @property
+    def elements(self) -> int | None:
+        """How many elements the variable has; None while that is unknown."""
+        return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
+
+
+class Segments(PerTensor):
+    """Sums over tensors that lie in one flat tensor, one after the other.
+
+    Args:
+      sizes: number of elements of each.
+    """
+
+    def __init__(self, sizes: Sequence[int]):
+        self._sizes = sizes
+        self._is_even = len(set(sizes)) == 1
+        self._of_element = None if self._is_even else np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+    def sum(self, values):
+        if self._is_even:
+            shape = [len(self._sizes), self._sizes[0]]
+            sums = tf.reduce_sum(tf.reshape(values, shape), 1, keepdims=True)
+            return tf.reshape(tf.broadcast_to(sums, shape), [-1])
+        return tf.gather(tf.math.segment_sum(values, self._of_element), self._of_element)
+
+
+def update_together(
+    pending: Sequence[Pending], updates_done: tf.Tensor, rate_of: Callable[[Treatment], Any] = lambda treatment: None
+) -> list:
+    """Updates variables and their slots.
+
+    Args:
+      pending: the variables, in the order in which their gradients become known.
+      updates_done: number of updates before this one, an integer scalar.
+      rate_of: gives the learning rate of now where the face keeps one that can be set, else None.
+    Returns:
+      The ops to wait for; Nones when executed eagerly.
+    """
+    known = {}
+
+    def values_of(treatment, dtype):
+        if (treatment, dtype) not in known:
+            known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+        return known[treatment, dtype]
+
+    updated = []
+    for batch in _batches(pending):
+        first = batch[0]
+        at = values_of(first.treatment, per_variable.working_dtype(first.variable))
+        with tf.device(first.variable.device):
+            if len(batch) > 1:
+                updated += _update_joined(batch, at)
+            elif _has_kernel(first):
+                updated.append(kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, at))
+            else:
+                updated.append(per_variable.update(first.variable, first.gradient, first.slots, first.treatment, at))
+    return updated
+
+
+def _batches(pending):
+    """Lists of what is updated together: of one treatment, dtype and device, and not too many elements."""
+    batches, open_batches, filled = [], {}, {}
+    for one in pending:
+        rule = one.treatment.rule
+        is_small = one.elements is not None and one.elements <= JOINED_ELEMENTS
+        is_one_op = not one.slots and _has_kernel(one) and not rule.reads_parameter
+        if not (is_small and rule.is_elementwise_or_norms) or is_one_op:
+            batches.append([one])
+            continue
+        key = one.treatment, one.variable.dtype.base_dtype, one.variable.device
+        if key not in open_batches or filled[key] + one.elements > FLAT_ELEMENTS:
+            open_batches[key], filled[key] = [], 0
+            batches.append(open_batches[key])
+        open_batches[key].append(one)
+        filled[key] += one.elements
+    return batches
+
+
+def _has_kernel(one):
+    is_resource = all(hasattr(kept, "handle") for kept in (one.variable, *one.slots.values()))
+    is_wide = per_variable.working_dtype(one.variable) == one.variable.dtype.base_dtype
+    return is_resource and is_wide and kernels.fits(one.treatment.rule)
+
+
+def _update_joined(batch, at):
+    """Ops that update variables of one treatment, dtype and device as one flat tensor.
+
+    Everything that is written depends on everything that was read, so TF 1 reference variables need no more order.
+    """
+    rule = batch[0].treatment.rule
+    own_dtype = batch[0].variable.dtype.base_dtype
+    dtype = per_variable.working_dtype(batch[0].variable)
+    gradient = tf.cast(_joined([one.gradient for one in batch]), dtype)
+    parameter = None
+    if rule.reads_parameter or own_dtype != dtype:
+        parameter = tf.cast(_joined([one.variable for one in batch]), dtype)
+    change, written = _change_and_slots(batch, parameter, gradient, at)
+    if parameter is not None:
+        for one, part in zip(batch, _parts(tf.cast(parameter + change, own_dtype), batch)):
+            written.append(one.variable.assign(part, read_value=False))
+    else:
+        for one, part in zip(batch, _parts(change, batch)):
+            written.append(one.variable.assign_add(part, read_value=False))
+    return written
+
+
+def _change_and_slots(batch, parameter, gradient, at):
+    """What to add to the flat parameter, and the ops that update the slots."""
+    rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
+    tensors, written = Segments(sizes), []
+    flat = flat_slots.of([one.slots for one in batch], sizes)
+    if flat is None:
+        slots = {name: _joined([one.slots[name] for one in batch]) for name in batch[0].slots}
+        amount, new_slots = rule.updated(parameter, gradient, slots, at, tensors)
+        for name, values in new_slots.items():
+            written += [
+                one.slots[name].assign(part, read_value=False) for one, part in zip(batch, _parts(values, batch))
+            ]
+        return -amount, written
+    with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
+        if kernels.fits(rule):
+            change = kernels.change(parameter, gradient, flat.handles, rule, at, tensors, f"{flat.name}_change")
+            written.append(change)
+        else:
+            amount, new_slots = rule.updated(parameter, gradient, flat.read(), at, tensors)
+            with tf.control_dependencies([amount, *new_slots.values()]):
+                written += flat.write(new_slots)
+            change = -amount
+    return change, written
+
+
+def _joined(tensors):
+    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], 0)
+
+
+def _parts(flat, batch):
+    parts = tf.split(flat, [one.elements for one in batch])
+    return [
+        part if one.variable.shape.rank == 1 else tf.reshape(part, one.variable.shape)
+        for one, part in zip(batch, parts)
+    ]

@@ -1,0 +1,233 @@
+"""What all rules share: arguments, schedules, groups, exclusions, dtypes, sparse gradients, configurations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import optimizers
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
+
+Halving = tf.keras.optimizers.schedules.ExponentialDecay
+
+
+class TestArguments:
+    @pytest.mark.parametrize("value", [True, "0.1", None, [0.1], np.bool_(True)])
+    def test_what_is_no_number_is_a_type_error_that_names_it(self, value):
+        with pytest.raises(TypeError, match="SGD: learning_rate.*Expected a number"):
+            keras.SGD(value)
+
+    @pytest.mark.parametrize("name, value", [("momentum", -0.1), ("weight_decay", -1.0), ("dampening", float("nan"))])
+    def test_numbers_out_of_range(self, name, value):
+        with pytest.raises(ValueError, match=f"SGD: {name} is out of range"):
+            keras.SGD(0.1, **{name: value})
+
+    @pytest.mark.parametrize("value", [1.0, -0.5, 1.5])
+    def test_betas_are_below_one(self, value):
+        with pytest.raises(ValueError, match="Adam: beta_1 is out of range.*less than 1"):
+            keras.Adam(beta_1=value)
+
+    def test_numpy_numbers_are_numbers(self):
+        assert keras.SGD(np.float32(0.5), momentum=np.int64(0)).rule.learning_rate == 0.5
+
+    @pytest.mark.parametrize("given", [{}, {"momentum": 0.9, "dampening": 0.1}])
+    def test_nesterov_needs_an_undamped_momentum(self, given):
+        with pytest.raises(ValueError, match="SGD: nesterov.*momentum="):
+            keras.SGD(0.1, nesterov=True, **given)
+
+    def test_choices_and_flags_are_checked(self):
+        with pytest.raises(ValueError, match="decay is unknown. Expected 'coupled' or 'decoupled'"):
+            keras.Adam(decay="none")
+        with pytest.raises(TypeError, match="amsgrad is a switch"):
+            keras.Adam(amsgrad=1)
+        with pytest.raises(ValueError, match=r"exclude_from_weight_decay cannot be read"):
+            keras.LAMB(exclude_from_weight_decay=["("])
+
+    def test_a_required_rate_is_required(self):
+        with pytest.raises(TypeError, match="learning_rate"):
+            keras.BertAdam()
+
+
+class TestPlaces:
+    def test_each_place_gets_its_kind(self):
+        assert isinstance(optimizers.LAMB(0.1), tf.keras.optimizers.Optimizer)
+        with tf.Graph().as_default():
+            assert isinstance(optimizers.LAMB(0.1), tf.compat.v1.train.Optimizer)
+
+    def test_from_config(self):
+        made = optimizers.from_config({"rule": "LAMB", "learning_rate": 0.5, "exclude_from_weight_decay": ["bias"]})
+        assert made.rule.learning_rate == 0.5 and made.rule.exclude_from_weight_decay == ("bias",)
+        with pytest.raises(ValueError, match="Did you mean 'LAMB'"):
+            optimizers.from_config({"rule": "LAMP"})
+        with pytest.raises(ValueError, match="unknown argument 'beta1'.*Did you mean 'beta_1'"):
+            optimizers.from_config({"rule": "LAMB", "beta1": 0.5})
+
+
+def _trained_v1(make, gradients, shape=(2,), dtype=tf.float32, fetch=()):
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", shape, dtype, tf.compat.v1.ones_initializer())
+        fed = tf.compat.v1.placeholder(dtype, shape)
+        step = make().apply_gradients([(fed, variable)])
+        values = []
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for gradient in gradients:
+                session.run(step, {fed: np.full(shape, gradient)})
+                values.append(session.run(variable))
+        return values
+
+
+class TestSchedules:
+    """A hyper-parameter is read once for each update, at the number of updates before it."""
+
+    def test_every_hyper_parameter_may_be_a_schedule(self):
+        for rule in rules.ALL:
+            given = {name: Halving(0.5, 2, 0.5) for name in rule.hyper_names()}
+            values = _trained_v1(lambda rule=rule, given=given: getattr(tf1, rule.__name__)(**given), [1.0, 2.0])
+            assert np.all(np.isfinite(values)), rule
+
+    @pytest.mark.parametrize("face", ["tf1", "keras", "keras_legacy"])
+    def test_momentum_follows_a_schedule(self, face):
+        schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.0, 0.5, 0.25])
+        p, v, expected = 1.0, 0.0, []
+        for momentum in (0.0, 0.5, 0.25):
+            v = momentum * v + 1.0
+            p -= 0.1 * v
+            expected.append(p)
+        if face == "tf1":
+            values = [value[0] for value in _trained_v1(lambda: tf1.SGD(0.1, momentum=schedule), [1.0] * 3)]
+        else:
+            module = {"keras": keras, "keras_legacy": keras_legacy}[face]
+            optimizer, variable, values = module.SGD(0.1, momentum=schedule), tf.Variable([1.0]), []
+            for _ in range(3):
+                optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+                values.append(variable.numpy()[0])
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+    def test_callables_with_and_without_a_step(self):
+        for rate in (lambda: 0.5, lambda step: 0.5 * tf.ones_like(step, tf.float32)):
+            assert _trained_v1(lambda rate=rate: tf1.SGD(rate), [1.0])[0][0] == 0.5
+
+    def test_the_rate_of_a_keras_optimizer_can_be_set(self):
+        for module in (keras, keras_legacy):
+            optimizer, variable = module.SGD(0.5), tf.Variable([1.0])
+            optimizer.learning_rate = 0.25
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+            assert variable.numpy()[0] == 0.75
+
+    def test_a_skipped_step_moves_no_schedule(self):
+        schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.125])
+        with tf.Graph().as_default():
+            variable = tf.compat.v1.get_variable("v", initializer=[1.0])
+            factor = tf.compat.v1.placeholder(tf.float32, [])
+            optimizer = NPUOptimizer(tf1.SGD(schedule), FixedLossScaleManager(8.0), is_loss_scale=True)
+            step = optimizer.minimize(tf.reduce_sum(variable) * factor)
+            values = []
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                for value in (np.inf, 1.0, np.nan, 1.0):
+                    session.run(step, {factor: value})
+                    values.append(session.run(variable)[0])
+                count = session.run([v for v in tf.compat.v1.global_variables() if "update_count" in v.name])
+        assert values == [1.0, 0.5, 0.5, 0.375]
+        assert count == [2]
+
+
+class TestGroups:
+    GROUPS = [{"match": "bias|norm", "weight_decay": 0.0}, {"match": "^head/", "lr": 0.25}]
+
+    def _variables(self):
+        return [tf.Variable([1.0], name=name) for name in ("dense/kernel", "dense/bias", "head/kernel")]
+
+    def test_the_first_match_wins(self):
+        variables = self._variables()
+        optimizer = keras.SGD(0.5, weight_decay=1.0, groups=self.GROUPS)
+        optimizer.apply_gradients([(tf.constant([0.0]), variable) for variable in variables])
+        assert [variable.numpy()[0] for variable in variables] == [0.5, 1.0, 0.75]
+
+    def test_variables_can_be_named_themselves(self):
+        variables = self._variables()
+        optimizer = keras.SGD(0.5, groups=[{"match": variables[2:], "learning_rate": 0.0}])
+        optimizer.apply_gradients([(tf.constant([1.0]), variable) for variable in variables])
+        assert [variable.numpy()[0] for variable in variables] == [0.5, 0.5, 1.0]
+
+    def test_a_group_without_variables_lists_near_names(self):
+        optimizer = keras.SGD(0.5, groups=[{"match": "dense/kernle", "lr": 0.1}])
+        with pytest.raises(ValueError, match="group 0 matches no variable.*Did you mean 'dense/kernel'"):
+            optimizer.build(self._variables())
+
+    def test_unknown_hyper_parameters_are_refused(self):
+        with pytest.raises(ValueError, match="unknown hyper-parameter 'momentun'.*Did you mean 'momentum'"):
+            keras.SGD(0.5, groups=[{"match": "a", "momentun": 0.1}])
+        with pytest.raises(ValueError, match="out of range"):
+            keras.SGD(0.5, groups=[{"match": "a", "momentum": -1}])
+
+
+def test_exclusions_are_those_of_tensorflow_addons():
+    from tests.training import tfa
+
+    def trained(module, **given):
+        variables = [tf.Variable([1.0, 2.0], name=name) for name in ("dense/kernel", "dense/bias", "norm/gamma")]
+        optimizer = module.LAMB(0.1, weight_decay=0.5, exclude_from_weight_decay=["bias"], **given)
+        for _ in range(3):
+            optimizer.apply_gradients([(tf.constant([0.5, -1.0]), variable) for variable in variables])
+        return [variable.numpy() for variable in variables]
+
+    for given in ({}, {"exclude_from_layer_adaptation": ["norm"]}):
+        np.testing.assert_allclose(trained(keras, **given), trained(tfa.optimizers, **given), rtol=1e-6)
+
+
+def test_sixteen_bit_variables_are_updated_in_float32():
+    values = _trained_v1(lambda: tf1.Adam(2**-10), [1e-4] * 8, dtype=tf.float16)
+    assert values[-1].dtype == np.float16 and np.all(np.isfinite(values)) and values[-1][0] < 1.0
+
+
+def test_sparse_gradients_give_what_dense_ones_give():
+    def trained(as_sparse):
+        with tf.Graph().as_default():
+            table = tf.compat.v1.get_variable("t", [4, 2], initializer=tf.compat.v1.ones_initializer())
+            rows = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([1, 1, 3]), [4, 2])
+            gradient = rows if as_sparse else tf.convert_to_tensor(rows)
+            step = tf1.LAMB(0.1, use_global_norm=True).apply_gradients([(gradient, table)])
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run([step])
+                session.run([step])
+                return session.run(table)
+
+    assert trained(True).tobytes() == trained(False).tobytes()
+
+
+def test_global_norm_bounds_all_gradients_together():
+    variables = [tf.Variable([0.0]), tf.Variable([0.0])]
+    optimizer = keras.BertAdam(1.0, beta_1=0.0, beta_2=0.0, epsilon=1.0, weight_decay=0.0, max_grad_norm=0.5)
+    optimizer.apply_gradients(zip([tf.constant([3.0]), tf.constant([4.0])], variables))
+    np.testing.assert_allclose([v.numpy()[0] for v in variables], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("module", [keras, keras_legacy])
+def test_keras_models_with_our_optimizers_are_saved_and_go_on(module, tmp_path):
+    def compiled(optimizer):
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,)), tf.keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        return model
+
+    def optimizer():
+        return module.LAMB(Halving(0.1, 5, 0.5), weight_decay=0.01, groups=[{"match": "bias", "lr": 0.05}])
+
+    data = np.random.RandomState(0).randn(16, 4), np.ones([16, 1])
+    whole = compiled(optimizer())
+    whole.fit(*data, batch_size=16, epochs=6, verbose=0)
+    first = compiled(optimizer())
+    first.fit(*data, batch_size=16, epochs=3, verbose=0)
+    first.save(tmp_path / "model.h5")
+    second = tf.keras.models.load_model(tmp_path / "model.h5")
+    second.fit(*data, batch_size=16, epochs=3, verbose=0)
+    for one, other in zip(second.get_weights(), whole.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    copy = type(whole.optimizer).from_config(whole.optimizer.get_config())
+    assert copy.get_config() == whole.optimizer.get_config()
