@@ -39,6 +39,15 @@ class KerasJourney:
         self._owner = owner
         self._open = OpenSteps()
 
+    @property
+    def is_gated(self) -> bool:
+        """True when updates may be left out."""
+        return self._pipeline.is_gated
+
+    def make_variables(self, variables: Sequence) -> None:
+        """As `Pipeline.make_variables`."""
+        self._pipeline.make_variables(variables)
+
     def differentiate(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Gradients of the unscaled loss, averaged over the ranks.
 

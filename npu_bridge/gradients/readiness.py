@@ -26,7 +26,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
       ValueError: the strategy by index reaches beyond the gradients.
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
-    ready = sorted(dense, key=_readiness_of(gradients))
+    ready = sorted(dense, key=readiness_of(gradients))
     strategy = groups.of_this_process().strategies.of(group)
     if strategy.last_indices is not None:
         _LOG.info(
@@ -38,7 +38,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
-def _readiness_of(gradients):
+def readiness_of(gradients):
     """A sort key for positions: the order in which the backward pass delivers the gradients.
 
     In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
