@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -78,20 +78,21 @@ class Accumulate(Stage):
         return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
 
     def collect(self, step):
-        sums = self.state()["accumulated"]
+        sums, pairs = self.state()["accumulated"], step.grads_and_vars
+        kept = [
+            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+            for grad, variable in pairs
+        ]
         with tf.name_scope("Accumulate"):
             counted = sums.counter.read_value()
             step.is_due = tf.equal(counted, self._steps - 1)
-            notes = step.notes[self] = _Notes(counted)
-            pairs = step.grads_and_vars
-            ready = sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs]))
-            notes.windows = [None] * len(pairs)
+            windows = [None] * len(pairs)
             # In the order in which the backward pass delivers: what reduces them looks for that order.
-            for position in ready:
-                grad, variable = pairs[position]
-                if grad is not None:
-                    kept = sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
-                    notes.windows[position] = kept.added(self._addend(grad, kept, step))
+            for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):
+                if kept[position] is not None:
+                    addend = self._addend(pairs[position][0], kept[position], step)
+                    windows[position] = kept[position].added(addend)
+        step.notes[self] = _Notes(counted, windows)
 
     def local(self, step):
         windows = step.notes[self].windows
@@ -129,12 +130,11 @@ class Accumulate(Stage):
         return map_values(addend, lambda values: values / self._steps) if self._reduction == "mean" else addend
 
 
-class _Notes:
-    """What one step keeps for its later hooks."""
+class _Notes(NamedTuple):
+    """What one step keeps for its later hooks: batches counted before it, and what each gradient was added to."""
 
-    def __init__(self, counted):
-        self.counted = counted
-        self.windows: list = []
+    counted: tf.Tensor
+    windows: list
 
 
 class _Sums(tf.Module):

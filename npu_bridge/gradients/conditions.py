@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -47,7 +48,6 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
     """
     if tf.executing_eagerly():
         return make() if bool(condition) else otherwise()
-    if building_graph():
-        with classic_control_flow():
-            return list(tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()), strict=True))
-    return list(tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise())))
+    with classic_control_flow() if building_graph() else contextlib.nullcontext():
+        tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one

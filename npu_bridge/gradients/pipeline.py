@@ -130,7 +130,7 @@ class Pipeline:
         with wire_names.noted() as transfers:
             for stage in self._stages:
                 stage.collect(step)
-            if step.is_due is None:
+            if step.is_due is None or not step.gradients:
                 self._exchange(step)
             else:
                 self._exchange_if_due(step)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.collective import groups
+from npu_bridge.gradients.dense_or_sparse import values_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ def readiness_of(gradients):
     if tf.executing_eagerly():
         return lambda position: -position
     made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
-    return lambda position: (made.get(gradients[position].op, len(made)), position)
+    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
+    return lambda position: (made.get(ops[position], len(made)), position)
 
 
 def static_bytes(tensor):
