@@ -68,17 +68,19 @@ class Accumulate(Stage):
     def state(self):
         if self._sums is None:
             self._sums = _Sums()
-        return {"accumulated": self._sums}
+        return {"accumulated": self._sums.module}
 
     def make_variables(self, variables):
+        self.state()
         for variable in variables:
-            self.state()["accumulated"].of(variable, may_be_sparse=variable.shape.rank > 0)
+            self._sums.of(variable, may_be_sparse=variable.shape.rank > 0)
 
     def variables_of_this_rank(self):
         return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
 
     def collect(self, step):
-        sums, pairs = self.state()["accumulated"], step.grads_and_vars
+        self.state()
+        sums, pairs = self._sums, step.grads_and_vars
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
             for grad, variable in pairs
@@ -137,16 +139,26 @@ class _Notes(NamedTuple):
     windows: list
 
 
-class _Sums(tf.Module):
-    """The variables of one optimizer's accumulation."""
+class _Sums:
+    """The variables of one optimizer's accumulation.
+
+    Attributes:
+      module: holds all of them, for checkpoints.
+      counter: batches of the window so far, an int32 scalar.
+    """
 
     def __init__(self):
-        super().__init__(name="accumulated")
         self._kept: dict = {}
-        self.counter = _variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+        self.module = tf.Module(name="accumulated")
+        self.counter = self.module.counter = _variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
     def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
         """What is kept for a trained variable, made now if it does not exist yet."""
+        if not hasattr(variable, "ref"):
+            problem = "gradients cannot be accumulated before it is known of which variables they are"
+            expected = "pairs of gradients and variables"
+            mend = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
+            raise ValueError(message("Accumulate", problem, expected, "get_unscaled_gradients", mend))
         kept = self._kept.get(variable.ref())
         if kept is None:
             if not variable.shape.is_fully_defined():
@@ -154,7 +166,7 @@ class _Sums(tf.Module):
                 got = f"{variable.shape} for {variable.name}"
                 raise ValueError(message("Accumulate", problem, "a variable of known shape", got, "Give it a shape."))
             kept = self._kept[variable.ref()] = _Sum(variable)
-            setattr(self, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
+            setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
         if may_be_sparse:
             kept.make_sparse()
         return kept

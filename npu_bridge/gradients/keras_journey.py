@@ -124,6 +124,8 @@ class KerasJourney:
     def _combined(self, step, grads_and_vars, has_variables=True, may_be_left=False):
         self._check_compilation()
         pairs = list(grads_and_vars)
+        if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
+            self.make_variables([variable for _, variable in pairs])
         combined = self._pipeline.combine(step, pairs)
         self._open.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined

