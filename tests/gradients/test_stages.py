@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -122,3 +125,21 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
             for value in (3.0, 1e18, 2.0):
                 session.run(train_op, {slope: value})
             assert session.run(variable)[0] == -13.0
+
+
+def test_the_code_of_the_page_runs():
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md"
+    pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(pieces) == 4
+    for number, piece in enumerate(pieces):
+        exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
+
+
+def test_the_table_of_the_page_names_every_stage_and_its_order_every_place():
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md").read_text()
+    public = [getattr(stages, name) for name in stages.__all__ if isinstance(getattr(stages, name), type)]
+    for stage in public:
+        if issubclass(stage, stages.Stage) and stage is not stages.Stage:
+            assert re.search(rf"^\| .*`{stage.__name__}\(.* \| `{stage.place}` \|", page, re.MULTILINE), stage
+    order = page[page.index("    scale ─►") : page.index("Between `reduce`")]
+    assert re.findall(r"[a-z][a-z ]*[a-z]", order) == list(stages.PLACES)
