@@ -11,6 +11,7 @@ from npu_bridge.gradients.centralisation import CentralizeGradients
 from npu_bridge.gradients.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
+from npu_bridge.gradients.sparsification import Threshold, TopK
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "Pipeline",
     "Stage",
     "Step",
+    "Threshold",
+    "TopK",
     "pipeline",
 ]

@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 tf1 = tf.compat.v1
 STEPS, LEARNING_RATE, FIRST_SCALE, GROWS_EVERY = 51, 0.1, 2.0**10, 4
 WINDOW = 3
+TOP_SHARE, LEAST = 0.3, 0.8
 STAGES = {
     "accumulate": lambda: stages.Accumulate(WINDOW),
     "accumulate sums": lambda: stages.Accumulate(WINDOW, "sum"),
@@ -22,6 +23,9 @@ STAGES = {
     "clip by value": lambda: stages.ClipByValue(0.4),
     "clip by norm": lambda: stages.ClipByGlobalNorm(1.5),
     "centralise": lambda: stages.CentralizeGradients(),
+    "top k": lambda: stages.TopK(TOP_SHARE),
+    "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
+    "threshold": lambda: stages.Threshold(LEAST),
 }
 CHAINS = (
     ("accumulate",),
@@ -31,6 +35,13 @@ CHAINS = (
     ("clip by norm",),
     ("centralise",),
     ("centralise", "clip by norm", "clip by value", "clip locally", "accumulate"),
+)
+# What does nothing on one rank.
+SPARSE_CHAINS = (
+    ("top k",),
+    ("top k, forgetful", "clip by value"),
+    ("threshold", "accumulate"),
+    ("clip by norm", "accumulate", "clip locally", "top k"),
 )
 # The cheap way to train meets all of them, others those in which most happens.
 CHAINS_OF_WAYS = {
@@ -69,12 +80,13 @@ def start_values():
 
 
 def in_numpy(chain, rank_count, steps=STEPS):
-    """The variables after training, the loss scale before each step, and how many updates there were."""
+    """The variables after training, the loss scale before each step, updates, and what each rank has not sent."""
     values = {name: value.astype(np.float64) for name, value in start_values().items()}
     window = WINDOW if any(name.startswith("accumulate") for name in chain) else 1
     divisor = WINDOW if "accumulate" in chain else 1
     fed = [gradients_of(rank, steps) for rank in range(rank_count)]
     scale, good, updates, scales = FIRST_SCALE, 0, 0, []
+    residuals = [{name: np.zeros(SHAPES[name]) for name in ("kernel", "vector")} for _ in range(rank_count)]
     for step in range(steps):
         scales.append(scale)
         if (step + 1) % window:
@@ -89,9 +101,9 @@ def in_numpy(chain, rank_count, steps=STEPS):
         good += 1
         scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
         updates += 1
-        for name, grad in _transformed(chain, local).items():
+        for name, grad in _transformed(chain, local, residuals).items():
             values[name] -= LEARNING_RATE * grad
-    return values, scales, updates
+    return values, scales, updates, residuals
 
 
 def _dense(grads):
@@ -100,9 +112,26 @@ def _dense(grads):
     return {"kernel": grads["kernel"].astype(np.float64), "vector": grads["vector"].astype(np.float64), "table": dense}
 
 
-def _transformed(chain, local):
+def _sent(chain, grads, residual):
+    """What one rank sends of its dense gradients; changes what it keeps."""
+    sent = dict(grads)
+    for name, kept in residual.items():
+        wanted = np.abs(grads[name] + kept)
+        if "threshold" in chain:
+            chosen = wanted >= LEAST
+        else:
+            chosen = wanted >= np.sort(wanted.ravel())[-int(np.ceil(TOP_SHARE * wanted.size))]
+        sent[name] = np.where(chosen, grads[name] + kept, 0)
+        if "top k, forgetful" not in chain:
+            residual[name] = grads[name] + kept - sent[name]
+    return sent
+
+
+def _transformed(chain, local, residuals):
     if "clip locally" in chain:
         local = [{name: np.clip(grad, -0.5, 0.75) for name, grad in sent.items()} for sent in local]
+    if {"top k", "top k, forgetful", "threshold"} & set(chain):
+        local = [_sent(chain, grads, residual) for grads, residual in zip(local, residuals)]
     grads = {name: np.mean([sent[name] for sent in local], axis=0) for name in SHAPES}
     if "clip by value" in chain:
         grads = {name: np.clip(grad, -0.4, 0.4) for name, grad in grads.items()}
@@ -282,7 +311,7 @@ def trained(way, chain):
 
 def assert_equals_numpy(way, chain, results):
     """Results of `trained`, by rank, against the model."""
-    values, scales, updates = in_numpy(chain, len(results))
+    values, scales, updates, residuals = in_numpy(chain, len(results))
     assert 0 < updates < STEPS
     for rank, (our_values, our_scales, our_updates, everything) in enumerate(results):
         where = f"{way}, {chain}, rank {rank}"
@@ -291,6 +320,10 @@ def assert_equals_numpy(way, chain, results):
         for name, value in values.items():
             np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
             assert np.array_equal(our_values[name], results[0][0][name]), f"{where}: {name} differs between ranks"
+        for name, residual in residuals[rank].items() if {"top k", "threshold"} & set(chain) else ():
+            kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
+            if not way.startswith("fit"):  # whose variables are known by number
+                np.testing.assert_allclose(kept, residual, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
         sums = {name: value for name, value in everything.items() if "accumulated" in name}
         assert not any(np.any(value) for value in sums.values()), f"{where}: something is left of the last window"
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.gradients import conditions
 from npu_bridge.gradients.dense_or_sparse import map_values, values_of
-from npu_bridge.gradients.graph_mode import initialise_with_keras
+from npu_bridge.gradients.kept import kept_variable, state_variable
 from npu_bridge.gradients.loss_scaling import in_true_units
 from npu_bridge.gradients.readiness import readiness_of
 from npu_bridge.gradients.stage import Stage
@@ -150,7 +150,7 @@ class _Sums:
     def __init__(self):
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
-        self.counter = self.module.counter = _variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+        self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
 
     def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
         """What is kept for a trained variable, made now if it does not exist yet."""
@@ -161,10 +161,6 @@ class _Sums:
             raise ValueError(message("Accumulate", problem, expected, "get_unscaled_gradients", mend))
         kept = self._kept.get(variable.ref())
         if kept is None:
-            if not variable.shape.is_fully_defined():
-                problem = "the sum of a gradient needs a known shape"
-                got = f"{variable.shape} for {variable.name}"
-                raise ValueError(message("Accumulate", problem, "a variable of known shape", got, "Give it a shape."))
             kept = self._kept[variable.ref()] = _Sum(variable)
             setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
         if may_be_sparse:
@@ -183,14 +179,14 @@ class _Sum(tf.Module):
     def __init__(self, variable):
         super().__init__(name="sum")
         self._name = variable.name.partition(":")[0]
-        self._shape = variable.shape
         dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
-        self.sum = _variable(lambda: tf.zeros(self._shape, dtype), f"accumulated/{self._name}")
+        self.sum = kept_variable(variable, "Accumulate", "accumulated", dtype)
         self.touched = None
 
     def make_sparse(self):
         if self.touched is None:
-            self.touched = _variable(lambda: tf.zeros(self._shape[:1], tf.bool), f"accumulated/{self._name}_rows")
+            name = f"accumulated/{self._name}_rows"
+            self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
 
     def added(self, addend):
         """The sum with one more gradient, which `keep` keeps."""
@@ -249,11 +245,3 @@ class _SparseWindow:
         with tf.control_dependencies([rows]):
             forgotten = kept.touched.assign(tf.zeros_like(kept.touched))
         return None if tf.executing_eagerly() else tf.group(cleared, forgotten)
-
-
-def _variable(initial_value, name):
-    """A variable that is saved with the model, made outside any control flow or control dependency of the caller."""
-    with tf.init_scope():
-        made = tf.compat.v1.Variable(initial_value=initial_value, trainable=False, use_resource=True, name=name)
-        initialise_with_keras([made])
-    return made

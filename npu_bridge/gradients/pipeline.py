@@ -148,24 +148,28 @@ class Pipeline:
         made = Step()
 
         def exchange():
-            inside = dataclasses.replace(step)
+            inside = dataclasses.replace(step, carried={})
             self._exchange(inside)
             made.grads_and_vars = inside.grads_and_vars
             made.is_usable_here, made.should_apply = inside.is_usable_here, inside.should_apply
+            made.carried = inside.carried
             verdicts = [verdict for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
-            return [*verdicts, *(part for grad in inside.gradients for part in parts_of(grad))]
+            parts = [part for grad in inside.gradients for part in parts_of(grad)]
+            return [*verdicts, *made.carried.values(), *parts]
 
         def pass_by():
             kinds = [(made.is_usable_here, False), (made.should_apply, False)]
             verdicts = [tf.constant(value) for verdict, value in kinds if verdict is not None]
             zeros = [nothing_like(grad, variable) for grad, variable in made.grads_and_vars if grad is not None]
-            return [*verdicts, *(part for grad in zeros for part in parts_of(grad))]
+            carried = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.carried.values()]
+            return [*verdicts, *carried, *(part for grad in zeros for part in parts_of(grad))]
 
         if tf.executing_eagerly() and not bool(step.is_due):
             made.grads_and_vars = step.grads_and_vars
         tensors = iter(conditions.tensors_if(step.is_due, exchange, pass_by))
         step.is_usable_here = None if made.is_usable_here is None else next(tensors)
         step.should_apply = None if made.should_apply is None else next(tensors)
+        step.carried = {key: next(tensors) for key in made.carried}
         step.divisor = None
         step.grads_and_vars = [
             (None if grad is None else rebuilt(grad, variable, tensors), variable)

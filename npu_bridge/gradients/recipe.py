@@ -54,12 +54,17 @@ def pipeline_of(
     added = copies_of(stages, owner)
     is_scaled = manager is not None
     made = [LossScaling(manager)] if is_scaled else []
-    if is_distributed and not any(stage.communicates for stage in added):
+    reducing = [stage for stage in added if stage.communicates]
+    if reducing:
+        _check_reducing(reducing[0], is_distributed, wire_dtype, owner)
+        reducing[0].named(name)
+    elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
     # A 16-bit wire format may itself cause an overflow, which must not get to a variable.
     needs_verdict = (is_distributed and wire_dtype == tf.float16) or any("a verdict" in stage.needs for stage in added)
     if is_checked if is_scaled else needs_verdict:
-        is_judged_here = is_scaled and is_distributed
+        # A stage that leaves values behind must not be given a NaN; others pass it on to the reduced gradients.
+        is_judged_here = is_distributed and (is_scaled or bool(reducing))
         if is_joint is None:
             is_joint = is_judged_here or is_sharded
         made.append(
@@ -69,6 +74,16 @@ def pipeline_of(
         made += [record] if is_scaled and record is not None else []
     made += [SharedUpdate()] if is_sharded else []
     return Pipeline([*made, *added], owner)
+
+
+def _check_reducing(stage, is_distributed, wire_dtype, owner):
+    name = type(stage).__name__
+    if not is_distributed:
+        problem, got = f"{name} reduces gradients over the ranks", "is_distributed=False"
+        raise ValueError(message(owner, problem, "is_distributed=True", got, f"Set it, or leave {name} out."))
+    if wire_dtype is not None:
+        problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
+        raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
 
 
 def copies_of(stages: Any, owner: str) -> list:

@@ -31,6 +31,7 @@ class Step:
       is_transformed: True when a stage after the verdict changes gradients.
       is_in_doubt: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
+      carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
@@ -45,6 +46,7 @@ class Step:
     is_transformed: bool = False
     is_in_doubt: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
+    carried: dict = dataclasses.field(default_factory=dict)
 
     @property
     def gradients(self) -> list:
@@ -136,6 +138,9 @@ class Stage:
     def from_config(cls, config: dict) -> Stage:
         """The counterpart of `get_config`."""
         return cls(**config)
+
+    def named(self, name: str) -> None:
+        """Tells the stage the prefix of its transfers' names, if it has any; every optimizer has another one."""
 
     def state(self) -> dict:
         """Objects that hold variables of this stage, by name: what an object-based checkpoint saves."""

@@ -120,6 +120,10 @@ def test_what_cannot_be_ordered_names_both_stages_and_the_right_order(wrong, kin
         (lambda: stages.ClipByValue(2, 1), ValueError, "low=2, high=1"),
         (lambda: stages.ClipByValue(-1), ValueError, "got -1"),
         (lambda: stages.ClipLocally(None), TypeError, "ClipLocally"),
+        (lambda: stages.TopK(0), ValueError, "got 0"),
+        (lambda: stages.TopK(1.5), ValueError, "1.5 (float)"),
+        (lambda: stages.TopK(0.1, error_feedback=1), TypeError, "1 (int)"),
+        (lambda: stages.Threshold(-1), ValueError, "got -1"),
         (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
     ],
 )
@@ -142,6 +146,12 @@ def test_optimizers_refuse_what_is_no_list_of_stages_and_stages_inside_of_loss_s
             make(stages.Accumulate(2))
         with pytest.raises(ValueError, match="Accumulate and Accumulate"):
             make([stages.Accumulate(2), stages.Accumulate(2)])
+    with pytest.raises(ValueError, match="is_distributed=True"):
+        NPUOptimizer(inner, stages=[stages.TopK(0.1)])
+    with pytest.raises(ValueError, match="wire='none'"):
+        NPUDistributedOptimizer(inner, wire="float16", stages=[stages.TopK(0.1)])
+    with pytest.raises(ValueError, match="TopK, Threshold"):
+        NPUDistributedOptimizer(inner, stages=[stages.TopK(0.1), stages.Threshold(0.1)])
     inside = NPUDistributedOptimizer(inner, stages=[stages.ClipByGlobalNorm(1.0)])
     with pytest.raises(ValueError, match="ClipByGlobalNorm"):
         NPULossScaleOptimizer(inside, FixedLossScaleManager(8), True)

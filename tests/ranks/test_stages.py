@@ -23,6 +23,19 @@ def test_every_stage_does_what_numpy_does(on_ranks, ways):
         stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
 
 
+def sparsified_in(chains_of_ways):
+    """On a rank: what `stage_cases.trained` gives."""
+    return {(way, chain): stage_cases.trained(way, chain) for way, chains in chains_of_ways for chain in chains}
+
+
+def test_sparsification_keeps_what_it_does_not_send(on_ranks):
+    chains = stage_cases.SPARSE_CHAINS
+    plan = [("graph", chains), ("graph, tailed", chains[-1:]), ("function", chains[-1:]), ("fit, current", chains[-1:])]
+    results = on_ranks(2, sparsified_in, plan)
+    for way, chain in results[0]:
+        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
+
+
 def resumed_in(ways, folder):
     """On a rank: every variable after training in one go and after a restart, and before the restart."""
     assert collective.current().size == 2
