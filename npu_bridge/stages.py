@@ -9,6 +9,7 @@ They stand in one order, whatever the order of the list; docs/stages.md shows it
 from npu_bridge.gradients.accumulation import Accumulate
 from npu_bridge.gradients.centralisation import CentralizeGradients
 from npu_bridge.gradients.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.explanation import explain
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
 from npu_bridge.gradients.sparsification import Threshold, TopK
@@ -26,5 +27,6 @@ __all__ = [
     "Step",
     "Threshold",
     "TopK",
+    "explain",
     "pipeline",
 ]

@@ -26,13 +26,13 @@ class KerasJourney:
     from a tape whose loss and gradients went through `scaled_loss` and `unscaled`.
 
     Args:
-      pipeline: the stages.
+      pipeline: the stages, also an attribute.
       inner: the optimizer that updates; None when only gradients are worked on.
       owner: name for messages.
     """
 
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
-        self._pipeline = pipeline
+        self.pipeline = self._pipeline = pipeline
         self._inner = inner
         if inner is not None:
             pipeline.optimizer_variables = inner.variables

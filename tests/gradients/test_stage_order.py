@@ -107,6 +107,23 @@ def test_what_cannot_be_ordered_names_both_stages_and_the_right_order(wrong, kin
     assert all(part in str(refused.value) for part in parts), refused.value
 
 
+@in_graph
+def test_the_way_of_gradients_is_told_in_its_order():
+    inner, added = tf1.train.GradientDescentOptimizer(0.1), [stages.ClipByGlobalNorm(1.0), stages.Accumulate(2)]
+    manager = FixedLossScaleManager(8)
+    text = stages.explain(NPUOptimizer(inner, manager, True, True, stages=added))
+    names = ["LossScaling", "Accumulate(steps=2, reduction='mean')", "AllReduce", "OverflowCheck", "ClipByGlobalNorm"]
+    assert [line.split()[0] for line in text.splitlines()] == ["1", "2", "3", "4", "5", "6"]
+    assert all(name in line for name, line in zip(names, text.splitlines())), text
+    assert "needs a verdict" in text.splitlines()[1]
+    nested = stages.explain(NPULossScaleOptimizer(NPUDistributedOptimizer(inner), manager, True))
+    assert nested.splitlines()[0].startswith(" 1 reduce")
+    assert "Accumulate" in stages.explain(npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(), stages=added))
+    assert "as they are" in stages.explain(NPUOptimizer(inner))
+    with pytest.raises(TypeError, match="Pass what"):
+        stages.explain(inner)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "part"),
     [
