@@ -37,6 +37,7 @@ FLOORS = {
     "npu_bridge.npu_cpu": DOCUMENTED,
     "npu_bridge.profiler": DOCUMENTED,
     "npu_bridge.scoped_graph_manager": DOCUMENTED,
+    "npu_bridge.stages": DOCUMENTED,
     "npu_bridge.tbe": DOCUMENTED,
     "npu_bridge.tf1": DOCUMENTED,
     "npu_bridge.tf_adapter": DOCUMENTED,

@@ -38,6 +38,8 @@ class AllReduce(Stage):
     Graph: name scope `<name>_Allreduce`; the transfers themselves are in the scope `transfers` at the root.
     """
 
+    place = "reduce"
+    gives = ("reduced gradients",)
     communicates = True
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):

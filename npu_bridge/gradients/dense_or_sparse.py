@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -17,6 +18,28 @@ def map_values(grad: Any, transform: Callable[[tf.Tensor], tf.Tensor]) -> Any:
 def values_of(grad: Any) -> tf.Tensor:
     """The dense tensor itself, or the values of a sparse gradient."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def parts_of(grad: Any) -> list:
+    """The tensors that a gradient is made of: itself, or values and indices."""
+    return [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
+
+
+def rebuilt(grad: Any, variable: Any, parts: Iterator[tf.Tensor]) -> Any:
+    """A gradient of the kind and shape of `grad`, made of the next of `parts`."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.ensure_shape(next(parts), grad.shape)
+    return tf.IndexedSlices(next(parts), next(parts), tf.constant(variable.shape.as_list()))
+
+
+def nothing_like(grad: Any, variable: Any) -> Any:
+    """Zeros in the shape of the variable, or a sparse gradient without rows."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.zeros(variable.shape, grad.dtype)
+    shape = variable.shape.as_list()
+    return tf.IndexedSlices(
+        tf.zeros([0, *shape[1:]], grad.dtype), tf.zeros([0], grad.indices.dtype), tf.constant(shape)
+    )
 
 
 def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -61,6 +61,12 @@ class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
             f"tf.keras.optimizers.legacy.{type(self._optimizer).__name__}(...)."
         )
 
+    @tf.autograph.experimental.do_not_convert
+    def build(self, var_list):
+        """Makes the slots of the variables, and what stages keep for them."""
+        self._optimizer.build(var_list)
+        self._journey.make_variables(var_list)
+
     @property
     def variables(self):
         """The inner optimizer's variables, then those of the pipeline's stages."""
@@ -80,7 +86,6 @@ class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
     _compute_current_learning_rate = delegated("_compute_current_learning_rate")
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
-    build = delegated("build")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
     finalize_variable_values = delegated("finalize_variable_values")
     update_step = delegated("update_step")

@@ -26,18 +26,27 @@ class KerasJourney:
     from a tape whose loss and gradients went through `scaled_loss` and `unscaled`.
 
     Args:
-      pipeline: the stages.
+      pipeline: the stages, also an attribute.
       inner: the optimizer that updates; None when only gradients are worked on.
       owner: name for messages.
     """
 
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
-        self._pipeline = pipeline
+        self.pipeline = self._pipeline = pipeline
         self._inner = inner
         if inner is not None:
             pipeline.optimizer_variables = inner.variables
         self._owner = owner
         self._open = OpenSteps()
+
+    @property
+    def is_gated(self) -> bool:
+        """True when updates may be left out."""
+        return self._pipeline.is_gated
+
+    def make_variables(self, variables: Sequence) -> None:
+        """As `Pipeline.make_variables`."""
+        self._pipeline.make_variables(variables)
 
     def differentiate(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Gradients of the unscaled loss, averaged over the ranks.
@@ -115,6 +124,8 @@ class KerasJourney:
     def _combined(self, step, grads_and_vars, has_variables=True, may_be_left=False):
         self._check_compilation()
         pairs = list(grads_and_vars)
+        if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
+            self.make_variables([variable for _, variable in pairs])
         combined = self._pipeline.combine(step, pairs)
         self._open.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined

@@ -61,7 +61,7 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
 
     def _make_variables(self, pairs):
         """Makes in a function what would else be made inside the gate, and be named after it."""
-        if self._settings.manager is not None and not tf.executing_eagerly() and not building_graph():
+        if self._journey.is_gated and not tf.executing_eagerly() and not building_graph():
             with tf.name_scope(self._optimizer._name), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
@@ -73,7 +73,10 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
     def weights(self):
         return self.variables()
 
-    _create_all_weights = delegated("_create_all_weights")
+    def _create_all_weights(self, var_list):
+        self._optimizer._create_all_weights(var_list)
+        self._journey.make_variables(var_list)
+
     _create_hypers = delegated("_create_hypers")
     _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")
     _get_hyper = delegated("_get_hyper")

@@ -8,11 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.loss_scaling import LossScaling
-from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
-from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.gradients.skip_record import SkipRecord
 
 
@@ -28,6 +25,7 @@ class KerasSettings:
       decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
+      stages: what else happens to gradients.
     """
 
     name: str
@@ -36,36 +34,40 @@ class KerasSettings:
     is_tailing_optimization: bool = False
     decides_together: bool = False
     counts_skipped_steps: bool = False
+    stages: tuple = ()
 
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
-        averaging = [AllReduce(self.name)] if self.is_distributed else []
-        if self.manager is None:
-            return Pipeline(averaging)
-        check = OverflowCheck(
+        is_scaled = self.manager is not None
+        return pipeline_of(
             self.name,
-            is_joint=self.is_distributed or self.decides_together,
-            judges_local=self.is_distributed,
-            decides_early=self.is_distributed and self.is_tailing_optimization,
+            manager=self.manager,
+            is_distributed=self.is_distributed,
+            is_joint=(self.is_distributed or self.decides_together) if is_scaled else None,
+            is_tailed=self.is_tailing_optimization,
+            stages=self.stages,
+            record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
+            owner=self.name,
         )
-        record = SkipRecord(optimizer if self.counts_skipped_steps else None)
-        return Pipeline([LossScaling(self.manager), *averaging, check, NarrowVariableGuard(), record])
 
     def to_config(self) -> dict:
         """The settings as JSON knows them.
 
         Raises:
-          TypeError: the manager cannot be saved.
+          TypeError: the manager or a stage cannot be saved.
         """
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**config, "manager": None if self.manager is None else _config_of(self.manager, self.name)}
+        made = {"manager": None if self.manager is None else _config_of(self.manager, self.name)}
+        return {**config, **made, "stages": [_config_of(stage, self.name) for stage in self.stages]}
 
     @classmethod
     def from_config(cls, config: dict) -> KerasSettings:
         """The counterpart of `to_config`; other keys are left alone."""
         fields = dataclasses.fields(cls)  # of which older files do not have all
         arguments = {field.name: config[field.name] for field in fields if field.name in config}
-        return cls(**{**arguments, "manager": config["manager"] and _made_from(config["manager"])})
+        manager = config["manager"] and _made_from(config["manager"])
+        stages = tuple(_made_from(stage) for stage in config.get("stages", ()))
+        return cls(**{**arguments, "manager": manager, "stages": stages})
 
 
 # Keras writes one form of nested objects into .keras files and another into older ones, and reads the wrong one in

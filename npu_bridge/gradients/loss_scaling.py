@@ -24,6 +24,7 @@ class LossScaling(Stage):
         the scale on after a step and returns an op (None when executed eagerly).
     """
 
+    place = "scale"
     scales_loss = True
 
     def __init__(self, manager):
@@ -51,7 +52,9 @@ class LossScaling(Stage):
 
     def after(self, step):
         is_unchecked = step.should_apply is None
-        return self._manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
+        return step.run_when_due(
+            lambda: self._manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
+        )
 
     def _warn_of_sharing(self):
         if not building_graph() or not self.state() or not self._manager.variables:

@@ -16,6 +16,8 @@ class NarrowVariableGuard(Stage):
     left alone, and cost nothing.
     """
 
+    place = "guard"
+
     def gate(self, step, apply):
         updated = [variable for grad, variable in step.grads_and_vars if grad is not None]
         if not any(_is_narrow(variable) for variable in updated):

@@ -15,6 +15,7 @@ from npu_bridge.gradients.learning_rate import publish_learning_rate
 from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
+from npu_bridge.options.errors import message
 
 _LOG = logging.getLogger(__name__)
 
@@ -183,6 +184,12 @@ def _building_context():
 
 
 def _check_nesting(optimizer, pipeline, owner):
+    if pipeline.scales_loss and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
+        names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
+        problem = "the stages inside would work on gradients that are still multiplied by the loss scale"
+        mend = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
+        expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
+        raise ValueError(message(owner, problem, expected, f"{names} inside", mend))
     if not pipeline.communicates:
         return
     if is_distributed(optimizer):

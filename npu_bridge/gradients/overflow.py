@@ -5,10 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients import collections
+from npu_bridge.gradients import collections, conditions
 from npu_bridge.gradients.ancestry import sources_of
 from npu_bridge.gradients.dense_or_sparse import sum_repeated_rows, values_of
-from npu_bridge.gradients.graph_mode import building_graph, classic_control_flow
+from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.loss_scaling import in_true_units
 from npu_bridge.gradients.stage import Stage
 
@@ -37,7 +37,11 @@ class OverflowCheck(Stage):
       scope is True when the step happens. Scripts fetch it by this name.
     """
 
+    place = "verdict"
+    gives = ("a verdict",)
+
     def __init__(self, name: str, is_joint: bool, judges_local: bool = False, decides_early: bool = False):
+        self.needs = ("reduced gradients",) if judges_local else ()
         self._name = name
         self._is_joint = is_joint
         self._judges_local = judges_local
@@ -61,17 +65,24 @@ class OverflowCheck(Stage):
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
+    def reduced(self, step):
+        # What other stages make of the gradients may be usable although these are not.
+        if step.is_transformed and step.is_usable_here is None:
+            step.is_usable_here = has_finite_norm(step.gradients)
+
     def gate(self, step, apply):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
-            step.should_apply = self._decide(step)
+            (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                collections.publish(collections.STEP_SKIPPED, tf.logical_not(step.should_apply))
+                collections.publish(collections.STEP_SKIPPED, step.is_skipped())
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
-        return _apply_if(step.should_apply, apply)
+        return conditions.run_if(step.should_apply, apply)
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
+        if step.is_in_doubt:
+            changed = step.gradients
         if step.should_apply is not None and not changed:
             return step.should_apply
         if step.is_usable_here is not None and not changed:
@@ -80,7 +91,7 @@ class OverflowCheck(Stage):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = has_finite_norm(step.gradients + sources)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
-        is_of_this_batch = sources or len(changed) < len(step.gradients)
+        is_of_this_batch = sources or step.is_in_doubt or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
                 verdict = tf.logical_and(verdict, earlier)
@@ -100,18 +111,23 @@ def has_finite_norm(gradients) -> tf.Tensor:
     Returns:
       Boolean scalar.
     """
-    half_squares = {}
+    verdicts = [tf.math.is_finite(half) for half in squared_halves(gradients)]
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
+
+
+def squared_halves(gradients) -> list:
+    """Half the sum of the squares of gradients, for each dtype that they have; those of 16 bits count as float32."""
+    terms_of = {}
     for grad in gradients:
         if isinstance(grad, tf.IndexedSlices):
             grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
         values = values_of(grad)
         if values.dtype.size < tf.float32.size:
             values = tf.cast(values, tf.float32)
-        half_squares.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
-    verdicts = [tf.math.is_finite(tf.add_n(terms)) for terms in half_squares.values()]
-    if len(verdicts) == 1:
-        return verdicts[0]
-    return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
+        terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
+    return [tf.add_n(terms) for terms in terms_of.values()]
 
 
 def _changed_and_their_sources(step):
@@ -122,25 +138,3 @@ def _changed_and_their_sources(step):
     changed = [grad for grad in step.gradients if id(grad) not in delivered_ids]
     replaced = [grad for grad in delivered if id(grad) not in given_ids]
     return changed, sources_of(changed, replaced)
-
-
-def _apply_if(should_apply, apply):
-    """Runs `apply` when the decision is True, else nothing; the same in graphs, functions and eager execution."""
-    if tf.executing_eagerly():
-        return apply() if bool(should_apply) else None
-    if building_graph():
-        # Slots made inside the branch keep the names they have without a gate, and so in checkpoints.
-        name_scope = tf.compat.v1.get_default_graph().get_name_scope()
-
-        def applied():
-            with tf.name_scope(name_scope + "/" if name_scope else ""):
-                return tf.group(apply())
-
-        with classic_control_flow():
-            return tf.cond(should_apply, applied, tf.no_op)
-
-    def applied_in_function():
-        apply()
-        return True
-
-    return tf.cond(should_apply, applied_in_function, lambda: False)

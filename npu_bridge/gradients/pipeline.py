@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -9,24 +10,29 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
+from npu_bridge.gradients import conditions
+from npu_bridge.gradients.dense_or_sparse import nothing_like, parts_of, rebuilt
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.order import in_order
+from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
 
 
 class Pipeline:
-    """The stages of one optimizer, in the order a gradient meets them.
+    """The stages of one optimizer; they are put in the order of `stage.PLACES`.
 
     One pipeline serves every way to train: TF 1 graphs through `PipelineOptimizer`, and a Keras `train_step` or any
     `tf.function` loop directly.
 
     Args:
-      stages: the stages; at most one of them communicates.
+      stages: the stages, in any order; at most one of them communicates.
+      owner: what they are stages of, for messages.
     Attributes:
       optimizer_variables: gives the variables of the optimizer that updates; whoever puts the pipeline around one sets
         it, so that ranks compare these too before the first step.
     Raises:
-      ValueError: more than one stage communicates.
+      TypeError: something is no stage.
+      ValueError: more than one stage communicates, two stages cannot be ordered, or a stage lacks what it needs.
     Example:
       >>> step = pipeline.begin()
       >>> with tf.GradientTape() as tape:
@@ -36,18 +42,17 @@ class Pipeline:
       >>> pipeline.apply(step, lambda: optimizer.apply_gradients(grads_and_vars))
     """
 
-    def __init__(self, stages: Sequence[Stage]):
-        self._stages = tuple(stages)
+    def __init__(self, stages: Sequence[Stage], owner: str = "Pipeline"):
+        self._stages = in_order(stages, owner)
         self._has_compared = False
         self._owner = ""
         self._seen = SeenVariables()
         self.optimizer_variables: Callable[[], Sequence] = list
-        communicating = [type(stage).__name__ for stage in self._stages if stage.communicates]
-        if len(communicating) > 1:
-            raise ValueError(
-                f"Pipeline: gradients would be reduced more than once. Expected at most one stage that communicates; "
-                f"got {', '.join(communicating)}. Keep one of them."
-            )
+        self._transforming = [
+            stage
+            for stage in self._stages
+            if PLACES.index(stage.place) > PLACES.index("verdict") and type(stage).reduced is not Stage.reduced
+        ]
 
     @property
     def scales_loss(self) -> bool:
@@ -58,6 +63,21 @@ class Pipeline:
     def communicates(self) -> bool:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)
+
+    @property
+    def stages(self) -> tuple:
+        """The stages in their order."""
+        return self._stages
+
+    @property
+    def needs_true_units(self) -> bool:
+        """True when a stage works on gradients that must be those of the unscaled loss."""
+        return bool(self._transforming) or any(stage.place in ("accumulate", "local clip") for stage in self._stages)
+
+    @property
+    def is_gated(self) -> bool:
+        """True when a stage decides whether an update happens."""
+        return any(type(stage).gate is not Stage.gate for stage in self._stages)
 
     @property
     def only_communicates(self) -> bool:
@@ -72,6 +92,11 @@ class Pipeline:
     def state(self) -> dict:
         """What belongs into an object-based checkpoint, by name."""
         return {name: value for stage in self._stages for name, value in stage.state().items()}
+
+    def make_variables(self, variables: Sequence) -> None:
+        """Makes what stages keep for each trained variable now, instead of in the first step."""
+        for stage in self._stages:
+            stage.make_variables(list(variables))
 
     def begin(self) -> Step:
         """Starts a step; call it once per step, before `scale`."""
@@ -99,14 +124,57 @@ class Pipeline:
         Ranks: collective when a stage communicates.
         """
         step.grads_and_vars = list(grads_and_vars)
+        step.is_transformed = bool(self._transforming)
+        step.is_in_doubt = not all(stage.keeps_usable for stage in self._transforming)
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
-            for hook in ("local", "reduce", "reduced"):
-                for stage in self._stages:
-                    getattr(stage, hook)(step)
+            for stage in self._stages:
+                stage.collect(step)
+            if step.is_due is None or not step.gradients:
+                self._exchange(step)
+            else:
+                self._exchange_if_due(step)
         self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
+
+    def _exchange(self, step):
+        for hook in ("local", "reduce", "reduced"):
+            for stage in self._stages:
+                getattr(stage, hook)(step)
+
+    def _exchange_if_due(self, step):
+        """The same inside a condition; in other steps the gradients are zeros, and sparse ones have no rows."""
+        made = Step()
+
+        def exchange():
+            inside = dataclasses.replace(step, carried={})
+            self._exchange(inside)
+            made.grads_and_vars = inside.grads_and_vars
+            made.is_usable_here, made.should_apply = inside.is_usable_here, inside.should_apply
+            made.carried = inside.carried
+            verdicts = [verdict for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
+            parts = [part for grad in inside.gradients for part in parts_of(grad)]
+            return [*verdicts, *made.carried.values(), *parts]
+
+        def pass_by():
+            kinds = [(made.is_usable_here, False), (made.should_apply, False)]
+            verdicts = [tf.constant(value) for verdict, value in kinds if verdict is not None]
+            zeros = [nothing_like(grad, variable) for grad, variable in made.grads_and_vars if grad is not None]
+            carried = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.carried.values()]
+            return [*verdicts, *carried, *(part for grad in zeros for part in parts_of(grad))]
+
+        if tf.executing_eagerly() and not bool(step.is_due):
+            made.grads_and_vars = step.grads_and_vars
+        tensors = iter(conditions.tensors_if(step.is_due, exchange, pass_by))
+        step.is_usable_here = None if made.is_usable_here is None else next(tensors)
+        step.should_apply = None if made.should_apply is None else next(tensors)
+        step.carried = {key: next(tensors) for key in made.carried}
+        step.divisor = None
+        step.grads_and_vars = [
+            (None if grad is None else rebuilt(grad, variable, tensors), variable)
+            for grad, variable in made.grads_and_vars
+        ]
 
     def _compare_with_other_ranks(self, step):
         # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
@@ -165,7 +233,9 @@ class Pipeline:
             watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers)
 
     def _own_variables(self):
-        return [*self.optimizer_variables(), *variables_of(self.state())]
+        of_this_rank = {id(variable) for stage in self._stages for variable in stage.variables_of_this_rank()}
+        shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
+        return [*self.optimizer_variables(), *shared]
 
 
 def _gated(stage, step, apply):

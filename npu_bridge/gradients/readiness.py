@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.collective import groups
+from npu_bridge.gradients.dense_or_sparse import values_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
       ValueError: the strategy by index reaches beyond the gradients.
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
-    ready = sorted(dense, key=_readiness_of(gradients))
+    ready = sorted(dense, key=readiness_of(gradients))
     strategy = groups.of_this_process().strategies.of(group)
     if strategy.last_indices is not None:
         _LOG.info(
@@ -38,7 +39,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
-def _readiness_of(gradients):
+def readiness_of(gradients):
     """A sort key for positions: the order in which the backward pass delivers the gradients.
 
     In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
@@ -47,7 +48,8 @@ def _readiness_of(gradients):
     if tf.executing_eagerly():
         return lambda position: -position
     made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
-    return lambda position: (made.get(gradients[position].op, len(made)), position)
+    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
+    return lambda position: (made.get(ops[position], len(made)), position)
 
 
 def static_bytes(tensor):

@@ -21,6 +21,8 @@ PIECE_BYTES = 16 * 2**20
 class SharedUpdate(Stage):
     """Says to the other ranks, before anything is transferred, that this one shares the update with them."""
 
+    place = "update"
+
     def describe(self, step, plan):
         plan.settings["is_weight_update_sharding"] = True
 

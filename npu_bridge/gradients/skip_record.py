@@ -19,6 +19,8 @@ class SkipRecord(Stage):
       last_step_skipped: boolean scalar variable.
     """
 
+    place = "record"
+
     def __init__(self, optimizer: Any = None):
         self._optimizer = optimizer
         with tf.init_scope():
@@ -31,7 +33,9 @@ class SkipRecord(Stage):
     def after(self, step):
         if step.should_apply is None:
             return None
-        is_skipped = tf.logical_not(step.should_apply)
+        return step.run_when_due(lambda: self._note(step.is_skipped()))
+
+    def _note(self, is_skipped):
         counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
         noted = self.last_step_skipped.assign(is_skipped)
         changed = [counted, noted]

@@ -8,6 +8,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
+from npu_bridge.gradients import conditions
 
 
 @dataclasses.dataclass
@@ -26,6 +27,11 @@ class Step:
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
+      is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
+      is_transformed: True when a stage after the verdict changes gradients.
+      is_in_doubt: True when one of these does not promise that usable gradients stay usable.
+      notes: what a stage keeps for its later hooks, by stage.
+      carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
@@ -36,6 +42,11 @@ class Step:
     should_apply: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
+    is_due: tf.Tensor | None = None
+    is_transformed: bool = False
+    is_in_doubt: bool = False
+    notes: dict = dataclasses.field(default_factory=dict)
+    carried: dict = dataclasses.field(default_factory=dict)
 
     @property
     def gradients(self) -> list:
@@ -52,29 +63,95 @@ class Step:
         """Notes that the gradients carry one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
 
+    def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
+        """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
+        return make() if self.is_due is None else conditions.tensors_if(self.is_due, make, otherwise)
+
+    def run_when_due(self, run: Callable[[], Any]) -> Any:
+        """Runs an update in a step that is due, and nothing in any other; returns the op."""
+        return run() if self.is_due is None else conditions.run_if(self.is_due, run)
+
+    def is_skipped(self) -> tf.Tensor:
+        """True when this step should have updated the variables and does not; the decision must have been taken."""
+        is_left_out = tf.logical_not(self.should_apply)
+        return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
+
+
+# Where a stage can stand, in the order in which a gradient comes by.
+PLACES = (
+    "scale",  # the loss is multiplied, and the reduced gradients are divided
+    "accumulate",  # gradients of several batches are added up on this rank
+    "local clip",  # what this rank sends is bounded
+    "reduce",  # gradients of all ranks are combined
+    "verdict",  # this rank judges what it sends; all ranks decide about the step
+    "clip by value",  # from here on: reduced gradients in true units
+    "clip by norm",
+    "centralise",
+    "transform",
+    "guard",  # old values are kept for an update that fails
+    "update",
+    "synchronise",  # after the update
+    "record",
+)
+
 
 class Stage:
     """One stop on a gradient's journey. Every hook passes on what it gets unless a stage overrides it.
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 
-        begin ─► scale ─► backward pass ─► local ─► reduce ─► reduced ─► (caller clips) ─► gate ─► update
-                                                                                            └────► after
+        begin ─► scale ─► backward pass ─► collect ─► local ─► reduce ─► reduced ─► (caller clips) ─► gate ─► update
+                                                                                                       └────► after
 
     Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
     stage is made of is set at construction; what belongs to one step is kept in its `Step`.
 
+    The order of stages is that of `PLACES`, whatever the order in which they are given. Two stages at one place say
+    which of them comes first.
+
     Attributes:
+      place: one of `PLACES`.
+      stands_before: classes of stages, or their names, that must stand after this one.
+      stands_after: the same for stages that must stand before this one.
+      gives: what other stages can rely on when this one is there.
+      needs: what another stage of the pipeline must give.
+      keeps_usable: True for a stage that never makes an unusable gradient of usable ones, and never hides one: then
+        its results need not be judged again. Only stages after the verdict are asked.
       scales_loss: True for a stage whose `scale` changes the loss.
       communicates: True for a stage whose `reduce` exchanges gradients between ranks.
     """
 
+    place = "transform"
+    stands_before: tuple = ()
+    stands_after: tuple = ()
+    gives: tuple = ()
+    needs: tuple = ()
+    keeps_usable = False
     scales_loss = False
     communicates = False
+
+    def get_config(self) -> dict:
+        """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict) -> Stage:
+        """The counterpart of `get_config`."""
+        return cls(**config)
+
+    def named(self, name: str) -> None:
+        """Tells the stage the prefix of its transfers' names, if it has any; every optimizer has another one."""
 
     def state(self) -> dict:
         """Objects that hold variables of this stage, by name: what an object-based checkpoint saves."""
         return {}
+
+    def make_variables(self, variables: list) -> None:
+        """Makes what this stage keeps for each of the trained variables, where it must exist before the first step."""
+
+    def variables_of_this_rank(self) -> list:
+        """Variables of `state` whose values are this rank's own and differ between ranks."""
+        return []
 
     def decide_together(self) -> None:
         """Has what this stage decides for its rank alone decided by all ranks; called before the first step."""
@@ -88,6 +165,11 @@ class Stage:
 
     def describe(self, step: Step, plan: Plan) -> None:
         """Writes down what other ranks must do alike, before anything is transferred; names the plan's owner if so."""
+        if self.get_config():
+            plan.settings[type(self).__name__] = str(self.get_config())
+
+    def collect(self, step: Step) -> None:
+        """Works on this rank's gradients in every step, also in those that exchange nothing."""
 
     def local(self, step: Step) -> None:
         """Works on this rank's gradients before any communication."""

@@ -18,8 +18,9 @@ from tests.training import OPTIMIZERS
 class Recorder(Stage):
     """Writes down which hook was called."""
 
-    def __init__(self, name, calls):
-        for hook in ("begin", "scale", "local", "reduce", "reduced", "gate", "after"):
+    def __init__(self, name, calls, place):
+        self.place = place
+        for hook in ("begin", "scale", "collect", "local", "reduce", "reduced", "gate", "after"):
             setattr(self, hook, self._recording(hook, f"{name}.{hook}", calls))
 
     def _recording(self, hook, entry, calls):
@@ -34,12 +35,12 @@ class Recorder(Stage):
 
 def test_stages_meet_a_gradient_in_order():
     calls = []
-    pipeline = Pipeline([Recorder("a", calls), Recorder("b", calls)])
+    pipeline = Pipeline([Recorder("b", calls, "transform"), Recorder("a", calls, "scale")])
     step = pipeline.begin()
     pipeline.scale(tf.constant(1.0), step)
     pipeline.combine(step, [(tf.constant(1.0), "variable")])
     pipeline.apply(step, lambda: calls.append("update"))
-    hooks = ["begin", "scale", "local", "reduce", "reduced", "gate"]
+    hooks = ["begin", "scale", "collect", "local", "reduce", "reduced", "gate"]
     assert calls == [
         *(f"{stage}.{hook}" for hook in hooks for stage in "ab"),
         "update",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, 
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.gradients.keras_optimizer import keras_optimizer
 from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.recipe import copies_of
 from npu_bridge.options import environment, of_graph, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
 
@@ -226,6 +228,8 @@ def npu_keras_optimizer(
     is_distributed: bool = True,
     is_loss_scale: bool | None = None,
     is_tailing_optimization: bool = False,
+    *,
+    stages: Sequence[Any] = (),
 ) -> Any:
     """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
 
@@ -239,7 +243,7 @@ def npu_keras_optimizer(
       opt: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
-      is_tailing_optimization: as in `NPUOptimizer`.
+      is_tailing_optimization, stages: as in `NPUOptimizer`.
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
@@ -258,6 +262,7 @@ def npu_keras_optimizer(
         manager=loss_scale_manager if is_loss_scale else None,
         is_distributed=is_distributed,
         is_tailing_optimization=is_tailing_optimization,
+        stages=tuple(copies_of(stages, owner)),
     )
     return keras_optimizer(opt, settings, owner)
 

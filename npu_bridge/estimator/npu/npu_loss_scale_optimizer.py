@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
-from npu_bridge.gradients import LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, PipelineOptimizer
+from npu_bridge.gradients import PipelineOptimizer
+from npu_bridge.gradients.recipe import pipeline_of
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
@@ -28,10 +29,12 @@ class NPULossScaleOptimizer(PipelineOptimizer):
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
-        stages = [LossScaling(loss_scale_manager)]
-        is_checked = getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)()
-        if is_checked:
+        pipeline = pipeline_of(
+            name,
+            manager=loss_scale_manager,
+            is_checked=getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)(),
             # Ranks that share the work of an update must all do it.
-            is_joint = is_distributed or getattr(opt, "is_weight_update_sharding", False)
-            stages += [OverflowCheck(name, is_joint=is_joint), NarrowVariableGuard()]
-        super().__init__(opt, Pipeline(stages), name)
+            is_joint=is_distributed or getattr(opt, "is_weight_update_sharding", False),
+            owner="NPULossScaleOptimizer",
+        )
+        super().__init__(opt, pipeline, name)

@@ -12,19 +12,14 @@ from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
 from npu_bridge.gradients import (
-    AllReduce,
-    LossScaling,
-    NarrowVariableGuard,
-    OverflowCheck,
-    Pipeline,
     PipelineOptimizer,
     ShardedOptimizer,
-    SharedUpdate,
 )
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras_settings import KerasSettings
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
+from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
 
@@ -63,10 +58,12 @@ class NPUOptimizer(PipelineOptimizer):
       wire: how float gradients travel between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them to
         16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit float16
         is skipped like any overflow; bfloat16 has the range of float32.
+      stages: what else happens to gradients, of `npu_bridge.stages`, in any order.
     Raises:
-      TypeError: `opt` is not an optimizer, or with `is_loss_scale` the manager is none (a number, say).
-      ValueError: `is_loss_scale` without a manager, or `opt` itself already averages gradients or scales the loss
-        where this optimizer is to be distributed, or `wire` is no wire format.
+      TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` is no
+        list of stages.
+      ValueError: `stages` cannot be ordered, `is_loss_scale` without a manager, or `opt` itself already averages
+        gradients or scales the loss where this optimizer is to be distributed, or `wire` is no wire format.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -84,6 +81,7 @@ class NPUOptimizer(PipelineOptimizer):
         name=None,
         *,
         wire="none",
+        stages=(),
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
         if is_loss_scale:
@@ -94,17 +92,16 @@ class NPUOptimizer(PipelineOptimizer):
         if wire_dtype is not None and not is_distributed:
             _LOG.info("NPUOptimizer: wire=%r has no effect because is_distributed is False.", wire)
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
-        stages = []
-        if is_loss_scale:
-            is_tailed = is_distributed and is_tailing_optimization
-            stages += [
-                LossScaling(loss_scale_manager),
-                OverflowCheck(name, is_joint=is_distributed, judges_local=is_distributed, decides_early=is_tailed),
-                NarrowVariableGuard(),
-            ]
-        if is_distributed:
-            stages[1:1] = _averaging(name, wire_dtype, is_checked=is_loss_scale)
-        super().__init__(opt, Pipeline(stages), name)
+        pipeline = pipeline_of(
+            name,
+            manager=loss_scale_manager if is_loss_scale else None,
+            is_distributed=bool(is_distributed),
+            is_tailed=bool(is_tailing_optimization),
+            wire_dtype=wire_dtype,
+            stages=stages,
+            owner="NPUOptimizer",
+        )
+        super().__init__(opt, pipeline, name)
 
 
 class NPUDistributedOptimizer(PipelineOptimizer):
@@ -117,8 +114,9 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         all averaged gradients, so that clipping by their global norm is right too. Works in TF 1 graphs. See below.
       name: name of this optimizer; "Distributed" and the type name of `optimizer` by default.
       wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
+      stages: as `stages` of `NPUOptimizer`. They must not stand inside of loss scaling, whose gradients are scaled.
     Raises:
-      TypeError: `optimizer` is not an optimizer.
+      TypeError: `optimizer` is not an optimizer, or `stages` is no list of stages.
       ValueError: `optimizer` itself averages gradients, or `wire` is no wire format; with `wire="float16"` or
         `is_weight_update_sharding`, `optimizer` scales the loss (put the scaling outside); with
         `is_weight_update_sharding`, `optimizer` clips by the global norm, or, in `compute_gradients` and
@@ -132,23 +130,21 @@ class NPUDistributedOptimizer(PipelineOptimizer):
       start until the first update, and from a save until the next one, rank 0 holds all slots, in host memory.
     """
 
-    def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none"):
+    def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none", stages=()):
         name = name or "Distributed" + type(optimizer).__name__
         wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
         self.is_weight_update_sharding = bool(is_weight_update_sharding)
-        stages = _averaging(name, wire_dtype, is_joint=self.is_weight_update_sharding)
-        stages += [SharedUpdate()] if self.is_weight_update_sharding else []
-        super().__init__(optimizer, Pipeline(stages), name)
+        pipeline = pipeline_of(
+            name,
+            is_distributed=True,
+            wire_dtype=wire_dtype,
+            is_sharded=self.is_weight_update_sharding,
+            stages=stages,
+            owner="NPUDistributedOptimizer",
+        )
+        super().__init__(optimizer, pipeline, name)
         if self.is_weight_update_sharding:
             self._inner = ShardedOptimizer(self._inner, name)
-
-
-def _averaging(name, wire_dtype, is_checked=False, is_joint=False):
-    """The stages that average gradients; an overflow that the wire format itself may cause never gets to a variable."""
-    stages = [AllReduce(name, wire_dtype)]
-    if wire_dtype == tf.float16 and not is_checked:
-        stages.append(OverflowCheck(name, is_joint=is_joint))
-    return stages
 
 
 class KerasDistributeOptimizer(abc.ABC):  # noqa: B024 - what it makes is registered below

@@ -1,0 +1,247 @@
+"""Gradient accumulation: the gradients of several batches are added up, exchanged once and applied once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.gradients import conditions
+from npu_bridge.gradients.dense_or_sparse import map_values, values_of
+from npu_bridge.gradients.kept import kept_variable, state_variable
+from npu_bridge.gradients.loss_scaling import in_true_units
+from npu_bridge.gradients.readiness import readiness_of
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, shown
+
+_REDUCTIONS = ("mean", "sum")
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class Accumulate(Stage):
+    """Adds up the gradients of `steps` batches on each rank; only the last batch of such a window updates.
+
+    In a window there are one exchange between the ranks, one decision about overflows, one update, one count of
+    `global_step` (or `iterations`, which schedules read) and one move of the loss scale. If the gradients of one batch
+    are not usable, the whole window is left out and the next one begins with zeros. With "mean" and a loss that is a
+    mean over the batch, `steps` batches train as one batch of their sum would.
+
+    Between the last batches `compute_gradients` gives zeros, and sparse gradients without rows. The gradients of the
+    window come with its last batch: clip these. Sums are kept in true units, so that the loss scale may move in
+    between, in float32 (float64 for float64 gradients). A sparse gradient stays sparse: the update gets the rows that
+    any batch of the window has touched.
+
+    Args:
+      steps: batches of a window, at least 1.
+      reduction: "mean" divides the sum by `steps`; "sum" does not.
+    Raises:
+      TypeError: `steps` is not an integer.
+      ValueError: an argument is out of its range.
+    Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
+      saved. On several ranks they are each rank's own: a checkpoint that rank 0 writes in the middle of a window holds
+      its sums alone, and the ranks that start from it all begin with these.
+    """
+
+    place = "accumulate"
+    needs = ("a verdict",)
+
+    def __init__(self, steps: int, reduction: str = "mean"):
+        if isinstance(steps, bool) or not isinstance(steps, int):
+            expected, mend = "whole steps, at least 1", "Pass an int."
+            raise TypeError(message("Accumulate", "steps is not an integer", expected, shown(steps), mend))
+        if not 1 <= steps < 2**31:
+            expected, mend = "1 <= steps < 2**31", "Use 1 for an update with each batch."
+            raise ValueError(message("Accumulate", "steps is out of range", expected, shown(steps), mend))
+        if reduction not in _REDUCTIONS:
+            expected, mend = "'mean' or 'sum'", "Use 'mean' for a loss that is a mean over the batch."
+            raise ValueError(message("Accumulate", "reduction is unknown", expected, shown(reduction), mend))
+        self._steps = steps
+        self._reduction = reduction
+        self._sums: _Sums | None = None
+
+    def __copy__(self):
+        return Accumulate(self._steps, self._reduction)
+
+    def get_config(self):
+        return {"steps": self._steps, "reduction": self._reduction}
+
+    def state(self):
+        if self._sums is None:
+            self._sums = _Sums()
+        return {"accumulated": self._sums.module}
+
+    def make_variables(self, variables):
+        self.state()
+        for variable in variables:
+            self._sums.of(variable, may_be_sparse=variable.shape.rank > 0)
+
+    def variables_of_this_rank(self):
+        return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
+
+    def collect(self, step):
+        self.state()
+        sums, pairs = self._sums, step.grads_and_vars
+        kept = [
+            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+            for grad, variable in pairs
+        ]
+        with tf.name_scope("Accumulate"):
+            counted = sums.counter.read_value()
+            step.is_due = tf.equal(counted, self._steps - 1)
+            windows = [None] * len(pairs)
+            # In the order in which the backward pass delivers: what reduces them looks for that order.
+            for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):
+                if kept[position] is not None:
+                    addend = self._addend(pairs[position][0], kept[position], step)
+                    windows[position] = kept[position].added(addend)
+        step.notes[self] = _Notes(counted, windows)
+
+    def local(self, step):
+        windows = step.notes[self].windows
+
+        def as_computed(position, grad):
+            total = windows[position].total()
+            if step.divisor is not None:  # multiplied again for the way to the other ranks
+                total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
+            return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
+
+        with tf.name_scope("Accumulate"):
+            step.grads_and_vars = [
+                (None if grad is None else as_computed(position, grad), variable)
+                for position, (grad, variable) in enumerate(step.grads_and_vars)
+            ]
+
+    def gate(self, step, apply):
+        if self not in step.notes:
+            problem = "these gradients were not accumulated"
+            expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
+            mend = "Call compute_gradients or minimize."
+            raise ValueError(message("Accumulate", problem, expected, "gradients from elsewhere", mend))
+        return apply()
+
+    def after(self, step):
+        notes = step.notes[self]
+        used = [values_of(grad) for grad in step.delivered if grad is not None]
+        with tf.name_scope("Accumulate"), tf.control_dependencies(used):
+            counted = self._sums.counter.assign(tf.where(step.is_due, 0, notes.counted + 1))
+            kept = [window.keep(step.is_due) for window in notes.windows if window is not None]
+        return None if tf.executing_eagerly() else tf.group(counted, *kept)
+
+    def _addend(self, grad, kept, step):
+        addend = in_true_units(map_values(grad, lambda values: tf.cast(values, kept.sum.dtype)), step.divisor)
+        return map_values(addend, lambda values: values / self._steps) if self._reduction == "mean" else addend
+
+
+class _Notes(NamedTuple):
+    """What one step keeps for its later hooks: batches counted before it, and what each gradient was added to."""
+
+    counted: tf.Tensor
+    windows: list
+
+
+class _Sums:
+    """The variables of one optimizer's accumulation.
+
+    Attributes:
+      module: holds all of them, for checkpoints.
+      counter: batches of the window so far, an int32 scalar.
+    """
+
+    def __init__(self):
+        self._kept: dict = {}
+        self.module = tf.Module(name="accumulated")
+        self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+
+    def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
+        """What is kept for a trained variable, made now if it does not exist yet."""
+        if not hasattr(variable, "ref"):
+            problem = "gradients cannot be accumulated before it is known of which variables they are"
+            expected = "pairs of gradients and variables"
+            mend = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
+            raise ValueError(message("Accumulate", problem, expected, "get_unscaled_gradients", mend))
+        kept = self._kept.get(variable.ref())
+        if kept is None:
+            kept = self._kept[variable.ref()] = _Sum(variable)
+            setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
+        if may_be_sparse:
+            kept.make_sparse()
+        return kept
+
+
+class _Sum(tf.Module):
+    """The sum of one variable's gradients.
+
+    Attributes:
+      sum: what was added up in this window, in true units.
+      touched: for each row whether a sparse gradient had it; None where no gradient was sparse.
+    """
+
+    def __init__(self, variable):
+        super().__init__(name="sum")
+        self._name = variable.name.partition(":")[0]
+        dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
+        self.sum = kept_variable(variable, "Accumulate", "accumulated", dtype)
+        self.touched = None
+
+    def make_sparse(self):
+        if self.touched is None:
+            name = f"accumulated/{self._name}_rows"
+            self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
+
+    def added(self, addend):
+        """The sum with one more gradient, which `keep` keeps."""
+        return (_SparseWindow if isinstance(addend, tf.IndexedSlices) else _DenseWindow)(self, addend)
+
+
+class _DenseWindow:
+    def __init__(self, kept, addend):
+        self._kept = kept
+        self._total = kept.sum.read_value() + addend
+
+    def total(self):
+        return self._total
+
+    def keep(self, is_due):
+        (value,) = conditions.tensors_if(
+            is_due, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)]
+        )
+        return self._kept.sum.assign(value)
+
+
+class _SparseWindow:
+    def __init__(self, kept, addend):
+        self._kept = kept
+        self._addend = addend
+
+    def total(self):
+        """The rows that this window has touched, each once and in ascending order."""
+        indices = tf.cast(self._addend.indices, tf.int64)
+        rows = tf.where(self._with_own_rows(self._kept.touched.read_value()))[:, 0]
+        positions = tf.searchsorted(rows, indices)[:, tf.newaxis]
+        values = tf.tensor_scatter_nd_add(tf.gather(self._kept.sum, rows), positions, self._addend.values)
+        shape = self._kept.sum.shape.as_list()
+        return tf.IndexedSlices(values, tf.cast(rows, self._addend.indices.dtype), tf.constant(shape))
+
+    def keep(self, is_due):
+        added = conditions.run_if(tf.logical_not(is_due), self._add)
+        cleared = conditions.run_if(is_due, self._clear)
+        return None if tf.executing_eagerly() else tf.group(added, cleared)
+
+    def _with_own_rows(self, touched):
+        indices = self._addend.indices[:, tf.newaxis]
+        return tf.tensor_scatter_nd_update(touched, indices, tf.ones_like(self._addend.indices, tf.bool))
+
+    def _add(self):
+        kept = self._kept
+        touched = kept.touched.assign(self._with_own_rows(kept.touched.read_value()))
+        added = kept.sum.scatter_add(self._addend)
+        return None if tf.executing_eagerly() else tf.group(touched, added)
+
+    def _clear(self):
+        kept = self._kept
+        rows = tf.where(kept.touched.read_value())[:, 0]
+        zeros = tf.zeros([tf.size(rows), *kept.sum.shape[1:]], kept.sum.dtype)
+        cleared = kept.sum.scatter_update(tf.IndexedSlices(zeros, rows))
+        with tf.control_dependencies([rows]):
+            forgotten = kept.touched.assign(tf.zeros_like(kept.touched))
+        return None if tf.executing_eagerly() else tf.group(cleared, forgotten)

@@ -1,0 +1,58 @@
+"""Gradient centralisation: the gradient of each output of a layer gets the mean zero."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, say_once, shown
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class CentralizeGradients(Stage):
+    """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
+
+    The last axis is that of a layer's outputs. Gradients of vectors and scalars, of depthwise kernels and of variables
+    whose name contains a word of `skip` stay what they are, and so do sparse ones, of which a line tells once.
+
+    Args:
+      skip: texts; variables whose names contain one are left alone.
+    Raises:
+      TypeError: `skip` is no list of texts.
+    """
+
+    place = "centralise"
+    keeps_usable = True
+
+    def __init__(self, skip: Sequence[str] = ("beta", "gamma", "bias", "depthwise")):
+        if isinstance(skip, str) or not all(isinstance(word, str) for word in skip):
+            owner, mend = "CentralizeGradients", "Write skip=[...]."
+            raise TypeError(message(owner, "skip is no list of texts", "a list of texts", shown(skip), mend))
+        self._skip = tuple(skip)
+
+    def get_config(self):
+        return {"skip": list(self._skip)}
+
+    def reduced(self, step):
+        with tf.name_scope("CentralizeGradients"):
+            step.grads_and_vars = [
+                (self._centralised(grad, variable), variable) for grad, variable in step.grads_and_vars
+            ]
+
+    def _centralised(self, grad: Any, variable: Any) -> Any:
+        if grad is None or any(word in variable.name for word in self._skip):
+            return grad
+        if isinstance(grad, tf.IndexedSlices):
+            # The mean over rows would make every row of the table change.
+            name = variable.name.partition(":")[0]
+            say_once(logging.INFO, f"CentralizeGradients: the sparse gradient of {name} stays what it is.")
+            return grad
+        if grad.shape.rank is None or grad.shape.rank < 2:
+            return grad
+        wide = tf.cast(grad, tf.float32) if grad.dtype.size < tf.float32.size else grad
+        mean = tf.reduce_mean(wide, axis=list(range(grad.shape.rank - 1)), keepdims=True)
+        return tf.cast(wide - mean, grad.dtype)

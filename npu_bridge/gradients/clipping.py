@@ -1,0 +1,154 @@
+"""Bounds for gradients: for single values, and for the norm of all of them."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
+from npu_bridge.gradients.overflow import squared_halves
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, shown
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class ClipByGlobalNorm(Stage):
+    """Shrinks all gradients by one factor when their global norm is above a bound.
+
+    The norm is that of the reduced gradients in true units, over all variables, in float32. A step whose norm is not
+    finite is skipped.
+
+    Args:
+      clip_norm: the largest norm, above 0.
+    Raises:
+      TypeError: `clip_norm` is not a number.
+      ValueError: it is not a positive finite one.
+    """
+
+    place = "clip by norm"
+    needs = ("a verdict",)
+    keeps_usable = True
+
+    def __init__(self, clip_norm: float):
+        self._clip_norm = positive("ClipByGlobalNorm", "clip_norm", clip_norm)
+
+    def get_config(self):
+        return {"clip_norm": self._clip_norm}
+
+    def reduced(self, step):
+        with tf.name_scope("ClipByGlobalNorm"):
+            # Only with every row once is the norm that of the dense gradient.
+            step.map(lambda grad: sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad)
+            if not step.gradients:
+                return
+            halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]
+            norm = tf.sqrt(2.0 * tf.add_n(halves))
+            factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
+            step.map(lambda grad: map_values(grad, lambda values: _multiplied(values, factor)))
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class ClipByValue(Stage):
+    """Bounds every value of the reduced gradients, in true units. An Inf or NaN is not hidden: it skips the step.
+
+    Args:
+      low: the smallest value; with one argument, the bound on both sides.
+      high: the largest value, above `low`.
+    Raises:
+      TypeError: an argument is not a number.
+      ValueError: it is not finite, or `high` is not above `low`.
+    """
+
+    place = "clip by value"
+    needs = ("a verdict",)
+    keeps_usable = True
+
+    def __init__(self, low: float, high: float | None = None):
+        if high is None:
+            bound = positive(type(self).__name__, "the bound", low)
+            low, high = -bound, bound
+        self._low, self._high = bounds(type(self).__name__, low, high)
+
+    def get_config(self):
+        return {"low": self._low, "high": self._high}
+
+    def reduced(self, step):
+        with tf.name_scope("ClipByValue"):
+            step.map(_with_rows_once)
+            step.map(lambda grad: map_values(grad, lambda values: bounded(values, self._low, self._high)))
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class ClipLocally(ClipByValue):
+    """Bounds every value that this rank sends, before gradients of other ranks are added. Bounds are in true units.
+
+    Args, Raises: as `ClipByValue`.
+    """
+
+    place = "local clip"
+
+    def local(self, step):
+        factor = 1.0 if step.divisor is None else step.divisor
+        with tf.name_scope("ClipLocally"):
+            step.map(_with_rows_once)
+            step.map(lambda grad: map_values(grad, lambda values: bounded(values, self._low, self._high, factor)))
+
+    def reduced(self, step):
+        pass
+
+
+def bounded(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
+    """Finite values between the bounds times `factor`; an Inf or NaN stays what it is.
+
+    Args:
+      values: floating tensor of any shape.
+      low, high: the bounds.
+      factor: positive number or float32 scalar.
+    """
+    wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+    factor = tf.cast(factor, wide.dtype)
+    clipped = tf.clip_by_value(wide, low * factor, high * factor)
+    return tf.cast(tf.where(tf.math.is_finite(wide), clipped, wide), values.dtype)
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """A positive finite number.
+
+    Raises:
+      TypeError: it is no number.
+      ValueError: it is another number.
+    """
+    number = _number(owner, name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(
+            message(owner, f"{name} is out of range", "a positive finite number", shown(value), "Use 1.0.")
+        )
+    return number
+
+
+def bounds(owner: str, low: Any, high: Any) -> tuple:
+    """Two finite numbers, the second above the first; errors as `positive`."""
+    pair = (_number(owner, "low", low), _number(owner, "high", high))
+    if not -math.inf < pair[0] < pair[1] < math.inf:
+        got, mend = f"low={low!r}, high={high!r}", "Use -1.0 and 1.0."
+        raise ValueError(message(owner, "the bounds are no range", "finite low < high", got, mend))
+    return pair
+
+
+def _number(owner, name, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), "Use 1.0."))
+    return float(value)
+
+
+def _with_rows_once(grad):
+    return sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _multiplied(values, factor):
+    if values.dtype.size < tf.float32.size:
+        return tf.cast(tf.cast(values, tf.float32) * factor, values.dtype)
+    return values * tf.cast(factor, values.dtype)

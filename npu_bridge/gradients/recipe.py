@@ -1,0 +1,102 @@
+"""The one recipe by which every optimizer's pipeline is made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.all_reduce import AllReduce
+from npu_bridge.gradients.loss_scaling import LossScaling
+from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
+from npu_bridge.gradients.order import check_stage
+from npu_bridge.gradients.overflow import OverflowCheck
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.sharding import SharedUpdate
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, shown
+
+
+def pipeline_of(
+    name: str,
+    manager: Any = None,
+    is_checked: bool = True,
+    is_distributed: bool = False,
+    is_joint: bool | None = None,
+    is_tailed: bool = False,
+    wire_dtype: tf.DType | None = None,
+    is_sharded: bool = False,
+    stages: Sequence[Stage] = (),
+    record: Stage | None = None,
+    owner: str = "Pipeline",
+) -> Pipeline:
+    """The pipeline of one optimizer.
+
+    Args:
+      name: name of the optimizer, and prefix of its transfers' names.
+      manager: the loss-scale manager; None for no loss scaling.
+      is_checked: with a manager, skip steps whose gradients overflow.
+      is_distributed: average gradients over the ranks.
+      is_joint: decide about a step together with the other ranks; by default where a scaled loss is distributed or the
+        update is shared.
+      is_tailed: with a manager and several ranks, decide before the last fragment travels.
+      wire_dtype: the 16-bit dtype gradients are rounded to before they travel, or None.
+      is_sharded: ranks share the work of the update.
+      stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
+      record: a stage that remembers what was skipped, where a manager makes a step skippable.
+      owner: who asks, for messages.
+    Raises:
+      TypeError: `stages` is no list of stages.
+      ValueError: the stages cannot be ordered.
+    """
+    added = copies_of(stages, owner)
+    is_scaled = manager is not None
+    made = [LossScaling(manager)] if is_scaled else []
+    reducing = [stage for stage in added if stage.communicates]
+    if reducing:
+        _check_reducing(reducing[0], is_distributed, wire_dtype, owner)
+        reducing[0].named(name)
+    elif is_distributed:
+        made.append(AllReduce(name, wire_dtype))
+    # A 16-bit wire format may itself cause an overflow, which must not get to a variable.
+    needs_verdict = (is_distributed and wire_dtype == tf.float16) or any("a verdict" in stage.needs for stage in added)
+    if is_checked if is_scaled else needs_verdict:
+        # A stage that leaves values behind must not be given a NaN; others pass it on to the reduced gradients.
+        is_judged_here = is_distributed and (is_scaled or bool(reducing))
+        if is_joint is None:
+            is_joint = is_judged_here or is_sharded
+        made.append(
+            OverflowCheck(name, is_joint, judges_local=is_judged_here, decides_early=is_judged_here and is_tailed)
+        )
+        made += [NarrowVariableGuard()] if is_scaled else []
+        made += [record] if is_scaled and record is not None else []
+    made += [SharedUpdate()] if is_sharded else []
+    return Pipeline([*made, *added], owner)
+
+
+def _check_reducing(stage, is_distributed, wire_dtype, owner):
+    name = type(stage).__name__
+    if not is_distributed:
+        problem, got = f"{name} reduces gradients over the ranks", "is_distributed=False"
+        raise ValueError(message(owner, problem, "is_distributed=True", got, f"Set it, or leave {name} out."))
+    if wire_dtype is not None:
+        problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
+        raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
+
+
+def copies_of(stages: Any, owner: str) -> list:
+    """The stages of a list, each a new object without variables.
+
+    Raises:
+      TypeError: it is no list of stages.
+    """
+    if isinstance(stages, (str, dict, Stage)) or not hasattr(stages, "__iter__"):
+        problem = "stages is not a list"
+        mend = "Write stages=[...]."
+        raise TypeError(message(owner, problem, "a list of npu_bridge.stages", shown(stages), mend))
+    stages = list(stages)
+    for stage in stages:
+        check_stage(stage, owner)
+    return [copy.copy(stage) for stage in stages]

@@ -1,0 +1,32 @@
+"""What can happen to gradients between the backward pass and the update: the stages that optimizers take as `stages`.
+
+    NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[Accumulate(4), ClipByGlobalNorm(1.0)])
+
+They stand in one order, whatever the order of the list; docs/stages.md shows it. A loop of your own around a
+`tf.GradientTape` uses `pipeline`.
+"""
+
+from npu_bridge.gradients.accumulation import Accumulate
+from npu_bridge.gradients.centralisation import CentralizeGradients
+from npu_bridge.gradients.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.explanation import explain
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.recipe import pipeline_of as pipeline
+from npu_bridge.gradients.sparsification import Threshold, TopK
+from npu_bridge.gradients.stage import PLACES, Stage, Step
+
+__all__ = [
+    "PLACES",
+    "Accumulate",
+    "CentralizeGradients",
+    "ClipByGlobalNorm",
+    "ClipByValue",
+    "ClipLocally",
+    "Pipeline",
+    "Stage",
+    "Step",
+    "Threshold",
+    "TopK",
+    "explain",
+    "pipeline",
+]

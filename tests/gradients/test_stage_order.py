@@ -1,0 +1,174 @@
+"""Stages stand in one order, whatever the order of the list; what cannot be ordered is refused where it is made."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge import stages
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+
+
+class First(stages.Stage):
+    stands_before = ("Second",)
+
+
+class Second(stages.Stage):
+    pass
+
+
+class Third(stages.Stage):
+    stands_after = (Second, "First")
+
+
+class BeforeTheReduction(stages.Stage):
+    place = "transform"
+    stands_before = (AllReduce,)
+
+
+class Contrary(stages.Stage):
+    stands_before = (First,)
+    stands_after = (First,)
+
+
+class Lost(stages.Stage):
+    place = "nowhere"
+
+
+class Circular(stages.Stage):
+    stands_before = ("First",)
+    stands_after = ("Second",)
+
+
+def one_of_each():
+    return [
+        LossScaling(FixedLossScaleManager(8)),
+        stages.Accumulate(2),
+        stages.ClipLocally(1.0),
+        AllReduce("order"),
+        OverflowCheck("order", is_joint=True, judges_local=True),
+        stages.ClipByValue(1.0),
+        stages.ClipByGlobalNorm(1.0),
+        stages.CentralizeGradients(),
+        First(),
+        Second(),
+        Third(),
+        NarrowVariableGuard(),
+    ]
+
+
+def test_every_pair_and_every_rotation_gives_the_one_order():
+    expected = one_of_each()
+    for start in range(len(expected)):
+        assert Pipeline([*expected[start:], *expected[:start]]).stages == tuple(expected)
+    assert Pipeline(expected[::-1]).stages == tuple(expected)
+    needing = {"Accumulate", "ClipLocally", "ClipByValue", "ClipByGlobalNorm"}
+    for pair in itertools.combinations(expected, 2):
+        kinds = {type(stage).__name__ for stage in pair}
+        if kinds & needing and "OverflowCheck" not in kinds:
+            with pytest.raises(ValueError, match="needs a verdict"):
+                Pipeline(pair[::-1])
+        elif "OverflowCheck" in kinds and "AllReduce" not in kinds:
+            with pytest.raises(ValueError, match="OverflowCheck needs reduced gradients"):
+                Pipeline(pair[::-1])
+        else:
+            assert Pipeline(pair[::-1]).stages == pair
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "parts"),
+    [
+        ([Lost()], ValueError, ["Lost", "nowhere", "scale, accumulate"]),
+        ([stages.Accumulate], TypeError, ["Accumulate(...)"]),
+        (["Accumulate"], TypeError, ["not a stage"]),
+        ([AllReduce("a"), AllReduce("b")], ValueError, ["AllReduce, AllReduce", "Keep one"]),
+        ([First(), First()], ValueError, ["First and First", "same place"]),
+        ([First(), Contrary()], ValueError, ["First", "Contrary", "cannot stand"]),
+        ([First(), Second(), Circular()], ValueError, ["in a circle", "First", "Circular"]),
+        (
+            [BeforeTheReduction(), AllReduce("a")],
+            ValueError,
+            ["AllReduce and BeforeTheReduction", "AllReduce (reduce), then BeforeTheReduction (transform)"],
+        ),
+    ],
+)
+def test_what_cannot_be_ordered_names_both_stages_and_the_right_order(wrong, kind, parts):
+    with pytest.raises(kind) as refused:
+        Pipeline(wrong)
+    assert all(part in str(refused.value) for part in parts), refused.value
+
+
+@in_graph
+def test_the_way_of_gradients_is_told_in_its_order():
+    inner, added = tf1.train.GradientDescentOptimizer(0.1), [stages.ClipByGlobalNorm(1.0), stages.Accumulate(2)]
+    manager = FixedLossScaleManager(8)
+    text = stages.explain(NPUOptimizer(inner, manager, True, True, stages=added))
+    names = ["LossScaling", "Accumulate(steps=2, reduction='mean')", "AllReduce", "OverflowCheck", "ClipByGlobalNorm"]
+    assert [line.split()[0] for line in text.splitlines()] == ["1", "2", "3", "4", "5", "6"]
+    assert all(name in line for name, line in zip(names, text.splitlines())), text
+    assert "needs a verdict" in text.splitlines()[1]
+    nested = stages.explain(NPULossScaleOptimizer(NPUDistributedOptimizer(inner), manager, True))
+    assert nested.splitlines()[0].startswith(" 1 reduce")
+    assert "Accumulate" in stages.explain(npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(), stages=added))
+    assert "as they are" in stages.explain(NPUOptimizer(inner))
+    with pytest.raises(TypeError, match="Pass what"):
+        stages.explain(inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "part"),
+    [
+        (lambda: stages.Accumulate(0), ValueError, "got 0"),
+        (lambda: stages.Accumulate(2.0), TypeError, "2.0 (float)"),
+        (lambda: stages.Accumulate(True), TypeError, "True (bool)"),
+        (lambda: stages.Accumulate(2, "median"), ValueError, "'median'"),
+        (lambda: stages.ClipByGlobalNorm(0), ValueError, "got 0"),
+        (lambda: stages.ClipByGlobalNorm(float("nan")), ValueError, "nan"),
+        (lambda: stages.ClipByGlobalNorm("1"), TypeError, "'1' (str)"),
+        (lambda: stages.ClipByValue(2, 1), ValueError, "low=2, high=1"),
+        (lambda: stages.ClipByValue(-1), ValueError, "got -1"),
+        (lambda: stages.ClipLocally(None), TypeError, "ClipLocally"),
+        (lambda: stages.TopK(0), ValueError, "got 0"),
+        (lambda: stages.TopK(1.5), ValueError, "1.5 (float)"),
+        (lambda: stages.TopK(0.1, error_feedback=1), TypeError, "1 (int)"),
+        (lambda: stages.Threshold(-1), ValueError, "got -1"),
+        (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
+    ],
+)
+def test_bad_arguments_are_refused_at_construction(make, kind, part):
+    with pytest.raises(kind) as refused:
+        make()
+    assert part in str(refused.value)
+
+
+@in_graph
+def test_optimizers_refuse_what_is_no_list_of_stages_and_stages_inside_of_loss_scaling():
+    inner = tf1.train.GradientDescentOptimizer(0.1)
+    makers = [
+        lambda given: NPUOptimizer(inner, stages=given),
+        lambda given: NPUDistributedOptimizer(inner, stages=given),
+        lambda given: npu_keras_optimizer(tf.keras.optimizers.SGD(), stages=given),
+    ]
+    for make in makers:
+        with pytest.raises(TypeError, match="Write stages="):
+            make(stages.Accumulate(2))
+        with pytest.raises(ValueError, match="Accumulate and Accumulate"):
+            make([stages.Accumulate(2), stages.Accumulate(2)])
+    with pytest.raises(ValueError, match="is_distributed=True"):
+        NPUOptimizer(inner, stages=[stages.TopK(0.1)])
+    with pytest.raises(ValueError, match="wire='none'"):
+        NPUDistributedOptimizer(inner, wire="float16", stages=[stages.TopK(0.1)])
+    with pytest.raises(ValueError, match="TopK, Threshold"):
+        NPUDistributedOptimizer(inner, stages=[stages.TopK(0.1), stages.Threshold(0.1)])
+    inside = NPUDistributedOptimizer(inner, stages=[stages.ClipByGlobalNorm(1.0)])
+    with pytest.raises(ValueError, match="ClipByGlobalNorm"):
+        NPULossScaleOptimizer(inside, FixedLossScaleManager(8), True)

@@ -1,0 +1,145 @@
+"""Stages on one rank, in every way to train, against a model in numpy."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import stages
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from tests import stage_cases
+from tests.training import OPTIMIZERS, assert_same_bits, token_batches, train
+
+tf1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("way", stage_cases.WAYS)
+def test_every_stage_does_what_numpy_does(way):
+    for chain in stage_cases.CHAINS_OF_WAYS[way]:
+        stage_cases.assert_equals_numpy(way, chain, [stage_cases.trained(way, chain)])
+
+
+@pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
+def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
+    whole, resumed, _ = stage_cases.resumed(way, tmp_path)
+    assert_same_bits(resumed, whole)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_batches_of_a_window_train_as_one_large_batch(name):
+    """Also where an update of touched rows alone is another one than that of all rows, as momentum's is."""
+    large = token_batches(3, 32)
+    small = [part for batch in large for part in np.split(batch, 4)]
+    expected, _ = train(OPTIMIZERS[name], batches=large)
+    makers = [
+        lambda inner: NPUOptimizer(inner, stages=[stages.Accumulate(4)]),
+        lambda inner: NPUDistributedOptimizer(inner, stages=[stages.Accumulate(4)]),
+        lambda inner: NPUOptimizer(inner, stage_cases.dynamic(), True, True, stages=[stages.Accumulate(4)]),
+    ]
+    for make in makers:
+        ours, _ = train(lambda make=make: make(OPTIMIZERS[name]()), batches=small)
+        for variable, value in expected.items():
+            np.testing.assert_allclose(ours[variable], value, rtol=1e-5, atol=1e-6, err_msg=variable)
+
+
+def test_a_schedule_moves_once_in_a_window():
+    rates = tf.keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [1.0, 0.1, 0.01])
+    variable = tf.Variable(0.0)
+    for make in (tf.keras.optimizers.legacy.SGD, tf.keras.optimizers.SGD):
+        variable.assign(0.0)
+        optimizer = npu_keras_optimizer(make(rates), stages=[stages.Accumulate(2)])
+        seen = []
+        for _ in range(8):
+            optimizer.minimize(lambda: variable * 1.0, [variable])
+            seen.append(round(-variable.numpy(), 4))
+        np.testing.assert_allclose(seen, [0, 1, 1, 2, 2, 2.1, 2.1, 2.11], rtol=1e-5)
+        assert int(optimizer.iterations) == 4
+
+
+def test_a_keras_model_is_saved_with_its_stages_in_the_middle_of_a_window(tmp_path):
+    def new_model():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3], kernel_initializer="ones")])
+        added = [stages.Accumulate(3), stages.ClipByValue(0.5), stages.CentralizeGradients()]
+        optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)  # of legacy ones such a file holds no state
+        model.compile(npu_keras_optimizer(optimizer, stage_cases.dynamic(), stages=added), loss="mse")
+        return model
+
+    random = np.random.RandomState(0)
+    data = random.randn(8, 3).astype(np.float32), random.randn(8, 2).astype(np.float32)
+
+    def fit(model, start, stop):
+        model.fit(data[0][start:stop], data[1][start:stop], batch_size=1, shuffle=False, verbose=0)
+        return model
+
+    whole, half = fit(new_model(), 0, 8), fit(new_model(), 0, 4)
+    half.save(tmp_path / "model.keras")
+    loaded = fit(tf.keras.models.load_model(tmp_path / "model.keras"), 4, 8)
+    for ours, expected in zip(loaded.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("variable", [2])
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Accumulate(2)])
+        with pytest.raises(ValueError, match="compute_gradients"):
+            optimizer.apply_gradients([(tf.ones([2]), variable)])
+
+
+def test_gradients_without_variables_are_refused():
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(), stage_cases.dynamic(), stages=[stages.Accumulate(2)])
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    with pytest.raises(ValueError, match="get_unscaled_gradients"):
+        optimizer.get_unscaled_gradients([tf.ones([2])])
+
+
+def test_one_list_of_stages_serves_several_optimizers():
+    shared = [stages.Accumulate(2)]
+    variables = [tf.Variable(0.0), tf.Variable(0.0)]
+    optimizers = [npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=shared) for _ in variables]
+    for _ in range(2):
+        optimizers[0].minimize(lambda: variables[0] * 1.0, [variables[0]])
+    optimizers[1].minimize(lambda: variables[1] * 1.0, [variables[1]])
+    assert [variable.numpy() for variable in variables] == [-1.0, 0.0]
+
+
+def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
+    class Squared(stages.Stage):
+        def reduced(self, step):
+            step.map(lambda grad: grad * grad)
+
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("variable", initializer=[0.0])
+        slope = tf1.placeholder(tf.float32, [])
+        optimizer = NPUOptimizer(
+            tf1.train.GradientDescentOptimizer(1.0), stage_cases.dynamic(), True, True, stages=[Squared()]
+        )
+        train_op = optimizer.minimize(tf.reduce_sum(variable) * slope)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for value in (3.0, 1e18, 2.0):
+                session.run(train_op, {slope: value})
+            assert session.run(variable)[0] == -13.0
+
+
+def test_the_code_of_the_page_runs():
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md"
+    pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(pieces) == 5
+    for number, piece in enumerate(pieces):
+        exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
+
+
+def test_the_table_of_the_page_names_every_stage_and_its_order_every_place():
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md").read_text()
+    public = [getattr(stages, name) for name in stages.__all__ if isinstance(getattr(stages, name), type)]
+    for stage in public:
+        if issubclass(stage, stages.Stage) and stage is not stages.Stage:
+            assert re.search(rf"^\| .*`{stage.__name__}\(.* \| `{stage.place}` \|", page, re.MULTILINE), stage
+    order = page[page.index("    scale ─►") : page.index("Between `reduce`")]
+    assert re.findall(r"[a-z][a-z ]*[a-z]", order) == list(stages.PLACES)

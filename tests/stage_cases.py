@@ -1,0 +1,343 @@
+"""Training with gradients that are fed, in each of the ways to train, and what numpy makes of the same gradients."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+
+tf1 = tf.compat.v1
+STEPS, LEARNING_RATE, FIRST_SCALE, GROWS_EVERY = 51, 0.1, 2.0**10, 4
+WINDOW = 3
+TOP_SHARE, LEAST = 0.3, 0.8
+STAGES = {
+    "accumulate": lambda: stages.Accumulate(WINDOW),
+    "accumulate sums": lambda: stages.Accumulate(WINDOW, "sum"),
+    "clip locally": lambda: stages.ClipLocally(-0.5, 0.75),
+    "clip by value": lambda: stages.ClipByValue(0.4),
+    "clip by norm": lambda: stages.ClipByGlobalNorm(1.5),
+    "centralise": lambda: stages.CentralizeGradients(),
+    "top k": lambda: stages.TopK(TOP_SHARE),
+    "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
+    "threshold": lambda: stages.Threshold(LEAST),
+}
+CHAINS = (
+    ("accumulate",),
+    ("accumulate sums", "clip by norm"),
+    ("clip locally",),
+    ("clip by value",),
+    ("clip by norm",),
+    ("centralise",),
+    ("centralise", "clip by norm", "clip by value", "clip locally", "accumulate"),
+)
+# What does nothing on one rank.
+SPARSE_CHAINS = (
+    ("top k",),
+    ("top k, forgetful", "clip by value"),
+    ("threshold", "accumulate"),
+    ("clip by norm", "accumulate", "clip locally", "top k"),
+)
+# The cheap way to train meets all of them, others those in which most happens.
+CHAINS_OF_WAYS = {
+    "graph": CHAINS,
+    "graph, tailed": CHAINS[-1:],
+    "function": (CHAINS[1], CHAINS[-1]),
+    "fit, legacy": CHAINS[-1:],
+    "fit, current": CHAINS[-1:],
+}
+SHAPES = {"kernel": (4, 3), "vector": (3,), "table": (6, 2)}
+
+
+def made(chain):
+    """The stages of a chain, in the order of its names."""
+    return [STAGES[name]() for name in chain]
+
+
+def gradients_of(rank, steps=STEPS):
+    """One dict of gradients per step; those of the table are rows with repeated indices. Some are not finite."""
+    random = np.random.RandomState(rank)
+    fed = []
+    for step in range(steps):
+        grads = {name: random.randn(*shape).astype(np.float32) for name, shape in SHAPES.items()}
+        grads["rows"] = random.randint(0, 6, 5)
+        grads["table"] = random.randn(5, 2).astype(np.float32)
+        fed.append(grads)
+        if (step, rank) in ((7, 0), (20, 1), (38, 0)):
+            grads["kernel"][1, 1] = np.inf if step == 7 else np.nan
+    return fed
+
+
+def start_values():
+    """What the variables are before the first step."""
+    random = np.random.RandomState(100)
+    return {name: random.randn(*shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def in_numpy(chain, rank_count, steps=STEPS):
+    """The variables after training, the loss scale before each step, updates, and what each rank has not sent."""
+    values = {name: value.astype(np.float64) for name, value in start_values().items()}
+    window = WINDOW if any(name.startswith("accumulate") for name in chain) else 1
+    divisor = WINDOW if "accumulate" in chain else 1
+    fed = [gradients_of(rank, steps) for rank in range(rank_count)]
+    scale, good, updates, scales = FIRST_SCALE, 0, 0, []
+    residuals = [{name: np.zeros(SHAPES[name]) for name in ("kernel", "vector")} for _ in range(rank_count)]
+    for step in range(steps):
+        scales.append(scale)
+        if (step + 1) % window:
+            continue
+        local = []
+        for rank in range(rank_count):
+            batches = [_dense(fed[rank][number]) for number in range(step - window + 1, step + 1)]
+            local.append({name: sum(batch[name] for batch in batches) / divisor for name in SHAPES})
+        if not all(np.all(np.isfinite(grad)) for sent in local for grad in sent.values()):
+            scale, good = scale / 2, 0
+            continue
+        good += 1
+        scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
+        updates += 1
+        for name, grad in _transformed(chain, local, residuals).items():
+            values[name] -= LEARNING_RATE * grad
+    return values, scales, updates, residuals
+
+
+def _dense(grads):
+    dense = np.zeros(SHAPES["table"], np.float64)
+    np.add.at(dense, grads["rows"], grads["table"])
+    return {"kernel": grads["kernel"].astype(np.float64), "vector": grads["vector"].astype(np.float64), "table": dense}
+
+
+def _sent(chain, grads, residual):
+    """What one rank sends of its dense gradients; changes what it keeps."""
+    sent = dict(grads)
+    for name, kept in residual.items():
+        wanted = np.abs(grads[name] + kept)
+        if "threshold" in chain:
+            chosen = wanted >= LEAST
+        else:
+            chosen = wanted >= np.sort(wanted.ravel())[-int(np.ceil(TOP_SHARE * wanted.size))]
+        sent[name] = np.where(chosen, grads[name] + kept, 0)
+        if "top k, forgetful" not in chain:
+            residual[name] = grads[name] + kept - sent[name]
+    return sent
+
+
+def _transformed(chain, local, residuals):
+    if "clip locally" in chain:
+        local = [{name: np.clip(grad, -0.5, 0.75) for name, grad in sent.items()} for sent in local]
+    if {"top k", "top k, forgetful", "threshold"} & set(chain):
+        local = [_sent(chain, grads, residual) for grads, residual in zip(local, residuals)]
+    grads = {name: np.mean([sent[name] for sent in local], axis=0) for name in SHAPES}
+    if "clip by value" in chain:
+        grads = {name: np.clip(grad, -0.4, 0.4) for name, grad in grads.items()}
+    if "clip by norm" in chain:
+        norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))
+        grads = {name: grad * min(1.0, 1.5 / norm) for name, grad in grads.items()}
+    if "centralise" in chain:  # of the table the gradient is sparse
+        grads["kernel"] = grads["kernel"] - grads["kernel"].mean(axis=0, keepdims=True)
+    return grads
+
+
+def dynamic():
+    return ExponentialUpdateLossScaleManager(FIRST_SCALE, GROWS_EVERY, 1, 2, 0.5)
+
+
+def loss_of(variables, grads):
+    """A loss whose gradients are `grads`, whatever the variables."""
+    read = tf.gather(variables["table"], grads["rows"])
+    products = [variables["kernel"] * grads["kernel"], variables["vector"] * grads["vector"], read * grads["table"]]
+    return tf.add_n([tf.reduce_sum(product) for product in products])
+
+
+class InGraph:
+    """A TF 1 graph with `NPUOptimizer`; `checkpoint` is a path that other graphs can go on from."""
+
+    def __init__(self, chain, is_tailing=False, name="stages"):
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self._variables = {
+                name: tf1.get_variable(name, initializer=value, use_resource=name != "vector")
+                for name, value in start_values().items()
+            }
+            self._fed = {key: tf1.placeholder(value.dtype, value.shape) for key, value in gradients_of(0, 1)[0].items()}
+            self._count = tf1.train.get_or_create_global_step()
+            manager = dynamic()
+            inner = tf1.train.GradientDescentOptimizer(LEARNING_RATE)
+            optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=made(chain))
+            self._scale = manager.get_loss_scale()
+            self._train_op = optimizer.minimize(loss_of(self._variables, self._fed), self._count)
+            self._saver = tf1.train.Saver()
+            self._session = tf1.Session()
+            self._session.run(tf1.global_variables_initializer())
+            self._all = tf1.global_variables()
+
+    def train(self, fed):
+        feeds = [{self._fed[key]: value for key, value in grads.items()} for grads in fed]
+        return [float(self._session.run([self._scale, self._train_op], feed)[0]) for feed in feeds]
+
+    def values(self):
+        return self._session.run(self._variables)
+
+    def updates(self):
+        return int(self._session.run(self._count))
+
+    def everything(self):
+        return {variable.name: self._session.run(variable) for variable in self._all}
+
+    def save(self, path):
+        with self._graph.as_default():
+            return self._saver.save(self._session, path, write_meta_graph=False)
+
+    def restore(self, path):
+        with self._graph.as_default():
+            self._saver.restore(self._session, path)
+
+
+class InFunction:
+    """A `tf.function` around a `tf.GradientTape`, with a pipeline."""
+
+    def __init__(self, chain, name="stages_in_function"):
+        self._variables = {key: tf.Variable(value, name=key) for key, value in start_values().items()}
+        self._manager = dynamic()
+        self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
+        self._optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
+        self._pipeline.optimizer_variables = self._optimizer.variables
+        self._step = tf.function(self._step_of, autograph=False)
+        self._checkpoint = tf.train.Checkpoint(optimizer=self._optimizer, **self._variables, **self._pipeline.state())
+
+    def _step_of(self, grads):
+        step = self._pipeline.begin()
+        with tf.GradientTape() as tape:
+            loss = self._pipeline.scale(loss_of(self._variables, grads), step)
+        variables = list(self._variables.values())
+        pairs = self._pipeline.combine(step, zip(tape.gradient(loss, variables), variables))
+        self._pipeline.apply(step, lambda: self._optimizer.apply_gradients(pairs))
+        return step.loss_scale
+
+    def train(self, fed):
+        return [float(self._step({key: tf.constant(value) for key, value in grads.items()})) for grads in fed]
+
+    def values(self):
+        return {name: variable.numpy() for name, variable in self._variables.items()}
+
+    def updates(self):
+        return int(self._optimizer.iterations)
+
+    def everything(self):
+        state = {
+            variable.name: variable.numpy() for part in self._pipeline.state().values() for variable in part.variables
+        }
+        return {**self.values(), **state}
+
+    def save(self, path):
+        return self._checkpoint.write(path)
+
+    def restore(self, path):
+        self._checkpoint.read(path)
+
+
+class InFit:
+    """Keras `fit` with `npu_keras_optimizer`."""
+
+    def __init__(self, chain, generation=tf.keras.optimizers.legacy):
+        self.model = FedModel()
+        optimizer = npu_keras_optimizer(generation.SGD(LEARNING_RATE), dynamic(), stages=made(chain))
+        self.model.compile(optimizer, loss=lambda _, product: product)
+        self._checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
+
+    def train(self, fed):
+        scales = []
+        note = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda *_: scales.append(float(self.model.optimizer.loss_scale))
+        )
+        inputs = {key: np.stack([grads[key] for grads in fed]) for key in fed[0]}
+        labels = np.zeros([len(fed), 1], np.float32)
+        self.model.fit(inputs, labels, batch_size=1, shuffle=False, verbose=0, callbacks=[note])
+        return scales
+
+    def values(self):
+        return {name: variable.numpy() for name, variable in self.model.fed_variables.items()}
+
+    def updates(self):
+        return int(self.model.optimizer.iterations)
+
+    def everything(self):
+        variables = self.model.optimizer.variables
+        own = variables() if callable(variables) else variables
+        return {**self.values(), **{str(position): variable.numpy() for position, variable in enumerate(own)}}
+
+    def save(self, path):
+        return self._checkpoint.write(path)
+
+    def restore(self, path):
+        self._checkpoint.read(path)
+
+
+class FedModel(tf.keras.Model):
+    """The sum of products of its variables with what it is fed, for a batch of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.fed_variables = {
+            key: self.add_weight(key, value.shape, initializer=tf.keras.initializers.Constant(value))
+            for key, value in start_values().items()
+        }
+
+    def call(self, inputs):
+        grads = {key: value[0] for key, value in inputs.items()}
+        return tf.reshape(loss_of(self.fed_variables, grads), [1, 1])
+
+
+WAYS = {
+    "graph": InGraph,
+    "graph, tailed": functools.partial(InGraph, is_tailing=True),
+    "function": InFunction,
+    "fit, legacy": InFit,
+    "fit, current": functools.partial(InFit, generation=tf.keras.optimizers),
+}
+
+
+def trained(way, chain):
+    """What `in_numpy` gives, of real training on this rank, and every variable that is left."""
+    training = WAYS[way](chain)
+    scales = training.train(gradients_of(collective.current().rank))
+    return training.values(), scales, training.updates(), training.everything()
+
+
+def assert_equals_numpy(way, chain, results):
+    """Results of `trained`, by rank, against the model."""
+    values, scales, updates, residuals = in_numpy(chain, len(results))
+    assert 0 < updates < STEPS
+    for rank, (our_values, our_scales, our_updates, everything) in enumerate(results):
+        where = f"{way}, {chain}, rank {rank}"
+        assert our_scales == scales, where
+        assert our_updates == updates, where
+        for name, value in values.items():
+            np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
+            assert np.array_equal(our_values[name], results[0][0][name]), f"{where}: {name} differs between ranks"
+        for name, residual in residuals[rank].items() if {"top k", "threshold"} & set(chain) else ():
+            kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
+            if not way.startswith("fit"):  # whose variables are known by number
+                np.testing.assert_allclose(kept, residual, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
+        sums = {name: value for name, value in everything.items() if "accumulated" in name}
+        assert not any(np.any(value) for value in sums.values()), f"{where}: something is left of the last window"
+
+
+def resumed(way, folder):
+    """Every variable after training in one go, and after a restart in the middle of a window."""
+    chain, rank = ("accumulate", "clip by norm"), collective.current().rank
+    fed = gradients_of(rank, 16)
+    stop = 10
+    assert stop % WINDOW
+    whole, before, after = (WAYS[way](chain) for _ in range(3))
+    whole.train(fed)
+    before.train(fed[:stop])
+    path = before.save(f"{folder}/rank_{rank}")
+    after.restore(path)
+    after.train(fed[stop:])
+    return whole.everything(), after.everything(), before.everything()
