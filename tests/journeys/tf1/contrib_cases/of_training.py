@@ -118,7 +118,7 @@ def case_training_loop_and_evaluation():
         with tf.Graph().as_default():
             weights = tf.get_variable("w", initializer=4.0)
             tf.train.create_global_step()
-            found = training.evaluate_once(paths[0], eval_ops=tf.identity(weights), final_ops={"w": weights})
+            found = training.evaluate_once(paths[0], final_ops={"w": weights})
         close(found["w"], 4 * 0.8**5)
 
 
