@@ -41,8 +41,12 @@ class SourceChoice(NamedTuple):
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def roots_of(self, script: str) -> list[str]:
-        """The folders of the modules of a script: its own, and those given."""
-        return [os.path.dirname(os.path.realpath(script)), *self.trees]
+        """The folders of the modules of a script: its own, those of `PYTHONPATH` that hold it, and those given."""
+        folder = os.path.dirname(os.path.realpath(script))
+        paths = [os.path.realpath(path) for path in sys.path[1:] if path]
+        # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's.
+        above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep)]
+        return list(dict.fromkeys([folder, *above, *self.trees]))
 
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
