@@ -58,6 +58,7 @@ GONE_NAMES: dict[str, str] = {
 # Used where the installed package no longer has the module.
 GONE_MODULES: dict[str, str] = {
     "scipy.misc": "npu_bridge.tf1.scipy_misc",
+    "scipy.sparse.linalg.eigen.arpack": "scipy.sparse.linalg",
     "sklearn.cross_validation": "sklearn.model_selection",
     "sklearn.externals.joblib": "joblib",
     "sklearn.externals.six": "six",
@@ -73,6 +74,7 @@ WRAPPED: dict[str, str] = {
     "matplotlib.use": "npu_bridge.tf1.healing:matplotlib_use",
     "numpy.array": "npu_bridge.tf1.healing:array",
     "numpy.asarray": "npu_bridge.tf1.healing:asarray",
+    "numpy.save": "npu_bridge.tf1.healing:save",
     "random.sample": "npu_bridge.tf1.healing:sample",
     "yaml.load": "npu_bridge.tf1.healing:yaml_load",
     "yaml.load_all": "npu_bridge.tf1.healing:yaml_load_all",

@@ -98,6 +98,18 @@ def _ragged(name: str) -> Any:
     return make
 
 
+def _save() -> Any:
+    numpy = importlib.import_module("numpy")
+
+    @functools.wraps(numpy.save)
+    def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(arr, (list, tuple)):  # before the file is opened: one that cannot be written stays as it was
+            arr = _ragged("asarray")(arr)
+        numpy.save(file, arr, *arguments, **options)
+
+    return save
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -115,6 +127,7 @@ def _yaml(name: str) -> Any:
 _LATE = {
     "array": lambda: _ragged("array"),
     "asarray": lambda: _ragged("asarray"),
+    "save": _save,
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),
 }

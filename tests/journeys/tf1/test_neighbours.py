@@ -17,6 +17,7 @@ import tensorflow_addons as tfa
 import tf_slim
 import yaml, inspect, collections, time, random, json
 from scipy.misc import imresize, toimage
+from scipy.sparse.linalg.eigen.arpack import eigsh
 
 real_tf, real_np = sys.modules["tensorflow"], sys.modules["numpy"]
 assert real_tf.__version__.startswith("2.15")
@@ -33,6 +34,9 @@ assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (
 assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1
 assert sorted(random.sample({1, 2, 3}, 3)) == [1, 2, 3]
 assert np.array([[1, 2], [3]]).dtype == object and np.array([[1, 2], [3, 4]]).dtype == np.int64
+np.save("rows.npy", ([[1, 2], [3]], 4))
+assert list(np.load("rows.npy", allow_pickle=True)) == [[[1, 2], [3]], 4]
+assert eigsh(np.eye(4), 2)[0].shape == (2,)
 try:
     np.array([[1, 2], [3]], dtype=float)
 except ValueError:
