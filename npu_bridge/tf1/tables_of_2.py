@@ -9,7 +9,7 @@ from npu_bridge.tf1.tables import MODULES, NAMES, Tables
 
 __all__ = ["OF_2"]
 
-_KERAS = "keras.api._v2.keras"
+_KERAS_OF_1, _KERAS = "keras.api._v1.keras", "keras.api._v2.keras"
 _ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
 # Modules of the package keras 2.4 to 2.12 that are not of its interface.
 _INSIDES = (
@@ -24,9 +24,7 @@ _TESTING = "keras.src.testing_infra"
 
 OF_2 = Tables(
     modules={
-        **{
-            old: place.replace("keras.api._v1.keras", _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)
-        },
+        **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)},
         **{f"keras.{name}": f"keras.src.{name}" for name in _INSIDES},
         "keras.initializers.initializers_v2": "keras.src.initializers.initializers",
         "keras.keras_parameterized": f"{_TESTING}.test_combinations",
@@ -37,7 +35,7 @@ OF_2 = Tables(
         "tensorflow.python.keras.combinations": f"{_TESTING}.test_combinations",
     },
     names={
-        **{old: place.replace("keras.api._v1.keras", _KERAS) for old, place in NAMES.items() if old.startswith(_ROOTS)},
+        **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in NAMES.items() if old.startswith(_ROOTS)},
         "tensorflow.enable_v2_behavior": "tensorflow.compat.v1:enable_v2_behavior",
         "tensorflow.keras.__version__": "keras:__version__",
         "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite": (
