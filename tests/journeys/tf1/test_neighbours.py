@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+import scipy.sparse
+
+from npu_bridge.tf1 import healing
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
@@ -81,3 +85,12 @@ def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path)
             line for line in output.splitlines() if line.startswith("npu-run: train.py:") and f" {friction}:" in line
         ]
         assert len(lines) == 1, friction
+
+
+def test_graphs_become_matrices_as_before_networkx_3():
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.from_edgelist([(0, 1), (1, 2)])
+    for make in (healing.adjacency_matrix, healing.to_scipy_sparse_matrix, healing.laplacian_matrix):
+        matrix = make(graph)
+        assert isinstance(matrix, scipy.sparse.spmatrix) and matrix.sum(axis=0).shape == (1, 3)
+    assert (healing.adjacency_matrix(graph).toarray() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]).all()
