@@ -41,10 +41,11 @@ _tree: SourceTree | None = None
 _tables: Tables = OF_1
 
 
-def serve(tree: SourceTree, tables: Tables = OF_1) -> None:
+def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
     """Says which tree is served, and with what; modules of its own are handed out as they are."""
     global _tree, _tables
     _tree, _tables = tree, tables
+    _faces.clear()
 
 
 def is_plain(name: str) -> bool:
