@@ -2,11 +2,12 @@
 
 `npu.global_options()` holds the options; `npu.open().as_default()` makes them hold for this process and starts the
 communication between ranks; `npu.distribute` is what ranks exchange. Names are imported when they are asked for, and
-importing the package changes nothing.
+importing the package changes nothing, but for scripts that have names of a younger TensorFlow 2 in their modules.
 """
 
 from npu_bridge._lazy import attributes, submodules
 from npu_bridge._version import __version__
+from npu_bridge.tf1.plain import mend_old_names
 
 __all__ = [
     "__version__",
@@ -44,6 +45,8 @@ __getattr__ = attributes(
         "set_npu_loop_size": "npu_device.npu_device:set_npu_loop_size",
     },
 )
+
+mend_old_names()
 
 
 def __dir__():

@@ -23,7 +23,7 @@ import pathlib
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 ROOTS = ("tensorflow", "keras", "npu_bridge", "npu_device", "tf_slim", "hccl")
@@ -236,31 +236,33 @@ def survey(place: pathlib.Path, commit: str) -> tuple[dict[str, dict[str, int]],
 class Sight:
     """Whether names are found by a script of TensorFlow 1 or of TensorFlow 2, each name looked up once."""
 
-    def __init__(self) -> None:
+    def __init__(self, era: int) -> None:
         sys.path.insert(0, str(REPOSITORY))
-        from npu_bridge.tf1 import faces
+        from npu_bridge.tf1 import faces, tables, tables_of_2
 
+        faces.serve(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
         self._faces = faces
-        self._known: dict[tuple[str, bool], bool] = {}
+        self._known: dict[str, bool] = {}
 
-    def finds(self, name: str, is_tf1: bool) -> bool:
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Names that one file asks for in vain."""
+        return [name for name in names if not self.finds(name)]
+
+    def finds(self, name: str) -> bool:
         """Whether a dotted name is there."""
-        key = (name, is_tf1)
-        if key not in self._known:
-            self._known[key] = self._look_up(name, is_tf1)
-        return self._known[key]
+        if name not in self._known:
+            self._known[name] = self._look_up(name)
+        return self._known[name]
 
-    def _module(self, name: str, is_tf1: bool):
-        if is_tf1 and not self._faces.is_plain(name):
-            return self._faces.face(name)
-        return importlib.import_module(name)
+    def _module(self, name: str):
+        return importlib.import_module(name) if self._faces.is_plain(name) else self._faces.face(name)
 
-    def _look_up(self, name: str, is_tf1: bool) -> bool:
+    def _look_up(self, name: str) -> bool:
         parts = name.split(".")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                at = self._module(parts[0], is_tf1)
+                at = self._module(parts[0])
             except Exception:
                 return False
             for length, part in enumerate(parts[1:], 2):
@@ -272,18 +274,10 @@ class Sight:
                     if not inspect.ismodule(at):
                         return False
                     try:
-                        at = self._module(".".join(parts[:length]), is_tf1)
+                        at = self._module(".".join(parts[:length]))
                     except Exception:
                         return False
         return True
-
-    def missing(self, names: dict[str, int]) -> list[str]:
-        """Names that one file asks for in vain: as a script of TensorFlow 1, or of 2 where more of them are there."""
-        as_tf1 = [name for name in names if not self.finds(name, True)]
-        if not as_tf1:
-            return []
-        as_tf2 = [name for name in names if not self.finds(name, False)]
-        return as_tf2 if len(as_tf2) < len(as_tf1) else as_tf1
 
 
 def main() -> int:
@@ -295,8 +289,10 @@ def main() -> int:
     arguments = parser.parse_args()
 
     files, unreadable = survey(arguments.place, arguments.commit)
-    sight = Sight()
-    missing = {path: sight.missing(names) for path, names in files.items()}
+    sight = Sight(era=1)
+    missing = {path: names for path in files if (names := sight.missing(files[path]))}
+    sight = Sight(era=2)  # what a script of TensorFlow 2 finds more of is one of it
+    missing = {path: min(names, sight.missing(files[path]), key=len) for path, names in missing.items()}
     missing = {path: names for path, names in missing.items() if names}
     print(f"{len(files)} files, {len(unreadable)} more that Python 3 cannot read")
     for title, chosen in (("all files", list(files)), ("files that train", [p for p in files if trains(files[p])])):

@@ -41,24 +41,34 @@ class SourceChoice(NamedTuple):
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def roots_of(self, script: str) -> list[str]:
-        """The folders of the modules of a script: its own, and those given."""
-        return [os.path.dirname(os.path.realpath(script)), *self.trees]
+        """The folders of the modules of a script: its own, those of `PYTHONPATH` that hold it, and those given."""
+        folder = os.path.dirname(os.path.realpath(script))
+        paths = [os.path.realpath(path) for path in sys.path[1:] if path]
+        # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's.
+        above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep)]
+        return list(dict.fromkeys([folder, *above, *self.trees]))
 
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
 
+        A script of TensorFlow 2 sees the one that is there, and old names only if it uses any.
+
         Returns:
-          Whether it is.
+          Whether its files see more than is there.
         """
         from npu_bridge.tf1 import era, journal, start
 
         start.decide()
         roots = self.roots_of(script)
-        if self.era == 2 or not (self.era or era.evidence_of(script, roots).is_tensorflow_1):
-            return False
+        found = self.era
+        if found != 1:
+            evidence = era.evidence_of(script, roots)
+            found = found or (1 if evidence.is_tensorflow_1 else 2)
+            if found == 2 and not evidence.old_of_2:
+                return False
         if rank > 0:
             journal.silence()
-        start.enter(roots, sys.path[1:])
+        start.enter(roots, sys.path[1:], found)
         return True
 
     def conclude(self, script: str, rank: int) -> None:

@@ -98,7 +98,7 @@ def masked_by_bytes(x: Any, mask: Any, keep_prob: Any, name: str | None = None) 
 
 
 def _bit_numbers():
-    return tf.constant(range(8), tf.uint8)
+    return tf.constant([*range(8)], tf.uint8)  # a range itself is none of the values that a graph takes
 
 
 def _choice(shape, keep_prob, seed, seed2):

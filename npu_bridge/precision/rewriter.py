@@ -14,7 +14,8 @@ different precision. Facts about TensorFlow 2.15:
   library of kernels uses those units in few operators (`kernels.py` measures it).
 - Imitation ends the process when an operator stands before one whose value it takes: a C++ exception nobody catches.
   Functions put in the place of their calls, other passes, and a second round of all make such orders, and the way back
-  of a loop is one. The pass "dependency" sorts the operators, so it goes right before, and loops are left out.
+  of a loop is one. The pass "dependency" sorts the operators, so it goes right before, and loops are left out. It puts
+  the last operators in the place of those it takes out after sorting, so it goes twice: then there are none to take.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def keep_order(session_config: Any) -> None:
     if not rewrites.optimizers:
         later = [each for each, switch in _LATER_PASSES.items() if getattr(rewrites, switch) != RewriterConfig.OFF]
     del rewrites.optimizers[:]
-    rewrites.optimizers.extend([_SORTING, name, *later])  # where passes are listed, they run in that order
+    rewrites.optimizers.extend([_SORTING, _SORTING, name, *later])  # where passes are listed, they run in that order
 
 
 def lists_of(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge.tf1.eras import ONLY_1, ONLY_2
+from npu_bridge.tf1.frictions import GONE_MODULES, GONE_NAMES
 from npu_bridge.tf1.reading import Use, read_tree
+from npu_bridge.tf1.tables_of_2 import OF_2
 
 __all__ = ["Evidence", "evidence_of"]
 
@@ -17,6 +19,8 @@ _SWITCHES_TO_2 = ("npu_device",)
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
 # Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
 _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
+# What a script of TensorFlow 2 may have from a time when it was younger.
+_OLD_OF_2 = frozenset({*OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load"})
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
     f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
 }
@@ -32,11 +36,13 @@ class Evidence(NamedTuple):
     Attributes:
       of_1: names that only TensorFlow 1 has, with their first use.
       of_2: the same of TensorFlow 2.
+      old_of_2: names that a younger TensorFlow 2, Keras, numpy or Python had.
       switches_to_2: the script asks for TensorFlow 2 on NPUs.
     """
 
     of_1: dict[str, Use]
     of_2: dict[str, Use]
+    old_of_2: dict[str, Use]
     switches_to_2: bool
 
     @property
@@ -49,12 +55,15 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     """Reads a script and what it imports of its tree, without running anything."""
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
+    old_of_2: dict[str, Use] = {}
     switches_to_2 = makes_graphs = False
     needs_graphs: dict[str, Use] = {}
     for facts in read_tree(script, roots):
         for use in facts.uses:
             if use.name.partition(".")[0] in _SWITCHES_TO_2 and use.is_import and not use.is_guarded:
                 switches_to_2 = True
+            if not use.is_guarded and _is_old(use.name):
+                old_of_2.setdefault(use.name, use)
             makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
             if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
                 if use.name in _NEEDS_GRAPHS:
@@ -65,7 +74,14 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
                 (of_1 if era == 1 else of_2).setdefault(use.name, use)
     if not makes_graphs:
         of_1.update(needs_graphs)
-    return Evidence(of_1, of_2, switches_to_2)
+    return Evidence(of_1, of_2, old_of_2, switches_to_2)
+
+
+def _is_old(name: str) -> bool:
+    """Whether a name or what it is in was elsewhere; that `tensorflow.compat.v2` was `tensorflow` is no news."""
+    while name and name not in _OLD_OF_2:
+        name = name.rpartition(".")[0]
+    return bool(name)
 
 
 def _era_of(name: str) -> int:

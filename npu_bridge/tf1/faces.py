@@ -1,4 +1,4 @@
-"""Module objects as the user's files see them: TensorFlow 1.15 and Keras of its time, and old numpy and Python names.
+"""Module objects as the user's files see them: TensorFlow and Keras of their time, and old numpy and Python names.
 
 A face stands before a real module, its base. A name is looked for in the tables, then in the base, then among the
 base's submodules. Classes and functions are the real ones, so `isinstance` and pickling know nothing of faces. What the
@@ -13,26 +13,13 @@ import types
 from typing import Any
 
 from npu_bridge.tf1 import frictions, journal, missing
-from npu_bridge.tf1.tables import MODULES, NAMES
+from npu_bridge.tf1.tables import OF_1, Tables
 from npu_bridge.tf1.tree import SourceTree
 
 __all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
-_PAST_VERSIONS = {
-    "keras.__version__": "2.3.1",
-    "tensorflow.VERSION": "1.15.0",
-    "tensorflow.__version__": "1.15.0",
-    "tensorflow.keras.__version__": "2.2.4-tf",
-    "tensorflow.version.VERSION": "1.15.0",
-}
 _CONTRIB = "tensorflow.contrib"
-# One TensorFlow under several names.
-_SAME = {
-    "tensorflow.compat.v1": "tensorflow",
-    "tensorflow._api.v1": "tensorflow",
-    "npu_bridge.npu_init.tf": "tensorflow",
-}
 # Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
 _INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 # Bases whose submodules are of version 2, or have been looked at as attributes already.
@@ -47,16 +34,18 @@ MENTIONS: dict[str, set[str]] = {}
 for _key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED):
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
-ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
+ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
 
 _faces: dict[str, Face] = {}
 _tree: SourceTree | None = None
+_tables: Tables = OF_1
 
 
-def serve(tree: SourceTree) -> None:
-    """Says which tree is served; modules of its own are handed out as they are."""
-    global _tree
-    _tree = tree
+def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
+    """Says which tree is served, and with what; modules of its own are handed out as they are."""
+    global _tree, _tables
+    _tree, _tables = tree, tables
+    _faces.clear()
 
 
 def is_plain(name: str) -> bool:
@@ -64,10 +53,10 @@ def is_plain(name: str) -> bool:
     root = name.partition(".")[0]
     if _tree is not None and _tree.holds_module(root):
         return True
-    if root in _TENSORFLOW_ROOTS:
+    if root in _TENSORFLOW_ROOTS or name in _tables.modules:
         return False
     if root == "npu_bridge":
-        return name != "npu_bridge.npu_init"
+        return f"{name}.tf" not in _tables.same
     return not _has_frictions(name)
 
 
@@ -107,7 +96,7 @@ class Face(types.ModuleType):
         except _Absent:
             if name.startswith("__"):
                 raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
-            raise AttributeError(missing.describe(f"{self._name}.{name}", dir(self))) from None
+            raise AttributeError(missing.describe(f"{self._name}.{name}", dir(self), _tables)) from None
         if self._is_constant:
             self.__dict__[name] = value
         return value
@@ -123,7 +112,7 @@ class Face(types.ModuleType):
         try:
             return _find(self, name)
         except _Absent:
-            raise missing.import_error(f"{self._name}.{name}", dir(self)) from None
+            raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
 
     def public_names(self) -> dict[str, Any]:
         """What `from this import *` binds."""
@@ -167,13 +156,13 @@ class _Absent(Exception):
 def _find(at: Face, name: str) -> Any:
     """The value of a name of a face."""
     full, base = f"{at._name}.{name}", at._base
-    if full in _PAST_VERSIONS:
-        return _PAST_VERSIONS[full]
+    if full in _tables.versions:
+        return _tables.versions[full]
     if _canonical(full) != full:
         return face(full)
-    if full in NAMES:
-        journal.note("name", full, NAMES[full])
-        return _dressed(full, _import(NAMES[full]))
+    if full in _tables.names:
+        journal.note("name", full, _tables.names[full])
+        return _dressed(full, _import(_tables.names[full]))
     if full in frictions.WRAPPED:
         return _import(frictions.WRAPPED[full])
     if full in frictions.GONE_NAMES and name not in base.__dict__:
@@ -185,7 +174,7 @@ def _find(at: Face, name: str) -> Any:
             return getattr(base, name)
         except AttributeError:
             raise _Absent from None
-    if full == _CONTRIB or full in MODULES or full in frictions.GONE_MODULES:
+    if full in _tables.modules or full in frictions.GONE_MODULES:
         return face(full)
     return _dressed(full, _in_base(full, base, name))
 
@@ -223,9 +212,7 @@ def _dressed(full: str, value: Any) -> Any:
 
 
 def _base_of(name: str) -> types.ModuleType:
-    target = MODULES.get(name)
-    if name == _CONTRIB:
-        target = "npu_bridge.tf1.contrib"
+    target = _tables.modules.get(name)
     if target is None and name in frictions.GONE_MODULES:
         target = name if _is_there(name) else frictions.GONE_MODULES[name]
         if target != name:
@@ -241,14 +228,14 @@ def _base_of(name: str) -> types.ModuleType:
     try:
         value = _find(above, leaf)
     except _Absent:
-        raise missing.import_error(name, dir(above), ModuleNotFoundError) from None
+        raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
     if not isinstance(value, types.ModuleType):
         raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
     return value
 
 
 def _canonical(name: str) -> str:
-    for prefix, same in _SAME.items():
+    for prefix, same in _tables.same.items():
         if name == prefix or name.startswith(prefix + "."):
             return same + name[len(prefix) :]
     return name
@@ -269,7 +256,7 @@ def _has_frictions(name: str) -> bool:
 def _names_below(name: str) -> set[str]:
     """Names that the tables add to a module."""
     start = f"{name}."
-    return {key[len(start) :].partition(".")[0] for key in (*NAMES, *MODULES) if key.startswith(start)}
+    return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
 
 
 def _import(place: str) -> Any:

@@ -98,6 +98,35 @@ def _ragged(name: str) -> Any:
     return make
 
 
+def _sparse_matrix(name: str, new_name: str | None = None) -> Any:
+    """A function of networkx that returns a SciPy matrix, as before networkx 3; sums of an array have one axis less."""
+    networkx = importlib.import_module("networkx")
+    real = getattr(networkx, new_name or name)
+
+    @functools.wraps(real)
+    def make(*arguments: Any, **options: Any) -> Any:
+        made = real(*arguments, **options)
+        sparse = importlib.import_module("scipy.sparse")
+        if isinstance(made, sparse.spmatrix):
+            return made
+        say_once(f"networkx.{name}", "returns a sparse array since networkx 3; it is made the matrix it was")
+        return getattr(sparse, f"{made.format}_matrix")(made)
+
+    return make
+
+
+def _save() -> Any:
+    numpy = importlib.import_module("numpy")
+
+    @functools.wraps(numpy.save)
+    def save(file: Any, arr: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(arr, (list, tuple)):  # before the file is opened: one that cannot be written stays as it was
+            arr = _ragged("asarray")(arr)
+        numpy.save(file, arr, *arguments, **options)
+
+    return save
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -115,6 +144,11 @@ def _yaml(name: str) -> Any:
 _LATE = {
     "array": lambda: _ragged("array"),
     "asarray": lambda: _ragged("asarray"),
+    "adjacency_matrix": lambda: _sparse_matrix("adjacency_matrix"),
+    "laplacian_matrix": lambda: _sparse_matrix("laplacian_matrix"),
+    "normalized_laplacian_matrix": lambda: _sparse_matrix("normalized_laplacian_matrix"),
+    "to_scipy_sparse_matrix": lambda: _sparse_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
+    "save": _save,
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),
 }

@@ -6,19 +6,20 @@ import difflib
 from collections.abc import Iterable
 
 from npu_bridge.tf1 import journal
-from npu_bridge.tf1.tables import GONE, MODULES, NAMES
+from npu_bridge.tf1.tables import GONE, OF_1, Tables
 
 __all__ = ["advice_for", "describe", "import_error", "shortened"]
 
 
-def describe(name: str, neighbours: Iterable[str] = ()) -> str:
+def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """One sentence each: who asked for what, what to use instead, where to report.
 
     Args:
       name: the old name with its module, `tensorflow.contrib.layers.foo`.
       neighbours: names of the same module.
+      tables: where else the name is looked for.
     """
-    advice = advice_for(name, neighbours)
+    advice = advice_for(name, neighbours, tables)
     journal.note("missing", name, advice)
     return (
         f"{journal.asked_from()}: {shortened(name)} is not available under npu-run. {advice} If the script needs it, "
@@ -26,9 +27,11 @@ def describe(name: str, neighbours: Iterable[str] = ()) -> str:
     )
 
 
-def import_error(name: str, neighbours: Iterable[str], kind: type[ImportError] = ImportError) -> ImportError:
+def import_error(
+    name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
+) -> ImportError:
     """The error of an import, to be raised; it carries `is_described`."""
-    error = kind(describe(name, neighbours), name=name)
+    error = kind(describe(name, neighbours, tables), name=name)
     error.is_described = True
     return error
 
@@ -41,7 +44,7 @@ def shortened(name: str) -> str:
     return name
 
 
-def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:
+def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """A sentence that names the nearest replacement."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
@@ -49,7 +52,7 @@ def advice_for(name: str, neighbours: Iterable[str] = ()) -> str:
         if known:
             return f"Use {known}."
     leaf = parts[-1]
-    elsewhere = [key for key in (*NAMES, *MODULES) if key.rpartition(".")[2] == leaf and key != name]
+    elsewhere = [key for key in (*tables.names, *tables.modules) if key.rpartition(".")[2] == leaf and key != name]
     if elsewhere:
         return f"The nearest is {shortened(elsewhere[0])}."
     alike = difflib.get_close_matches(leaf, list(neighbours), n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""A script of TensorFlow 1 that is started with plain `python`: what can be mended from within, and the line if not."""
+"""A script that is started with plain `python`: what can be mended from within, and the line if something cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.tf1.journal import Place
 from npu_bridge.tf1.missing import shortened
 from npu_bridge.tf1.tree import SourceTree
 
-__all__ = ["mend_main_script"]
+__all__ = ["mend_main_script", "mend_old_names"]
 
 
 def mend_main_script() -> None:
@@ -20,14 +20,9 @@ def mend_main_script() -> None:
     What cannot be mended, because the script has its modules by now, is one line on standard error. Scripts started by
     `npu-run` are left alone.
     """
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
-        return
-    folder = os.path.dirname(os.path.realpath(path))
-    if not SourceTree([folder]).holds(path):
-        return
-    evidence = evidence_of(path, [folder])
-    if not evidence.is_tensorflow_1:
+    path = _main_script()
+    evidence = evidence_of(path, [os.path.dirname(path)]) if path else None
+    if evidence is None or not evidence.is_tensorflow_1:
         return
     problem = _out_of_reach(evidence)
     if not _has_run():
@@ -36,6 +31,27 @@ def mend_main_script() -> None:
         problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
     if problem:
         print(f"npu_bridge: {problem}: start it with npu-run {os.path.relpath(path)}", file=sys.stderr)
+
+
+def mend_old_names() -> None:
+    """Lets the modules of a TensorFlow 2 script find names of a younger TensorFlow 2, if they use any.
+
+    The script itself has been compiled by now: its own old names are found under `npu-run` only.
+    """
+    path = _main_script()
+    if path:
+        evidence = evidence_of(path, [os.path.dirname(path)])
+        if evidence.old_of_2 and not evidence.is_tensorflow_1:
+            start.enter([os.path.dirname(path)], era=2)
+
+
+def _main_script() -> str | None:
+    """The real path of the running script, if it is the user's own and nobody has looked at it yet."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
+        return None
+    path = os.path.realpath(path)
+    return path if SourceTree([os.path.dirname(path)]).holds(path) else None
 
 
 def _out_of_reach(evidence: Evidence) -> str | None:

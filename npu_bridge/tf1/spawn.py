@@ -20,15 +20,15 @@ from npu_bridge.tf1.tree import SourceTree
 __all__ = ["follow", "run_file"]
 
 
-def follow(tree: SourceTree) -> None:
-    """Lets spawned children be prepared for the same tree."""
+def follow(tree: SourceTree, era: int) -> None:
+    """Lets spawned children be prepared for the same tree and era."""
     ask = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         data = ask(name)
         path = data.get("init_main_from_path")
         if path is not None:
-            data["init_main_from_path"] = _MainPath(path, tree)
+            data["init_main_from_path"] = _MainPath(path, tree, era)
         return data
 
     spawn.get_preparation_data = get_preparation_data
@@ -43,22 +43,22 @@ def run_file(path: str, namespace: dict[str, Any]) -> None:
 
 
 class _MainPath(str):
-    def __new__(cls, path: str, tree: SourceTree) -> _MainPath:
+    def __new__(cls, path: str, tree: SourceTree, era: int) -> _MainPath:
         self = super().__new__(cls, path)
-        self.tree = tree
+        self.tree, self.era = tree, era
         return self
 
     def __reduce__(self) -> Any:
-        return _prepare_child, (str(self), self.tree.roots, self.tree.known_paths, list(sys.path))
+        return _prepare_child, (str(self), self.tree.roots, self.tree.known_paths, self.era, list(sys.path))
 
 
-def _prepare_child(path: str, roots: list[str], known_paths: list[str], search_path: list[str]) -> str:
+def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int, search_path: list[str]) -> str:
     """Runs in the child when it reads what its parent has sent, before it loads the script."""
     from npu_bridge.tf1.start import enter
 
     sys.path[:] = search_path
     journal.silence()  # the parent has said it
-    enter(roots, known_paths)
+    enter(roots, known_paths, era)
     spawn._fixup_main_from_path = _load_main
     return path
 

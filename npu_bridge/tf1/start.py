@@ -1,4 +1,4 @@
-"""Turning TensorFlow 1.15 on for one process: from then on the user's files see it, and nobody else does."""
+"""Turning an older TensorFlow on for one process: from then on the user's files see it, and nobody else does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 from npu_bridge.tf1 import faces, spawn
 from npu_bridge.tf1.source import UserLoader
+from npu_bridge.tf1.tables import OF_1
+from npu_bridge.tf1.tables_of_2 import OF_2
 from npu_bridge.tf1.tree import SourceTree
 
 __all__ = ["decide", "enter", "is_decided", "switch_v2_off"]
@@ -30,20 +32,23 @@ def is_decided() -> bool:
     return _is_decided
 
 
-def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None) -> SourceTree:
-    """Prepares this process for a script of TensorFlow 1; nothing of TensorFlow is imported yet.
+def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1) -> SourceTree:
+    """Prepares this process for a script of TensorFlow 1, or one with old names of 2; TensorFlow is not imported yet.
 
     Args:
       roots: the user's source tree.
       known_paths: see `SourceTree`.
+      era: 1 or 2.
     Returns:
       The tree.
     """
     decide()
     tree = SourceTree(roots, known_paths)
-    faces.serve(tree)
+    faces.serve(tree, OF_1 if era == 1 else OF_2)
     tree.watch(UserLoader)
-    spawn.follow(tree)
+    spawn.follow(tree, era)
+    if era == 2:
+        return tree
     if "tensorflow" in sys.modules:
         switch_v2_off()
     else:

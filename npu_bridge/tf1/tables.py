@@ -6,6 +6,8 @@ Every module of `npu_bridge.tf1.contrib` is `tensorflow.contrib.<name>` without 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 _CONTRIB = "npu_bridge.tf1.contrib"
 _OLD = "tensorflow.contrib"
 _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
@@ -15,8 +17,10 @@ _INNER_KERAS = "tensorflow.python.keras"
 # Old module -> the module handed out instead. Modules below it are looked up below the new one.
 MODULES: dict[str, str] = {
     "keras": _KERAS,
+    "npu_ops": "npu_bridge.estimator.npu_ops",
     "tensorflow": "tensorflow.compat.v1",
     "tensorflow.compat.v1": "tensorflow.compat.v1",
+    "tensorflow.contrib": _CONTRIB,
     "tensorflow.keras": _KERAS,
     # The insides of contrib.
     f"{_OLD}.framework.python.framework": f"{_CONTRIB}.framework",
@@ -101,6 +105,7 @@ MODULES: dict[str, str] = {
     "tensorflow.python.data.experimental.ops.threadpool": "npu_bridge.tf1.threadpool",
     "tensorflow.python.distribute.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
     "tensorflow.python.training.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.tools.graph_transforms": "npu_bridge.tf1.graph_transforms",
     "tensorflow.python.training.tracking": "tensorflow.python.trackable",
     "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
     _INNER_KERAS: "keras.src",
@@ -211,7 +216,6 @@ GONE: dict[str, str] = {
     "tensorflow.sub": "tf.subtract",
     "tensorflow.train.SummaryWriter": "tf.summary.FileWriter",
     "tensorflow.unpack": "tf.unstack",
-    "tensorflow.tools.graph_transforms": "tf.graph_util, which freezes graphs and takes training nodes out",
     f"{_OLD}.cloud": "tf.data with a client of the service: there is no BigTable here",
     f"{_OLD}.coder": "the package tensorflow-compression",
     f"{_OLD}.factorization": "tf.estimator.experimental.KMeans, or scikit-learn for the rest",
@@ -240,3 +244,37 @@ for _key in list(MODULES):  # packages above the insides of contrib
     if _key.startswith(f"{_OLD}."):
         for _length in range(4, len(_parts)):
             MODULES.setdefault(".".join(_parts[:_length]), f"{_CONTRIB}.{_parts[2]}")
+
+
+class Tables(NamedTuple):
+    """What the files of a tree see.
+
+    Attributes:
+      modules: old module -> the module handed out instead.
+      names: "old.module.attribute" -> "module:attribute".
+      versions: full names of versions -> what they say.
+      same: other names of a module -> the one in these tables.
+    """
+
+    modules: dict[str, str]
+    names: dict[str, str]
+    versions: dict[str, str]
+    same: dict[str, str]
+
+
+OF_1 = Tables(
+    MODULES,
+    NAMES,
+    {
+        "keras.__version__": "2.3.1",
+        "tensorflow.VERSION": "1.15.0",
+        "tensorflow.__version__": "1.15.0",
+        "tensorflow.keras.__version__": "2.2.4-tf",
+        "tensorflow.version.VERSION": "1.15.0",
+    },
+    {
+        "tensorflow.compat.v1": "tensorflow",
+        "tensorflow._api.v1": "tensorflow",
+        "npu_bridge.npu_init.tf": "tensorflow",
+    },
+)

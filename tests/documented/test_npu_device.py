@@ -320,6 +320,8 @@ def test_raw_operators():
         np.testing.assert_allclose(dropped.numpy()[kept], x.numpy()[kept] / 0.25)
         np.testing.assert_array_equal(tape.gradient(dropped, x).numpy(), kept * 4.0)
         assert np.any(getattr(ops, maker)([16, 50], 0.25, 3, 4, None).numpy() != mask.numpy())  # another one each time
+        in_graph = tf.function(getattr(ops, maker))([16, 50], 0.25, 3, 4, None)
+        assert in_graph.shape == shape
     with tf.GradientTape() as tape:
         activated = ops.fast_gelu(x)
     np.testing.assert_allclose(ops.fast_gelu_grad(tf.ones_like(x), x), tape.gradient(activated, x), rtol=1e-6)

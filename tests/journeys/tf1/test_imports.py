@@ -178,3 +178,17 @@ def test_a_folder_of_the_same_name_beside_the_script_is_the_users(tmp_path):
     write_script(tmp_path, "def load():\n    return 'ours, too'\n", "yaml.py")
     code, output = npu_run("--tf1", "train.py", cwd=tmp_path)
     assert (code, output) == (0, "ours 1 ours, too\n")
+
+
+def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_path):
+    for name in ("tools", "models", "site-packages"):
+        (tmp_path / name).mkdir()
+    script = "import models.net, other\nprint('SEES', models.net.tf.__version__, other.tf.__version__[:2])\n"
+    write_script(tmp_path / "tools", "import tensorflow as tf\ntf.placeholder\n" + script)
+    write_script(tmp_path / "models", "import tensorflow as tf\n", "net.py")
+    write_script(tmp_path / "site-packages", "import tensorflow as tf\n", "other.py")
+    root = Path(__file__).resolve().parents[3]
+    paths = f"{root}:{tmp_path / 'site-packages'}:{tmp_path}"
+    code, output = npu_run("tools/train.py", cwd=tmp_path, PYTHONPATH=paths)
+    assert code == 0, output
+    assert "SEES 1.15.0 2." in output

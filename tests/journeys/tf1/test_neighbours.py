@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+import scipy.sparse
+
+from npu_bridge.tf1 import healing
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
@@ -17,6 +21,7 @@ import tensorflow_addons as tfa
 import tf_slim
 import yaml, inspect, collections, time, random, json
 from scipy.misc import imresize, toimage
+from scipy.sparse.linalg.eigen.arpack import eigsh
 
 real_tf, real_np = sys.modules["tensorflow"], sys.modules["numpy"]
 assert real_tf.__version__.startswith("2.15")
@@ -33,6 +38,9 @@ assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (
 assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1
 assert sorted(random.sample({1, 2, 3}, 3)) == [1, 2, 3]
 assert np.array([[1, 2], [3]]).dtype == object and np.array([[1, 2], [3, 4]]).dtype == np.int64
+np.save("rows.npy", ([[1, 2], [3]], 4))
+assert list(np.load("rows.npy", allow_pickle=True)) == [[[1, 2], [3]], 4]
+assert eigsh(np.eye(4), 2)[0].shape == (2,)
 try:
     np.array([[1, 2], [3]], dtype=float)
 except ValueError:
@@ -77,3 +85,12 @@ def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path)
             line for line in output.splitlines() if line.startswith("npu-run: train.py:") and f" {friction}:" in line
         ]
         assert len(lines) == 1, friction
+
+
+def test_graphs_become_matrices_as_before_networkx_3():
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.from_edgelist([(0, 1), (1, 2)])
+    for make in (healing.adjacency_matrix, healing.to_scipy_sparse_matrix, healing.laplacian_matrix):
+        matrix = make(graph)
+        assert isinstance(matrix, scipy.sparse.spmatrix) and matrix.sum(axis=0).shape == (1, 3)
+    assert (healing.adjacency_matrix(graph).toarray() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]).all()

@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1 import keras_policies, old_keras
+from npu_bridge.tf1 import graph_transforms, keras_policies, old_keras
 from npu_bridge.tf1.contrib import (
     all_reduce,
     autograph,
@@ -146,6 +146,21 @@ def case_graphs():
     close(value(z), 101)
     graph_editor.add_control_inputs(z.op, [y.op])
     assert y.op in z.op.control_inputs
+
+
+def case_frozen_graphs_are_stripped():
+    x = tf.placeholder(tf.float32, [], name="x")
+    kept = tf.multiply(x, 3.0, name="kept")
+    tf.add(kept, 1.0, name="left_out")
+    graph = tf.get_default_graph().as_graph_def()
+    done = graph_transforms.TransformGraph(graph, ["x"], ["kept:0"], ["fold_constants(x=y)", "strip_unused_nodes"])
+    assert {node.name for node in done.node} == {"x", "kept", "kept/y"}
+    try:
+        graph_transforms.TransformGraph(graph, ["x"], ["kept"], ["quantize_weights"])
+    except NotImplementedError as error:
+        assert "quantize_weights" in str(error)
+    else:
+        raise AssertionError("a transform that changes numbers was left out without a word")
 
 
 def case_profiles():

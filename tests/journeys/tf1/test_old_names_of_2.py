@@ -1,0 +1,64 @@
+"""Scripts of an older TensorFlow 2 find what 2.15 has elsewhere: with `npu-run`, and in modules with `python`."""
+
+from __future__ import annotations
+
+from tests.journeys.tf1.test_plain_python import run
+from tests.launch.launching import npu_run, write_script
+
+SCRIPT = """
+    import numpy as np, sys
+    import tensorflow as tf
+    from tensorflow import keras
+    from tensorflow.python.keras import backend as K
+    from tensorflow.python.keras.layers import LSTM, Layer
+    from keras.engine.base_layer import Layer as OldLayer
+    from keras.keras_parameterized import TestCase
+    import patch
+    assert LSTM is sys.modules["keras.src.layers"].LSTM and Layer is tf.keras.layers.Layer is OldLayer
+    assert keras.__version__ == sys.modules["keras"].__version__ and np.zeros(2, np.int).dtype == np.int64
+    assert tf.__version__.startswith("2.15") and tf.executing_eagerly() and not hasattr(tf, "placeholder")
+    tf.keras.mixed_precision.experimental.set_policy("float32")
+    model = tf.keras.Sequential([LSTM(2, input_shape=(3, 1)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3, 1)), np.ones(4), verbose=0)
+    assert set(patch.calls) == {"dropped"} and K.floatx() == "float32"
+    print(tf.constant(1).numpy())
+"""
+PATCH = """
+    from keras import backend
+    from keras.utils import control_flow_util
+    from keras.layers.core import Dropout
+    calls = []
+
+    def call(self, inputs, training=None):
+        calls.append("dropped")
+        training = backend.learning_phase() if training is None else training
+        return control_flow_util.smart_cond(training, lambda: inputs * 2, lambda: inputs)
+
+    Dropout.call = call
+"""
+
+
+def test_a_script_started_by_npu_run(tmp_path):
+    write_script(tmp_path, SCRIPT)
+    write_script(tmp_path, PATCH, "patch.py")
+    code, output = npu_run("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
+    assert code == 0 and output.splitlines()[-1] == "1", output
+    assert output.count("numpy.int") == 1
+
+
+def test_the_modules_of_a_script_that_imports_npu_device(tmp_path):
+    script = """
+        import tensorflow as tf
+        import npu_device
+        import patch, numpy as np
+        from sys import modules
+        model = tf.keras.Sequential([tf.keras.layers.Dropout(0.5)])
+        assert model(np.ones(2)).shape == [2] and set(patch.calls) == {"dropped"} and "keras.src.backend" in modules
+        assert type(tf).__name__ == "module"
+        print("done")
+    """
+    write_script(tmp_path, script)
+    write_script(tmp_path, PATCH, "patch.py")
+    code, output, errors = run(tmp_path)
+    assert (code, output) == (0, "done\n"), errors
