@@ -140,6 +140,7 @@ _PYTHON = "tensorflow.python"
 NAMES: dict[str, str] = {
     "tensorflow.app.flags": f"{_V1}:flags",
     "tensorflow.app.UsageError": "absl.app:UsageError",
+    "tensorflow.nn.conv2d_transpose": "npu_bridge.tf1.known_shapes:conv2d_transpose",
     "tensorflow.summary.all_summary_ops": f"{_CONTRIB}.summary:all_summary_ops",
     "tensorflow.summary.always_record_summaries": f"{_CONTRIB}.summary:always_record_summaries",
     "tensorflow.summary.create_file_writer": f"{_CONTRIB}.summary:create_file_writer",

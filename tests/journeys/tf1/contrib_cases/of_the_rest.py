@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1 import graph_transforms, keras_policies, old_keras
+from npu_bridge.tf1 import graph_transforms, keras_policies, known_shapes, old_keras
 from npu_bridge.tf1.contrib import (
     all_reduce,
     autograph,
@@ -161,6 +161,15 @@ def case_frozen_graphs_are_stripped():
         assert "quantize_weights" in str(error)
     else:
         raise AssertionError("a transform that changes numbers was left out without a word")
+
+
+def case_the_batch_of_transposed_convolutions_is_known():
+    x = tf.placeholder(tf.float32, [None, 2, 2, 8])
+    for shape in ([8, 4, 4, 4], tf.stack([8, 4, 4, 4])):
+        result = known_shapes.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), output_shape=shape, strides=[1, 2, 2, 1])
+        assert result.shape.as_list() == [8, 4, 4, 4]
+    shape = tf.stack([tf.shape(x)[0], 4, 4, 4])
+    assert known_shapes.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), shape, 2).shape.as_list() == [None, 4, 4, 4]
 
 
 def case_profiles():
