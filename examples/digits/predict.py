@@ -35,6 +35,7 @@ def main():
     parser.add_argument("--model_dir", default="out/digits", help="what train_estimator.py has written")
     parser.add_argument("--pictures", type=int, default=5, help="how many to show")
     flags = parser.parse_args()
+    tf.enable_eager_execution()  # for the export, which is used as TensorFlow 2 does
     tf.logging.set_verbosity(tf.logging.ERROR)
     if tf.train.latest_checkpoint(flags.model_dir) is None:
         parser.error(f"{flags.model_dir} holds no checkpoint. Run train_estimator.py first, or name another folder.")

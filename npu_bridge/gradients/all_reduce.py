@@ -176,7 +176,7 @@ class _Rounded(_AsItIs):
 
 def _description(grad, variable):
     """What other ranks must have alike in one gradient."""
-    shape = str(tuple(variable.shape)) if variable.shape.rank is not None else "unknown"
+    shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:
         return Gradient(variable.name, shape, "no gradient", "")
     kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"

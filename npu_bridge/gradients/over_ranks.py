@@ -104,7 +104,7 @@ def _description(position, value):
     value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
     if isinstance(value, tf.IndexedSlices):  # of which ranks may have different numbers of rows
         return agreement.Gradient(f"value {position}", "", "a sparse gradient", value.dtype.name)
-    shape = str(tuple(value.shape)) if value.shape.is_fully_defined() else "unknown"
+    shape = str(tuple(value.shape.as_list())) if value.shape.is_fully_defined() else "unknown"
     return agreement.Gradient(f"value {position}", shape, "a dense gradient", value.dtype.name)
 
 

@@ -13,6 +13,7 @@ from npu_bridge.options import environment
 __all__ = ["SourceChoice", "take_choice"]
 
 _CHOICE = "NPU_RUN_SOURCE"
+_OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 class SourceChoice(NamedTuple):
@@ -44,8 +45,9 @@ class SourceChoice(NamedTuple):
         """The folders of the modules of a script: its own, those of `PYTHONPATH` that hold it, and those given."""
         folder = os.path.dirname(os.path.realpath(script))
         paths = [os.path.realpath(path) for path in sys.path[1:] if path]
-        # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's.
-        above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep)]
+        # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's. Not so where the
+        # project is this package, whose modules are written for the TensorFlow that is installed.
+        above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *above, *self.trees]))
 
     def enter(self, script: str, rank: int) -> bool:

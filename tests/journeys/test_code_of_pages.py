@@ -18,13 +18,19 @@ README, KERAS, SESSION = (
     for page in ("README.md", "docs/keras.md", "docs/session.md")
 )
 
-# The last piece about Keras switches eager execution off, and has closed its session.
-ALL_PIECES = """
+WEIGHTS = """
 import hashlib
+print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest())
+"""
+EAGER_PIECES = """
 import keras_0, keras_1
 weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
+"""
+# A script is one of TensorFlow 1 or of TensorFlow 2, so these have a process of their own. The last piece about Keras
+# switches eager execution off, and has closed its session.
+GRAPH_PIECES = """
 import keras_2
-print("weights", hashlib.sha256(b"".join(array.tobytes() for array in [*weights, *keras_2.weights])).hexdigest())
+weights = keras_2.weights
 import readme_2
 import session_0, session_1, session_2
 """
@@ -34,29 +40,37 @@ import session_0, session_1, session_2
     "command", [[sys.executable], pytest.param(["npu-run", "-np", "2"], marks=pytest.mark.ranks(2))], ids=["alone", "2"]
 )
 def test_code_runs_as_it_stands(command, tmp_path):
-    """One process for all: pieces have a model, a graph or a session each."""
+    """One process for many: pieces have a model, a graph or a session each."""
+    graphs = tmp_path / "graphs"
+    graphs.mkdir()
     for page, pieces in {"readme": README, "keras": KERAS, "session": SESSION}.items():
         assert len(pieces) == 3
         for number, piece in enumerate(pieces):
-            (tmp_path / f"{page}_{number}.py").write_text(piece)
-    (tmp_path / "train.py").write_text(ALL_PIECES)
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+            is_eager = page == "keras" and number < 2
+            ((tmp_path if is_eager else graphs) / f"{page}_{number}.py").write_text(piece)
+    (tmp_path / "train.py").write_text(EAGER_PIECES + WEIGHTS)
+    (graphs / "train.py").write_text(GRAPH_PIECES + WEIGHTS)
+    eager, printed = output_of(command, tmp_path), output_of(command, graphs)
+    check_keras(eager + printed, ranks=1 if command == [sys.executable] else 2)
+    check_session(printed, str(graphs / "out" / "monitored"))
+    assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
+
+
+def output_of(command, folder):
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{folder}"}
     environment["PATH"] = f"{SCRIPTS}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        [*command, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    check_keras(done.stdout, ranks=1 if command == [sys.executable] else 2)
-    check_session(done.stdout, str(tmp_path / "out" / "monitored"))
-    printed = done.stdout + done.stderr
-    assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
+    return done.stdout + done.stderr
 
 
 def check_keras(printed, ranks):
     for expected in (r"32768\.0 0 0\.001", r"^loss \d+\.\d+", r"loss: \d+\.\d+"):
         assert re.search(expected, printed, re.MULTILINE), printed
     weights = re.findall(r"weights (\w{64})", printed)
-    assert len(weights) == ranks and len(set(weights)) == 1, printed
+    assert len(weights) == 2 * ranks and len(set(weights)) == 2, printed
 
 
 def check_session(printed, folder):

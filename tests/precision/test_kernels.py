@@ -353,7 +353,7 @@ def test_rounding_inside_loops_and_of_operators_made_later(tmp_path):
     path = rule_file(tmp_path, "OpType::MatMul:InputDtype:float16,float16,OutputDtype:float32")
     value = np.random.RandomState(4).randn(6, 6).astype("f")
     exact, half = value.copy(), value.copy()
-    with contextlib.ExitStack() as stack, tf.Graph().as_default() as graph:
+    with tf.Graph().as_default() as graph, contextlib.ExitStack() as stack:
         if tf1.control_flow_v2_enabled():
             tf1.disable_control_flow_v2()
             stack.callback(tf1.enable_control_flow_v2)
