@@ -112,9 +112,8 @@ def test_who_asks_for_slow_kernels_is_told(remembered, caplog, monkeypatch):
     assert sum(f"Unset {IMITATION}" in line for line in caplog.messages) == 1
 
 
-def test_a_measurement_is_kept_and_a_broken_file_replaced(monkeypatch, tmp_path):
+def test_a_measurement_is_kept_and_a_broken_file_replaced(remembered, tmp_path):
     place = tmp_path / "npu_bridge" / "float16_kernels.json"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place.parent.mkdir()
     for broken in ("no JSON", "[]", '{"a": ["x", 1]}'):
         place.write_text(broken)
