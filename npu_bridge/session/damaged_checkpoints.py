@@ -21,7 +21,7 @@ __all__ = ["DamagedCheckpointError", "check_checkpoint", "check_newest_checkpoin
 
 _LOG = logging.getLogger(__name__)
 _STATE = "checkpoint"
-_LONGEST_REASON = 200
+_LONGEST_REASON = 400
 # What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
 

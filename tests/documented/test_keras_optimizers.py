@@ -38,6 +38,7 @@ SIGNATURES = {
         ("is_distributed", True),
         ("is_loss_scale", None),
         ("is_tailing_optimization", False),
+        ("stages", ()),  # ours, by keyword only
     ],
 }
 
