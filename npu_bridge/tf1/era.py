@@ -14,7 +14,7 @@ __all__ = ["Evidence", "evidence_of"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
-_SWITCHES_TO_2 = ("npu_device",)
+_SWITCHES_TO_2 = ("npu_device", "tensorflow_addons")  # the second has never worked with TensorFlow 1
 # Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
 # Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
@@ -37,7 +37,7 @@ class Evidence(NamedTuple):
       of_1: names that only TensorFlow 1 has, with their first use.
       of_2: the same of TensorFlow 2.
       old_of_2: names that a younger TensorFlow 2, Keras, numpy or Python had.
-      switches_to_2: the script asks for TensorFlow 2 on NPUs.
+      switches_to_2: the script imports what works with TensorFlow 2 only.
     """
 
     of_1: dict[str, Use]

@@ -30,7 +30,7 @@ class Descent(tf.train.Optimizer):
 set_split_strategy_by_idx([0, 2, 3])
 value = tf.ones([4, 8])
 for layer in range(4):
-    value = tf.tanh(tf.matmul(value, tf.get_variable(f"w{layer}", [8, 8])))
+    value = tf.tanh(tf.matmul(value, tf.get_variable(f"w{layer}", [8, 8], use_resource=True)))
 optimizer = NPUOptimizer(
     Descent(False, "Descent"), FixedLossScaleManager(8.0), is_distributed=True, is_loss_scale=True,
     is_tailing_optimization=True,
