@@ -44,7 +44,8 @@ def make_room_for(strategy: Any, session_config: Any) -> None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
     needed = max((1 + (device.device_index or 0) for device in devices if device.device_type == "CPU"), default=0)
-    if needed > max(1, session_config.device_count["CPU"]):
+    # Not `device_count["CPU"]`: looking an entry up makes it, and 0 is a session without a processor.
+    if needed > max(1, session_config.device_count.get("CPU", 0)):
         session_config.device_count["CPU"] = needed
 
 
