@@ -14,7 +14,9 @@ __all__ = ["Evidence", "evidence_of"]
 
 # Modules that exist in one era only.
 _MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
-_SWITCHES_TO_2 = ("npu_device", "tensorflow_addons")  # the second has never worked with TensorFlow 1
+_SWITCHES_TO_2 = ("npu_device",)
+# Never worked with TensorFlow 1, so that beside it names of `tensorflow.compat.v1` are those of a script for both.
+_NEEDS_2 = ("tensorflow_addons",)
 # Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
 _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
 # Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
@@ -37,7 +39,7 @@ class Evidence(NamedTuple):
       of_1: names that only TensorFlow 1 has, with their first use.
       of_2: the same of TensorFlow 2.
       old_of_2: names that a younger TensorFlow 2, Keras, numpy or Python had.
-      switches_to_2: the script imports what works with TensorFlow 2 only.
+      switches_to_2: the script asks for TensorFlow 2 on NPUs.
     """
 
     of_1: dict[str, Use]
@@ -56,12 +58,15 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     of_1: dict[str, Use] = {}
     of_2: dict[str, Use] = {}
     old_of_2: dict[str, Use] = {}
-    switches_to_2 = makes_graphs = False
+    of_version_1: dict[str, Use] = {}
     needs_graphs: dict[str, Use] = {}
+    switches_to_2 = needs_2 = makes_graphs = False
     for facts in read_tree(script, roots):
         for use in facts.uses:
-            if use.name.partition(".")[0] in _SWITCHES_TO_2 and use.is_import and not use.is_guarded:
-                switches_to_2 = True
+            if use.is_import and not use.is_guarded:
+                package = use.name.partition(".")[0]
+                switches_to_2 = switches_to_2 or package in _SWITCHES_TO_2
+                needs_2 = needs_2 or package in _NEEDS_2
             if not use.is_guarded and _is_old(use.name):
                 old_of_2.setdefault(use.name, use)
             makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
@@ -70,8 +75,12 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
                     needs_graphs.setdefault(use.name, use)
                 continue
             era = _era_of(use.name)
-            if era:
+            if era == 1 and use.name.startswith(_VERSION_1):
+                of_version_1.setdefault(use.name, use)
+            elif era:
                 (of_1 if era == 1 else of_2).setdefault(use.name, use)
+    if not needs_2:
+        of_1.update(of_version_1)
     if not makes_graphs:
         of_1.update(needs_graphs)
     return Evidence(of_1, of_2, old_of_2, switches_to_2)

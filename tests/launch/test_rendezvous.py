@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import urllib.error
@@ -40,6 +41,9 @@ def answer_to(location, text):
                 answer += piece
         except (ConnectionResetError, BrokenPipeError):
             pass
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:  # the server hung up before all was sent
+                raise
         return answer
 
 

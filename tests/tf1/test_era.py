@@ -22,6 +22,7 @@ OF_1 = {
     "by version": "import tensorflow as tf\nif tf.__version__ > '2':\n    tf = tf.compat.v1\nx = tf.get_variable('x')",
     "estimator": "import tensorflow as tf\ndef f(o):\n    return tf.train.AdamOptimizer().minimize(o)",
     "compat in full": "import tensorflow as tf\nx = tf.compat.v1.placeholder(tf.float32)\ny = tf.compat.v1.Session()",
+    "beside addons": "import tensorflow as tf\nimport tensorflow_addons as tfa\nx = tf.placeholder(tf.float32)",
     "its module": "from model import train\ntrain()",
     "relative": "import package.first",
 }
@@ -35,6 +36,7 @@ OF_2 = {
     "switched off": "import tensorflow as tf\ntf.compat.v1.disable_eager_execution()\ntf.compat.v1.Session()",
     "npu_device": "import npu_device\nimport tensorflow as tf\nnpu_device.open().as_default()\ntf.placeholder",
     "npu_bridge": "import tensorflow as tf\nfrom npu_bridge.npu_init import npu_keras_optimizer\ntf.keras.Model()",
+    "addons": "from npu_bridge.npu_init import *\nimport tensorflow_addons as tfa\ntf.get_variable('x', [1])",
     "broken": "print 'Python 2'",
 }
 
