@@ -271,7 +271,9 @@ def with_an_optimizer_of_rank_1():
     ranks = collective.current()
     variables = _variables()
     inner = tf1.train.AdamOptimizer() if ranks.rank else tf1.train.GradientDescentOptimizer(1.0)
-    train_op = NPUOptimizer(inner, is_distributed=True).minimize(_loss(variables), var_list=variables)
+    # A name that no other test has: plans are numbered for each name, and this one must be the n-th on both ranks.
+    optimizer = NPUOptimizer(inner, is_distributed=True, name="OfOtherSlots")
+    train_op = optimizer.minimize(_loss(variables), var_list=variables)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         try:
