@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.current import current
+from npu_bridge.collective.this_process import current
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
 from npu_bridge.collective.measured_split import VARIABLE, Speeds, fastest_cut
 from npu_bridge.collective.single_process import SingleProcess
