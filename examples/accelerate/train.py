@@ -13,16 +13,14 @@ import logging
 import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.npu_init import tf
 from npu_bridge.precision import policy_of_last_step
 
 FEATURES, CLASSES, EXAMPLES = 32, 10, 4096
@@ -111,7 +109,6 @@ def draw(rows, first_step, flags, path):
 
 def main():
     flags = read_flags()
-    tf.logging.set_verbosity(tf.logging.ERROR)
     log = logging.getLogger("npu_bridge")  # says when which precision begins
     log.addHandler(logging.StreamHandler(sys.stdout))
     log.setLevel(logging.INFO)

@@ -79,7 +79,7 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
     )
     loss_scale = FLAGS.npu_bert_loss_scale
     if loss_scale in (None, -1):
-        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing)
+        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing and distributed)
     if loss_scale == 0:
         manager = ExponentialUpdateLossScaleManager(
             init_loss_scale=FLAGS.init_loss_scale_value,
@@ -96,7 +96,7 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
         loss_scale_manager=manager,
         is_distributed=distributed,
         is_loss_scale=True,
-        is_tailing_optimization=FLAGS.use_tailing,
+        is_tailing_optimization=FLAGS.use_tailing and distributed,
     )
 
 
@@ -170,18 +170,11 @@ def report(history: History, output_dir: str, held_out) -> None:
 
 
 def quieten() -> None:
-    """Shows TensorFlow's warnings once, without two that are expected here.
-
-    Estimator is absent from later TensorFlow versions; and the global step rests while steps are skipped.
-    """
+    """Shows warnings once, without one that is expected here: the global step rests while steps are skipped."""
     tf.logging.set_verbosity(tf.logging.WARN)
     log = tf.get_logger()
     log.propagate = False  # absl's own handler would print everything a second time
-    expected = (
-        "is deprecated and will be removed",
-        "that global step (tf.train.get_global_step) has not been",
-    )
-    log.addFilter(lambda record: not any(text in record.getMessage() for text in expected))
+    log.addFilter(lambda record: "that global step (tf.train.get_global_step) has not been" not in record.getMessage())
 
 
 def either(flag, default):
@@ -220,7 +213,7 @@ def main(_):
         tf_random_seed=FLAGS.seed,
         save_checkpoints_steps=either(FLAGS.save_checkpoints_steps, training.save_checkpoints_steps),
         session_config=session_config(),
-        is_tailing_optimization=FLAGS.use_tailing,
+        is_tailing_optimization=FLAGS.use_tailing and distributed,
     )
     est = tf.estimator.Estimator(
         model_fn=model_fn,

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from digits import load, training_batches
 from network import logits_of, new_loss_scale
 from picture import draw
@@ -61,7 +59,6 @@ def main():
     parser.add_argument("--save_steps", type=int, default=50, help="updates between checkpoints and evaluations")
     parser.add_argument("--output_dir", default="out/digits")
     flags = parser.parse_args()
-    tf.logging.set_verbosity(tf.logging.ERROR)
 
     history = History(os.path.join(flags.output_dir, "history.jsonl"))
     done = batches_done(flags.output_dir, history)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from digits import load, training_batches
 from network import logits_of, new_loss_scale
 
@@ -48,7 +46,6 @@ def main():
     parser.add_argument("--output_dir", default="out/digits_session")
     flags = parser.parse_args()
     tf.disable_eager_execution()
-    tf.logging.set_verbosity(tf.logging.ERROR)
 
     npu_session, npu_shutdown = init_resource()  # from here on ranks know each other
     is_first = get_npu_rank_id() == 0

@@ -11,13 +11,9 @@ A run that was interrupted goes on likewise, and ends with the very weights it w
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.npu_init import (
     ExponentialUpdateLossScaleManager,
@@ -27,6 +23,9 @@ from npu_bridge.npu_init import (
     npu_callbacks_append,
     npu_keras_optimizer,
 )
+
+# isort: split
+import tensorflow as tf
 
 # Ten digits as seven segments: top, upper left, upper right, middle, lower left, lower right, bottom.
 SEGMENTS = [
