@@ -35,8 +35,10 @@ def read_flags(arguments=None):
     parser.add_argument("--target_loss", type=float, default=0.5, help="for --way loss")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--output_dir", default="out/accelerate", help="begins anew unless it holds a checkpoint")
-    return parser.parse_args(arguments)
+    parser.add_argument("--output_dir", help="default: out/accelerate/LOW_WAY; goes on from its checkpoint")
+    flags = parser.parse_args(arguments)
+    flags.output_dir = flags.output_dir or f"out/accelerate/{flags.low}_{flags.way}"
+    return flags
 
 
 def input_fn(batch_size, seed=1):
@@ -127,7 +129,9 @@ def main():
     record = RecordSteps()
     estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
     if not record.rows:
-        print(f"{flags.output_dir} has reached step {flags.steps} already; remove it to begin anew.")
+        print(
+            f"already at step {flags.steps} of {flags.steps}: nothing to do; --steps {2 * flags.steps} or another folder"
+        )
         return
     result = estimator.evaluate(lambda: input_fn(flags.batch_size), steps=8)
     with open(os.path.join(flags.output_dir, "steps.jsonl"), "w", encoding="utf-8") as file:

@@ -138,13 +138,13 @@ def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: in
     return input_fn
 
 
-def batches_done(output_dir: str) -> int:
-    """How many global batches the newest checkpoint has seen: its updates, and the steps it skipped."""
+def steps_and_batches_done(output_dir: str) -> tuple[int, int]:
+    """Updates of the newest checkpoint, and the global batches it has seen: those of skipped steps, too."""
     checkpoint = tf.train.latest_checkpoint(output_dir)
     if checkpoint is None:
-        return 0
+        return 0, 0
     step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP))
-    return step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
+    return step, step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
 
 
 def session_config() -> tf.ConfigProto:
@@ -240,7 +240,10 @@ def main(_):
     if distributed:
         hooks.insert(0, NPUBroadcastGlobalVariablesHook(0, rank))
     batches = MaskedBatches(train_rows, size.vocab_size, FLAGS.seed)
-    first_batch = batches_done(FLAGS.output_dir)
+    reached, first_batch = steps_and_batches_done(FLAGS.output_dir)
+    if rank == 0 and reached >= total_steps:
+        again = f"--num_train_steps {2 * reached} or another --output_dir"
+        print(f"already at step {reached} of {total_steps}: nothing to do; {again}", flush=True)
     est.train(make_input_fn(batches, length, batch_size, first_batch), hooks=hooks, max_steps=total_steps)
 
     if rank == 0:

@@ -52,6 +52,9 @@ def main():
     checkpoint = tf.train.latest_checkpoint(flags.output_dir)
     done = int(tf.train.load_variable(checkpoint, "batches")) if checkpoint else 0
 
+    if done >= flags.steps and is_first:
+        print(f"already at step {done} of {flags.steps}: nothing to do; --steps {2 * done} or another folder")
+
     tf.set_random_seed(1)
     iterator = tf.data.make_initializable_iterator(training_batches(flags.batch_size, done))
     pictures, digits = iterator.get_next()

@@ -80,6 +80,14 @@ def _joined(parts: dict[str, str]) -> str:
     return _SEPARATOR.join(parts.values())
 
 
+def format_start(reached: int, total_steps: int | None, folder: str) -> str:
+    """What a training says that finds a checkpoint: where it goes on, or that nothing is left to do."""
+    if total_steps is None or reached < total_steps:
+        return f"going on from step {reached}, saved in {folder}"
+    mend = f"max_steps={2 * total_steps} or another model_dir"
+    return f"already at step {reached} of {total_steps}: nothing to do; train on with {mend}"
+
+
 def format_skip_note(loss_scale: float | None) -> str:
     """What the first skipped step says. Overflow is how a dynamic scale finds its level, not a fault."""
     if loss_scale is None:
