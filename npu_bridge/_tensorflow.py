@@ -23,6 +23,7 @@ __all__ = ["watch"]
 _OURS = ("npu_bridge", "hccl")
 # What runs without TensorFlow, and beside any version of it.
 _INDEPENDENT = ("npu_bridge.launch", "npu_bridge.options", "npu_bridge.run")
+_ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -71,7 +72,7 @@ def _explain_absence() -> None:
 def _is_no_advice(record: logging.LogRecord) -> bool:
     """False for what TensorFlow says about a name that it wants to retire, told by its template."""
     template = str(record.msg)
-    return not (template.startswith("From %s: ") and " is deprecated" in template)
+    return not (template.startswith("From %s: ") and any(advice in template for advice in _ADVICE))
 
 
 def _is_verbose() -> bool:

@@ -127,12 +127,12 @@ def main():
     else:
         progress = TellMeStepOrLossHook(loss="loss:0", final_loss=flags.target_loss)
     record = RecordSteps()
-    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
-    if not record.rows:
-        print(
-            f"already at step {flags.steps} of {flags.steps}: nothing to do; --steps {2 * flags.steps} or another folder"
-        )
+    checkpoint = estimator.latest_checkpoint()
+    reached = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
+    if reached >= flags.steps:
+        print(f"already at step {reached} of {flags.steps}: nothing to do; --steps {2 * reached} or another folder")
         return
+    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
     result = estimator.evaluate(lambda: input_fn(flags.batch_size), steps=8)
     with open(os.path.join(flags.output_dir, "steps.jsonl"), "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in record.rows)

@@ -159,9 +159,8 @@ def main():
     if first_step < flags.steps:
         model.fit(dataset, steps_per_epoch=flags.steps - first_step, callbacks=callbacks, verbose=0)
     elif is_first:
-        print(
-            f"already at step {first_step} of {flags.steps}: nothing to do; --steps {2 * first_step} or another folder"
-        )
+        again = f"--steps {2 * first_step} or another folder"
+        print(f"already at step {first_step} of {flags.steps}: nothing to do; {again}")
     if is_first:
         loss, accuracy = model.evaluate(*make_digits(seed=2), batch_size=256, verbose=0)
         print(f"new pictures: loss {loss:.4f}, {accuracy:.1%} right; saved to {saved}")
