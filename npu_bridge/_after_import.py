@@ -35,11 +35,12 @@ def after_import(
 
 
 def importer() -> str:
-    """The name of the module whose import statement is being carried out."""
+    """The name of the module whose import statement is being carried out, for a function that `after_import` calls."""
     frame = sys._getframe(1)
+    passing = (__name__, frame.f_globals.get("__name__"))
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name != __name__ and name.split(".")[0] not in ("importlib", "_frozen_importlib"):
+        if name not in passing and name.split(".")[0] not in ("importlib", "_frozen_importlib"):
             return name
         frame = frame.f_back
     return ""

@@ -14,6 +14,7 @@ _PLACES = {
     "progress_line": ("Progress", "format_progress"),
     "run_description": ("describe_run",),
     "step_hook": ("Observation", "StepHook"),
+    "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
     "summary": ("Summary", "format_summary", "summarize", "write_summary"),
 }
 
@@ -31,6 +32,8 @@ __all__ = [
     "StepHook",
     "StepRow",
     "Summary",
+    "TensorBoardCallback",
+    "TensorBoardHook",
     "describe_run",
     "draw_training",
     "format_progress",

@@ -28,7 +28,7 @@ from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explai
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook
+from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook, TensorBoardHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.session.devices import make_room_for
@@ -190,6 +190,8 @@ class NPUEstimator(tf.estimator.Estimator):
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
+        if ranks.rank == 0 and self.config.save_summary_steps:
+            first_hooks.append(TensorBoardHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
             # Before the hooks that ask for the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
