@@ -19,6 +19,8 @@ _NORM = "gradient_norm"
 class TensorBoardHook(StepHook):
     """Writes scalars `training/...`: loss, loss scale, skipped steps, learning rate, steps per second, gradient norm.
 
+    When the precision changes, that is written as text.
+
     The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped step has none, and
     neither have the steps of `iterations_per_loop` above 1, of which a run shows only the last.
 
@@ -89,7 +91,7 @@ class TensorBoardHook(StepHook):
                 _NORM: self._last_norm,
             }
             step = self.read_step(session)
-            self._scalars.write(step, step + self._skipped, values)
+            self._scalars.write(step, step + self._skipped, values, observation.precision)
         self._scalars.count(steps_per_run(session))
 
     def end(self, session):
@@ -151,13 +153,14 @@ class _Scalars:
         self._clock = clock
         self._steps_since = every_n_steps
         self._before: tuple[float, float] | None = None
+        self._precision: str | None = None
 
     def begin(self) -> None:
         from npu_bridge import collective  # only now: asking for the rank may start Horovod
 
         self.writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps  # the first step is written
-        self._before = None
+        self._before = self._precision = None
 
     @property
     def is_due(self) -> bool:
@@ -168,7 +171,9 @@ class _Scalars:
             self._steps_since = 0
         self._steps_since += steps
 
-    def write(self, step: int, tried: float, values: Mapping[str, float | None]) -> None:
+    def write(
+        self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None
+    ) -> None:
         """Writes what is known and finite, and how many steps were tried in a second since the last time."""
         now = self._clock()
         pace = None
@@ -183,6 +188,9 @@ class _Scalars:
                 if value is not None and math.isfinite(value)
             ]
         )
+        if precision not in (None, self._precision):
+            self._precision = precision
+            summary.value.append(_text("training/precision", precision))
         self._writer().add_summary(summary, step)
 
     def flush(self) -> None:
@@ -192,6 +200,13 @@ class _Scalars:
     def _writer(self):
         with tf.Graph().as_default():  # in eager code there is no such writer
             return tf.compat.v1.summary.FileWriterCache.get(str(self._folder))
+
+
+def _text(tag, text):
+    """An entry that TensorBoard shows as text."""
+    plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
+    return tf.compat.v1.Summary.Value(tag=tag, tensor=tf.make_tensor_proto([text]), metadata=metadata)
 
 
 def _norm(gradients):

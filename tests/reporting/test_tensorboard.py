@@ -24,14 +24,16 @@ ALL = {"loss", "loss_scale", "skipped_steps", "learning_rate", "steps_per_sec", 
 
 
 def curves(folder):
-    """Entries `step: number` of each scalar `training/...`."""
+    """Entries `step: number or text` of each curve `training/...`."""
     found = {}
     for path in glob.glob(f"{folder}/events*"):
         for event in tf1.train.summary_iterator(path):
             for value in event.summary.value:
                 room, _, name = value.tag.partition("/")
                 if room == "training":
-                    found.setdefault(name, {})[event.step] = value.simple_value
+                    is_text = value.metadata.plugin_data.plugin_name == "text"
+                    entry = value.tensor.string_val[0].decode() if is_text else value.simple_value
+                    found.setdefault(name, {})[event.step] = entry
     return found
 
 
@@ -51,9 +53,11 @@ def test_every_npu_estimator_writes_them(tmp_path, scaled):
         optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), **given)
         return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
 
-    config = NPURunConfig(model_dir=str(tmp_path), save_summary_steps=1, log_step_count_steps=None)
+    mode = "allow_mix_precision" if scaled else None
+    config = NPURunConfig(model_dir=str(tmp_path), save_summary_steps=1, log_step_count_steps=None, precision_mode=mode)
     NPUEstimator(model_fn, config=config).train(input_fn)
     found = curves(tmp_path)
+    assert found.pop("precision", None) == ({1: "float16"} if scaled else None)
     assert set(found) == (ALL if scaled else ALL - {"loss_scale", "skipped_steps"})
     assert found["gradient_norm"] == {1: 6.0, 2: 3.0, 3: 1.5, 4: 0.75}
     assert found["loss"][1] == 9.0 and set(found["learning_rate"].values()) == {0.25}
