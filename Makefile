@@ -1,5 +1,5 @@
-# `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.11, a C++ compiler and cmake: the first
-# of them makes .venv, later ones find it ready. `make help` lists the rest.
+# `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.11, a C++ compiler and cmake (the latter two
+# for several ranks only): the first of them makes .venv, later ones find it ready. `make help` lists the rest.
 
 RANKS   ?= 2
 STEPS   ?= 300
@@ -14,15 +14,18 @@ bin := .venv/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-hosts explore lint format bench clean distclean
+.PHONY: help venv venv-for-train train test test-hosts explore lint format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
 
 venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 chooses the interpreter)
-	@PYTHON="$(PYTHON)" sh tools/setup_env.sh
+	@PYTHON="$(PYTHON)" sh tools/setup_env.sh all
 
-train: venv  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/bert_tiny (CONFIG=, ARGS= too)
+venv-for-train:
+	@PYTHON="$(PYTHON)" sh tools/setup_env.sh $(if $(distributed),ranks,alone)
+
+train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/bert_tiny (CONFIG=, ARGS= too)
 	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
 	  --num_train_steps $(STEPS) --output_dir $(OUT) $(distributed) $(ARGS)
 

@@ -1,13 +1,15 @@
 """The training interface of Ascend NPUs for TensorFlow, on stock TensorFlow and Horovod.
 
 Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone loads nothing; what it is
-documented to hold is imported when it is asked for. Only in a process that has TensorFlow already, sessions read the
-options in their settings from then on: there are scripts that fill in an `NpuOptimizer` entry and import nothing else.
+documented to hold is imported when it is asked for. TensorFlow is watched, not loaded: `_tensorflow.py`. Only in a
+process that has it already, sessions read the options in their settings from then on: there are scripts that fill in an
+`NpuOptimizer` entry and import nothing else.
 """
 
 import importlib
 import sys
 
+from npu_bridge import _tensorflow
 from npu_bridge._lazy import attributes, submodules
 from npu_bridge._version import __version__
 
@@ -27,5 +29,6 @@ __getattr__ = attributes(
     },
 )
 
+_tensorflow.watch()
 if "tensorflow" in sys.modules:
     importlib.import_module("npu_bridge.estimator")

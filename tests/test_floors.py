@@ -18,6 +18,8 @@ FLOORS = {
     "npu_bridge._install": GROUND,
     "npu_bridge._machine": GROUND,
     "npu_bridge._lazy": GROUND,
+    "npu_bridge._after_import": GROUND,
+    "npu_bridge._tensorflow": GROUND,
     "npu_bridge._key_value_server": GROUND,
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,

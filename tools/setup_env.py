@@ -2,7 +2,8 @@
 
 Started by setup_env.sh, which has already chosen the Python that runs this and found a compiler and cmake.
 Every step may be run again on top of a half-finished one: pip passes over what is there, and a step counts as
-done only when the thing it installed really imports.
+done only when the thing it installed really imports. Horovod's wheel is kept in the user's cache, so that the next
+checkout needs no compiler and no minutes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 VENV = Path(".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
-READY = VENV / "ready"
+# What may be wanted, each with all before it: one rank, several ranks, the test tools.
+PARTS = ("alone", "ranks", "all")
 HEARTBEAT_SECS = 20
 LOG_TAIL_LINES = 30
 
@@ -37,23 +40,26 @@ HOROVOD_BUILD_CHOICES = {
 }
 
 
-def main(key: str) -> None:
-    """Runs the steps and writes `key` into .venv/ready."""
+def main(key: str, parts: str) -> None:
+    """Runs the steps for `parts` and writes `key` into .venv/ready.PARTS, for what they include as well."""
+    marks = [VENV / f"ready.{name}" for name in PARTS]
     began = time.monotonic()
     say(f"making .venv with Python {platform.python_version()} (full log: {LOG})")
-    READY.unlink(missing_ok=True)
+    for mark in marks:
+        mark.unlink(missing_ok=True)
     make_venv()
     pip("pip, wheel, setuptools", ["--upgrade", "pip", "wheel", "setuptools>=64,<81"])
     extra = tensorflow_extra()
-    packages = ["--editable", f".[{extra},test]", *HOROVOD_BUILD_NEEDS]
-    install("TensorFlow, npu_bridge and the test tools", packages, "import tensorflow, npu_bridge")
+    others, title = ("test", " and the test tools") if parts == "all" else ("examples", "")
+    packages = ["--editable", f".[{extra},{others}]"]
     install(
-        "Horovod, compiled here unless pip kept it from an earlier time (2 to 6 minutes on 2 cores)",
-        ["--verbose", "--no-build-isolation", *requirements("horovod")],
-        "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())",
-        environment=horovod_environment(),
+        f"TensorFlow, npu_bridge{title or ' and what its examples need'}", packages, "import tensorflow, npu_bridge"
     )
-    READY.write_text(key + "\n")
+    if parts != "alone":
+        pip("what Horovod is built with", HOROVOD_BUILD_NEEDS)
+        install_horovod()
+    for mark in marks[: PARTS.index(parts) + 1]:
+        mark.write_text(key + "\n")
     say(f"ready after {time.monotonic() - began:.0f} s")
 
 
@@ -83,6 +89,42 @@ def requirements(extra: str) -> list[str]:
     return config["options.extras_require"][extra].split()
 
 
+def install_horovod() -> None:
+    """Installs the wheel of an earlier set-up, or builds one and keeps it in the user's cache."""
+    probe = [str(PYTHON), "-c", "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())"]
+    folder = wheel_folder()
+    kept = sorted(folder.glob("horovod-*.whl"))
+    if kept:
+        pip(f"Horovod, compiled earlier ({kept[-1]})", ["--no-deps", "--force-reinstall", str(kept[-1])])
+        if run(probe) == 0:
+            return
+    say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as built:
+        build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
+        if run([str(PYTHON), "-m", "pip", *build, *requirements("horovod")], horovod_environment()) != 0:
+            fail("Horovod could not be compiled")
+        (wheel,) = Path(built).glob("horovod-*.whl")
+        wheel = wheel.replace(folder / wheel.name)  # in one move: whoever looks finds a whole file
+    pip("Horovod, from the wheel that was compiled", ["--no-deps", "--force-reinstall", str(wheel)])
+    if run(probe) != 0:
+        wheel.unlink()
+        fail("Horovod was compiled, but does not import")
+
+
+def wheel_folder() -> Path:
+    """Where wheels are kept that were compiled for this Python and the TensorFlow in .venv."""
+    code = (
+        "import importlib.metadata as m; "
+        "print(*sorted({f'{d.name}-{d.version}' for d in m.distributions() "
+        "if d.name in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
+    )
+    tensorflow = subprocess.run([str(PYTHON), "-c", code], capture_output=True, text=True).stdout.strip()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return cache / "npu_bridge" / "wheels" / f"{python}-{platform.machine()}-{tensorflow}"
+
+
 def horovod_environment() -> dict[str, str]:
     """The environment of Horovod's build: TensorFlow over Gloo, on as many cores as the memory allows."""
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
@@ -92,26 +134,24 @@ def horovod_environment() -> dict[str, str]:
     return {**os.environ, **HOROVOD_BUILD_CHOICES, "MAKEFLAGS": f"-j{jobs}"}
 
 
-def install(title: str, packages: list[str], probe: str, environment: dict[str, str] | None = None) -> None:
+def install(title: str, packages: list[str], probe: str) -> None:
     """Installs packages and checks that `probe` runs; if not, once more from scratch.
 
-    An interrupted installation, or a wheel that pip kept from another TensorFlow, looks installed but does
-    not import.
+    An interrupted installation looks installed but does not import.
     """
-    pip(title, packages, environment)
+    pip(title, packages)
     if run([str(PYTHON), "-c", probe]) == 0:
         return
-    again = ["--force-reinstall", "--no-cache-dir", *([] if "--editable" in packages else ["--no-deps"])]
-    pip("it does not import; once more without pip's cache", [*again, *packages], environment)
+    pip("it does not import; once more without pip's cache", ["--force-reinstall", "--no-cache-dir", *packages])
     if run([str(PYTHON), "-c", probe]) != 0:
         fail("what was installed does not import")
 
 
-def pip(title: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+def pip(title: str, arguments: list[str]) -> None:
     """Runs `pip install` with its output in the log."""
     say(title)
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    if run([*command, *arguments], environment) != 0:
+    if run([*command, *arguments]) != 0:
         fail("pip install did not work")
 
 
@@ -159,6 +199,6 @@ def fail(text: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(sys.argv[1], sys.argv[2])
     except KeyboardInterrupt:
         sys.exit("make venv: interrupted. Run the same command again to go on from here.")

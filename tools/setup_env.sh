@@ -1,6 +1,8 @@
 #!/bin/sh
 # Makes .venv, or completes one that was interrupted; says nothing when it is ready.
 #
+# How much is wanted: `alone` is enough for training on one rank, `ranks` adds Horovod, `all` (the default) the test tools.
+#
 # Only looks and chooses here, so that whatever is missing is told before anything is installed; the installing is in
 # setup_env.py. PYTHON=... in the environment names the interpreter to use.
 set -eu
@@ -22,14 +24,15 @@ suitable() {
     esac
 }
 
-# An environment is ready when setup_env.py came to its end with these files, in this folder: only then .venv/ready
-# holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
+# An environment is ready when setup_env.py came to its end with these files, in this folder: only then
+# .venv/ready.PARTS holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
+parts=${1:-all}
 wanted() {
     { cat setup.cfg tools/setup_env.sh tools/setup_env.py; pwd; } | cksum
 }
-if [ -x .venv/bin/python ] && [ -f .venv/ready ]; then
+if [ -x .venv/bin/python ] && [ -f ".venv/ready.$parts" ]; then
     if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of .venv/bin/python)" ]; then
-        if [ "$(cat .venv/ready)" = "$(wanted)" ]; then
+        if [ "$(cat ".venv/ready.$parts")" = "$(wanted)" ]; then
             exit 0
         fi
     fi
@@ -60,6 +63,15 @@ fi
     fail "$python cannot make environments. Install its venv module: \
 apt-get install python$(version_of "$python")-venv (Debian/Ubuntu)"
 
+# A wheel of Horovod that an earlier set-up has kept needs no compiler; nor does one rank.
+kept=no
+for wheel in "${XDG_CACHE_HOME:-${HOME:-}/.cache}"/npu_bridge/wheels/python"$(version_of "$python")"-*/horovod-*.whl; do
+    [ -f "$wheel" ] && kept=yes
+done
+if [ "$parts" = alone ] || [ $kept = yes ]; then
+    exec "$python" tools/setup_env.py "$(wanted)" "$parts"
+fi
+
 compiler=
 for candidate in ${CXX:-} c++ g++ clang++; do
     if command -v "$candidate" >/dev/null 2>&1; then
@@ -73,4 +85,4 @@ apt-get install g++ (Debian/Ubuntu), dnf install gcc-c++ (Fedora), xcode-select 
 cmake --version >/dev/null 2>&1 || fail "cmake is missing (Horovod is compiled with it). Install it: \
 apt-get install cmake (Debian/Ubuntu), dnf install cmake (Fedora), brew install cmake (macOS)"
 
-exec "$python" tools/setup_env.py "$(wanted)"
+exec "$python" tools/setup_env.py "$(wanted)" "$parts"

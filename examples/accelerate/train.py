@@ -13,16 +13,14 @@ import logging
 import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.npu_init import tf
 from npu_bridge.precision import policy_of_last_step
 
 FEATURES, CLASSES, EXAMPLES = 32, 10, 4096
@@ -37,8 +35,10 @@ def read_flags(arguments=None):
     parser.add_argument("--target_loss", type=float, default=0.5, help="for --way loss")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--output_dir", default="out/accelerate", help="begins anew unless it holds a checkpoint")
-    return parser.parse_args(arguments)
+    parser.add_argument("--output_dir", help="default: out/accelerate/LOW_WAY; goes on from its checkpoint")
+    flags = parser.parse_args(arguments)
+    flags.output_dir = flags.output_dir or f"out/accelerate/{flags.low}_{flags.way}"
+    return flags
 
 
 def input_fn(batch_size, seed=1):
@@ -111,7 +111,6 @@ def draw(rows, first_step, flags, path):
 
 def main():
     flags = read_flags()
-    tf.logging.set_verbosity(tf.logging.ERROR)
     log = logging.getLogger("npu_bridge")  # says when which precision begins
     log.addHandler(logging.StreamHandler(sys.stdout))
     log.setLevel(logging.INFO)
@@ -128,10 +127,12 @@ def main():
     else:
         progress = TellMeStepOrLossHook(loss="loss:0", final_loss=flags.target_loss)
     record = RecordSteps()
-    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
-    if not record.rows:
-        print(f"{flags.output_dir} has reached step {flags.steps} already; remove it to begin anew.")
+    checkpoint = estimator.latest_checkpoint()
+    reached = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
+    if reached >= flags.steps:
+        print(f"already at step {reached} of {flags.steps}: nothing to do; --steps {2 * reached} or another folder")
         return
+    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
     result = estimator.evaluate(lambda: input_fn(flags.batch_size), steps=8)
     with open(os.path.join(flags.output_dir, "steps.jsonl"), "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in record.rows)

@@ -79,7 +79,7 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
     )
     loss_scale = FLAGS.npu_bert_loss_scale
     if loss_scale in (None, -1):
-        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing)
+        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing and distributed)
     if loss_scale == 0:
         manager = ExponentialUpdateLossScaleManager(
             init_loss_scale=FLAGS.init_loss_scale_value,
@@ -96,7 +96,7 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
         loss_scale_manager=manager,
         is_distributed=distributed,
         is_loss_scale=True,
-        is_tailing_optimization=FLAGS.use_tailing,
+        is_tailing_optimization=FLAGS.use_tailing and distributed,
     )
 
 
@@ -138,13 +138,13 @@ def make_input_fn(batches, max_seq_length: int, batch_size: int, first_batch: in
     return input_fn
 
 
-def batches_done(output_dir: str) -> int:
-    """How many global batches the newest checkpoint has seen: its updates, and the steps it skipped."""
+def steps_and_batches_done(output_dir: str) -> tuple[int, int]:
+    """Updates of the newest checkpoint, and the global batches it has seen: those of skipped steps, too."""
     checkpoint = tf.train.latest_checkpoint(output_dir)
     if checkpoint is None:
-        return 0
+        return 0, 0
     step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP))
-    return step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
+    return step, step + History(os.path.join(output_dir, "history.jsonl")).skipped_until(step)
 
 
 def session_config() -> tf.ConfigProto:
@@ -170,18 +170,11 @@ def report(history: History, output_dir: str, held_out) -> None:
 
 
 def quieten() -> None:
-    """Shows TensorFlow's warnings once, without two that are expected here.
-
-    Estimator is absent from later TensorFlow versions; and the global step rests while steps are skipped.
-    """
+    """Shows warnings once, without one that is expected here: the global step rests while steps are skipped."""
     tf.logging.set_verbosity(tf.logging.WARN)
     log = tf.get_logger()
     log.propagate = False  # absl's own handler would print everything a second time
-    expected = (
-        "is deprecated and will be removed",
-        "that global step (tf.train.get_global_step) has not been",
-    )
-    log.addFilter(lambda record: not any(text in record.getMessage() for text in expected))
+    log.addFilter(lambda record: "that global step (tf.train.get_global_step) has not been" not in record.getMessage())
 
 
 def either(flag, default):
@@ -220,7 +213,7 @@ def main(_):
         tf_random_seed=FLAGS.seed,
         save_checkpoints_steps=either(FLAGS.save_checkpoints_steps, training.save_checkpoints_steps),
         session_config=session_config(),
-        is_tailing_optimization=FLAGS.use_tailing,
+        is_tailing_optimization=FLAGS.use_tailing and distributed,
     )
     est = tf.estimator.Estimator(
         model_fn=model_fn,
@@ -247,7 +240,10 @@ def main(_):
     if distributed:
         hooks.insert(0, NPUBroadcastGlobalVariablesHook(0, rank))
     batches = MaskedBatches(train_rows, size.vocab_size, FLAGS.seed)
-    first_batch = batches_done(FLAGS.output_dir)
+    reached, first_batch = steps_and_batches_done(FLAGS.output_dir)
+    if rank == 0 and reached >= total_steps:
+        again = f"--num_train_steps {2 * reached} or another --output_dir"
+        print(f"already at step {reached} of {total_steps}: nothing to do; {again}", flush=True)
     est.train(make_input_fn(batches, length, batch_size, first_batch), hooks=hooks, max_steps=total_steps)
 
     if rank == 0:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 from digits import load
 from train_estimator import held_out_input_fn, make_estimator
@@ -36,7 +34,6 @@ def main():
     parser.add_argument("--pictures", type=int, default=5, help="how many to show")
     flags = parser.parse_args()
     tf.enable_eager_execution()  # for the export, which is used as TensorFlow 2 does
-    tf.logging.set_verbosity(tf.logging.ERROR)
     if tf.train.latest_checkpoint(flags.model_dir) is None:
         parser.error(f"{flags.model_dir} holds no checkpoint. Run train_estimator.py first, or name another folder.")
     estimator = make_estimator(flags.model_dir)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from digits import load, training_batches
 from network import logits_of, new_loss_scale
 from picture import draw
@@ -47,11 +45,10 @@ def make_estimator(model_dir, **options):
     return NPUEstimator(model_fn, config=NPURunConfig(model_dir=model_dir, tf_random_seed=1, **options))
 
 
-def batches_done(model_dir, history):
-    """How many batches the newest checkpoint has seen: its updates, and the steps that were skipped."""
+def step_reached(model_dir):
+    """The updates that the newest checkpoint has seen."""
     checkpoint = tf.train.latest_checkpoint(model_dir)
-    step = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
-    return step + history.skipped_until(step)
+    return int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
 
 
 def main():
@@ -61,21 +58,24 @@ def main():
     parser.add_argument("--save_steps", type=int, default=50, help="updates between checkpoints and evaluations")
     parser.add_argument("--output_dir", default="out/digits")
     flags = parser.parse_args()
-    tf.logging.set_verbosity(tf.logging.ERROR)
 
     history = History(os.path.join(flags.output_dir, "history.jsonl"))
-    done = batches_done(flags.output_dir, history)
+    reached = step_reached(flags.output_dir)
+    done = reached + history.skipped_until(reached)  # a skipped step has used up its batch, too
 
     def input_fn():
         return training_batches(flags.batch_size, done).map(lambda pictures, digits: ({"pictures": pictures}, digits))
 
     estimator = make_estimator(flags.output_dir, save_checkpoints_steps=flags.save_steps)
-    # Rank 0 evaluates after each of its checkpoints; the others wait for it in their next step.
-    tf.estimator.train_and_evaluate(
-        estimator,
-        tf.estimator.TrainSpec(input_fn, max_steps=flags.steps, hooks=[HistoryHook(history)]),
-        tf.estimator.EvalSpec(held_out_input_fn, steps=None, throttle_secs=0, start_delay_secs=0),
-    )
+    if reached < flags.steps:
+        # Rank 0 evaluates after each of its checkpoints; the others wait for it in their next step.
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(input_fn, max_steps=flags.steps, hooks=[HistoryHook(history)]),
+            tf.estimator.EvalSpec(held_out_input_fn, steps=None, throttle_secs=0, start_delay_secs=0),
+        )
+    elif get_rank_id() == 0:
+        print(f"already at step {reached} of {flags.steps}: nothing to do; --steps {2 * reached} or another folder")
     if get_rank_id() == 0:
         result = estimator.evaluate(held_out_input_fn)
         accuracy, step = result["accuracy"], result["global_step"]

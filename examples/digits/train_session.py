@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from digits import load, training_batches
 from network import logits_of, new_loss_scale
 
@@ -48,12 +46,14 @@ def main():
     parser.add_argument("--output_dir", default="out/digits_session")
     flags = parser.parse_args()
     tf.disable_eager_execution()
-    tf.logging.set_verbosity(tf.logging.ERROR)
 
     npu_session, npu_shutdown = init_resource()  # from here on ranks know each other
     is_first = get_npu_rank_id() == 0
     checkpoint = tf.train.latest_checkpoint(flags.output_dir)
     done = int(tf.train.load_variable(checkpoint, "batches")) if checkpoint else 0
+
+    if done >= flags.steps and is_first:
+        print(f"already at step {done} of {flags.steps}: nothing to do; --steps {2 * done} or another folder")
 
     tf.set_random_seed(1)
     iterator = tf.data.make_initializable_iterator(training_batches(flags.batch_size, done))

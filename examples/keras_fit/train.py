@@ -11,13 +11,9 @@ A run that was interrupted goes on likewise, and ends with the very weights it w
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.npu_init import (
     ExponentialUpdateLossScaleManager,
@@ -27,6 +23,9 @@ from npu_bridge.npu_init import (
     npu_callbacks_append,
     npu_keras_optimizer,
 )
+
+# isort: split
+import tensorflow as tf
 
 # Ten digits as seven segments: top, upper left, upper right, middle, lower left, lower right, bottom.
 SEGMENTS = [
@@ -151,7 +150,7 @@ def main():
     model, saved = new_compiled_model(), flags.output_dir / "model.keras"
     if is_first and saved.exists():
         model = tf.keras.models.load_model(saved)  # the other ranks get all of it through the callback
-        print(f"going on from {saved}")
+        print(f"going on from {saved}, step {int(model.optimizer.iterations)}")
 
     first_step = steps_done(model)
     own_callbacks = [ShowProgress(first_step, flags.steps), SaveModel(saved, flags.save_steps)] if is_first else []
@@ -159,6 +158,9 @@ def main():
     dataset = share_of_this_rank(*make_digits(), flags.batch_size, first_step)
     if first_step < flags.steps:
         model.fit(dataset, steps_per_epoch=flags.steps - first_step, callbacks=callbacks, verbose=0)
+    elif is_first:
+        again = f"--steps {2 * first_step} or another folder"
+        print(f"already at step {first_step} of {flags.steps}: nothing to do; {again}")
     if is_first:
         loss, accuracy = model.evaluate(*make_digits(seed=2), batch_size=256, verbose=0)
         print(f"new pictures: loss {loss:.4f}, {accuracy:.1%} right; saved to {saved}")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
 
 __all__ = [
+    "FORWARD_SHARE",
     "MOST_FRAGMENTS",
     "Link",
     "Prediction",
@@ -34,7 +35,7 @@ __all__ = [
 # As many as the documented split strategies have.
 MOST_FRAGMENTS = 8
 # A backward pass computes two products for each one of the forward pass.
-_FORWARD_SHARE = 1.0 / 3.0
+FORWARD_SHARE = 1.0 / 3.0
 # Another fragment has to be worth it: splits that are this close to the best one count as equal, and the one with the
 # fewest fragments wins.
 _CLOSE_ENOUGH = 1.005
@@ -223,7 +224,7 @@ def predict(ranks: int, training: Training, link: Link) -> Prediction:
 
 def _ready_secs(share: float, training: Training) -> float:
     """When so large a share of the gradients exists."""
-    return training.compute_secs * (_FORWARD_SHARE + (1.0 - _FORWARD_SHARE) * share)
+    return training.compute_secs * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * share)
 
 
 def _earliest(end, arrivals, journeys):

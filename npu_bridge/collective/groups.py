@@ -14,14 +14,15 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import sys
 import zlib
 from collections.abc import Sequence
 
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.current import current
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
-from npu_bridge.collective.measured_split import VARIABLE, Speeds, fastest_cut
+from npu_bridge.collective.measured_split import VARIABLE, Speeds, describe_cut, fastest_cut
 from npu_bridge.collective.single_process import SingleProcess
+from npu_bridge.collective.this_process import current
 from npu_bridge.options import environment
 
 WORLD = "hccl_world_group"
@@ -176,7 +177,19 @@ def _split_of_this_job() -> SplitStrategy:
     if text is None:
         return SplitStrategy()
     speeds = Speeds.of_facts(json.loads(text))
-    return SplitStrategy(measured=lambda sizes_bytes: fastest_cut(sizes_bytes, speeds, current().size))
+
+    def cut_and_say(sizes_bytes):
+        cut = fastest_cut(sizes_bytes, speeds, current().size)
+        if current().rank == 0:
+            _say_once(f"npu-run --split: {describe_cut(cut, sizes_bytes)}")
+        return cut
+
+    return SplitStrategy(measured=cut_and_say)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def check_name(name, where: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from npu_bridge.collective.cost_model import shortest_sizes
 from npu_bridge.collective.fragments import flight_bytes
 
-__all__ = ["VARIABLE", "Speeds", "fastest_cut"]
+__all__ = ["VARIABLE", "Speeds", "describe_cut", "fastest_cut"]
 
 # In which the launcher hands them over.
 VARIABLE = "NPU_RUN_SPLIT"
@@ -92,6 +92,14 @@ def fastest_cut(sizes_bytes: Sequence[int], speeds: Speeds, ranks: int) -> list[
     )
     bounds = [ends[total] for total in itertools.accumulate(sizes, initial=0)]
     return [list(range(start, end)) for start, end in zip(bounds, bounds[1:])]
+
+
+def describe_cut(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int]) -> str:
+    """A line for people: how many fragments, and the share of all bytes of each, in the order they are sent."""
+    total_bytes = max(sum(sizes_bytes), 1)
+    shares = (100 * sum(sizes_bytes[position] for position in fragment) / total_bytes for fragment in cut)
+    count = f"{len(cut)} fragment{'' if len(cut) == 1 else 's'}"
+    return f"{total_bytes / 1e6:.1f} MB of gradients in {count}: {', '.join(f'{share:.0f} %' for share in shares)}"
 
 
 def _ends_of_pieces(shares):

@@ -17,9 +17,22 @@ LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this 
 LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss scale is made of
 LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
+# What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
+_GRADIENTS = ("npu_bridge", "gradients")
 
 
-def publish(name: str, tensor: Any) -> None:
+def publish_gradients(gradients: list[Any]) -> None:
+    """Keeps what an update is made of, as `publish` does."""
+    publish(_GRADIENTS, [gradient for gradient in gradients if gradient is not None])
+
+
+def gradients_of(graph: Any) -> list[Any]:
+    """The gradients that the last optimizer of a graph applies, averaged and unscaled; empty when there are none."""
+    kept = graph.get_collection(_GRADIENTS)
+    return kept[-1] if kept else []
+
+
+def publish(name: Any, tensor: Any) -> None:
     """Adds a tensor or variable to a collection of the TF 1 graph being built; elsewhere it does nothing.
 
     Nor does it inside a `tf.cond` or a loop, whose tensors cannot be fetched.

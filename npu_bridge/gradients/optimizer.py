@@ -109,6 +109,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         step.make_slots = lambda: self._inner.make_slots(updated)
         update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
         publish_learning_rate(self._inner.optimizer)
+        collections.publish_gradients([grad for grad, _ in grads_and_vars])
         return update
 
     def decide_together(self):

@@ -116,7 +116,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     metavar="FILE",
     help="Write what the script used, what was left out and what differs from an NPU to FILE (JSON), and print it.",
 )
-@click.option("--verbose", is_flag=True, help="Say what is started.")
+@click.option("--verbose", is_flag=True, help="Show all that TensorFlow says, as NPU_BRIDGE_VERBOSE=1 does.")
 @click.version_option(__version__, prog_name="npu-run")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -146,17 +146,20 @@ def run_script(
     try:
         _check_script(script)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
+        plan = plan_job(size, hosts, hostfile, rank_table)
+        if verbose or environment.is_flag_on(environment.VERBOSE):
+            environment.write_variable(environment.VERBOSE, 1)
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
         if split is not None:
             announce_split(split)
         SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
-        plan = plan_job(size, hosts, hostfile, rank_table)
         if recording is not None:
             recording.announce(plan.size)
         if restarts:
             environment.write_variable(environment.RESTARTS, restarts)
-        if verbose:
-            where = "this machine" if plan.is_local else plan.hosts
-            click.echo(f"npu-run: {plan.size} rank(s) of {script} on {where}", err=True)
+        # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
+        ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
+        click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
         sys.stdout.flush()
         given = list(arguments)
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:

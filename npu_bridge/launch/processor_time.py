@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from npu_bridge.launch.after_import import after_import
+from npu_bridge._after_import import after_import
 
 __all__ = ["name_horovods_threads", "processor_secs"]
 

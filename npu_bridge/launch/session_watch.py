@@ -9,7 +9,7 @@ import functools
 import types
 from typing import Any, Callable
 
-from npu_bridge.launch.after_import import after_import
+from npu_bridge._after_import import after_import
 from npu_bridge.launch.timeline import Recording
 
 __all__ = ["record_sessions"]

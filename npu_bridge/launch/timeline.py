@@ -78,8 +78,8 @@ class Recording(NamedTuple):
         missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
         elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
         return (
-            f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms (median); "
-            f"{os.path.relpath(picture)}{elsewhere}"
+            f"timeline: {_named(tail.steps)}, exposed tail {tail.exposed_ms:.1f} ms of {tail.step_ms:.1f} ms "
+            f"(the median step); {os.path.relpath(picture)}{elsewhere}"
         )
 
     @classmethod

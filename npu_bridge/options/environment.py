@@ -19,6 +19,7 @@ from npu_bridge.options.errors import message
 
 __all__ = [
     "RESTARTS",
+    "VERBOSE",
     "Launched",
     "check_cluster_variables",
     "declared_device",
@@ -55,6 +56,7 @@ class Launched(NamedTuple):
 
 
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
+VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),

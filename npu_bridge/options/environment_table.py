@@ -129,6 +129,11 @@ VARIABLES = (
                 works("Gradients that are sent at once; 4 MB for each rank when unset."),
             ),
             (
+                "NPU_BRIDGE_VERBOSE",
+                "Of this package: 1 shows all that TensorFlow says about itself and about TF 1.",
+                works("Left out when unset; npu-run --verbose sets it."),
+            ),
+            (
                 "NPU_TRANSFERS_IN_FLIGHT",
                 "Of this package: transfers of gradients that may be under way at once.",
                 works("3 when unset; a decision about a step waits for no more than these."),

@@ -1,14 +1,22 @@
-"""What people see of a training run: a progress line, a history, a picture and a short summary."""
+"""What people see of a training run: a progress line, a history, a picture and a short summary.
 
-from npu_bridge.reporting.collapse_hook import LossScaleCollapseError, LossScaleCollapseHook, NanLossHook
-from npu_bridge.reporting.history import History, SessionStart, StepRow
-from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.picture import MissingExtraError, draw_training, smooth
-from npu_bridge.reporting.progress_hook import ProgressHook
-from npu_bridge.reporting.progress_line import Progress, format_progress
-from npu_bridge.reporting.run_description import describe_run
-from npu_bridge.reporting.step_hook import Observation, StepHook
-from npu_bridge.reporting.summary import Summary, format_summary, summarize, write_summary
+Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
+"""
+
+from npu_bridge._lazy import attributes
+
+_PLACES = {
+    "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
+    "history": ("History", "SessionStart", "StepRow"),
+    "history_hook": ("HistoryHook",),
+    "picture": ("MissingExtraError", "draw_training", "smooth"),
+    "progress_hook": ("ProgressHook",),
+    "progress_line": ("Progress", "format_progress"),
+    "run_description": ("describe_run",),
+    "step_hook": ("Observation", "StepHook"),
+    "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
+    "summary": ("Summary", "format_summary", "summarize", "write_summary"),
+}
 
 __all__ = [
     "History",
@@ -24,6 +32,8 @@ __all__ = [
     "StepHook",
     "StepRow",
     "Summary",
+    "TensorBoardCallback",
+    "TensorBoardHook",
     "describe_run",
     "draw_training",
     "format_progress",
@@ -32,3 +42,7 @@ __all__ = [
     "summarize",
     "write_summary",
 ]
+
+__getattr__ = attributes(
+    __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from typing import TextIO
 
@@ -19,10 +20,17 @@ class TerminalOutput:
         self._stream = stream
         self._open_line = False
 
+    @property
+    def width(self) -> int:
+        """Characters a line has room for now; a longer one would be wrapped, and cannot be rewritten then."""
+        columns = 0
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        return (columns or shutil.get_terminal_size().columns) - 1
+
     def show(self, line: str) -> None:
-        """Replaces the line, cut to the width of the terminal: a wrapped line cannot be rewritten."""
-        width = shutil.get_terminal_size().columns - 1
-        _write(self._stream, f"\r{line[:width]}{_ERASE_TO_END}")
+        """Replaces the line; what is beyond `width` is cut off."""
+        _write(self._stream, f"\r{line[: self.width]}{_ERASE_TO_END}")
         self._open_line = True
 
     def note(self, text: str) -> None:
@@ -41,6 +49,7 @@ class PlainOutput:
     """Prints whole lines: for log files and pipes."""
 
     REFRESH_SECS: float | None = None
+    width: int | None = None  # as long as a line is
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -60,6 +69,7 @@ class SilentOutput:
     """Says nothing: for every rank but the first."""
 
     REFRESH_SECS: float | None = None
+    width: int | None = None
 
     def show(self, line: str) -> None:
         """Drops the line."""

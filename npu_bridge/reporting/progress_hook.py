@@ -174,7 +174,8 @@ class ProgressHook(StepHook):
                     steps_per_sec=self._pace.recent,
                     precision=self.precision,
                     learning_rate=self.learning_rate,
-                )
+                ),
+                self._output.width,
             )
         )
         self._shown_runs, self._shown_at = self._runs, now

@@ -32,25 +32,60 @@ class Progress(NamedTuple):
     learning_rate: float | None = None
 
 
-def format_progress(progress: Progress) -> str:
-    """The whole line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`."""
-    parts = [_position(progress)]
+def format_progress(progress: Progress, width: int | None = None) -> str:
+    """The line, as in `step 120/300 (40 %) | loss 5.8123 | loss scale 2^16 | skipped 3 steps | ...`.
+
+    Args:
+      progress: what there is to show.
+      width: the most characters there is room for. What does not fit is left out whole, the learning rate first, then
+        the loss scale; the time left stays to the last.
+    """
+    parts = _parts(progress)
+    for name in _DROPPED_FIRST:
+        if width is None or len(_joined(parts)) <= width:
+            break
+        if name == "share":
+            parts["position"] = parts["position"].partition(" (")[0]
+        elif len(parts) > 1:
+            parts.pop(name, None)
+    return _joined(parts)[:width]
+
+
+# What a narrow window goes without, in this order.
+_DROPPED_FIRST = ("rate", "scale", "precision", "no skips", "speed", "skipped", "share", "loss", "position")
+
+
+def _parts(progress: Progress) -> dict[str, str]:
+    """The parts of the line in the order in which they are read."""
+    parts = {"position": _position(progress)}
     if progress.precision is not None:
-        parts.append(progress.precision)
+        parts["precision"] = progress.precision
     if progress.loss is not None:
-        parts.append(f"loss {format_loss(progress.loss)}")
+        parts["loss"] = f"loss {format_loss(progress.loss)}"
     if progress.learning_rate is not None:
-        parts.append(f"learning rate {progress.learning_rate:.4g}")
+        parts["rate"] = f"learning rate {progress.learning_rate:.4g}"
     if progress.loss_scale is not None:
-        parts.append(f"loss scale {format_scale(progress.loss_scale)}")
+        parts["scale"] = f"loss scale {format_scale(progress.loss_scale)}"
     if progress.loss_scale is not None or progress.skipped_steps:
-        parts.append(f"skipped {format_steps(progress.skipped_steps)}")
+        parts["skipped" if progress.skipped_steps else "no skips"] = f"skipped {format_steps(progress.skipped_steps)}"
     if progress.steps_per_sec:
-        parts.append(f"{format_rate(progress.steps_per_sec)} steps/s")
+        parts["speed"] = f"{format_rate(progress.steps_per_sec)} steps/s"
         if progress.total_steps is not None:
             left = max(progress.total_steps - progress.step, 0)
-            parts.append(f"ETA {format_duration(left / progress.steps_per_sec)}")
-    return _SEPARATOR.join(parts)
+            parts["left"] = f"ETA {format_duration(left / progress.steps_per_sec)}"
+    return parts
+
+
+def _joined(parts: dict[str, str]) -> str:
+    return _SEPARATOR.join(parts.values())
+
+
+def format_start(reached: int, total_steps: int | None, folder: str) -> str:
+    """What a training says that finds a checkpoint: where it goes on, or that nothing is left to do."""
+    if total_steps is None or reached < total_steps:
+        return f"going on from step {reached}, saved in {folder}"
+    mend = f"max_steps={2 * total_steps} or another model_dir"
+    return f"already at step {reached} of {total_steps}: nothing to do; train on with {mend}"
 
 
 def format_skip_note(loss_scale: float | None) -> str:

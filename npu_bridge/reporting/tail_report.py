@@ -14,12 +14,12 @@ from npu_bridge.reporting.tail_speeds import measured_speeds
 
 
 class Tail(NamedTuple):
-    """The recorded steps of the first rank.
+    """The recorded steps of the first rank, and the one of them that the picture shows.
 
     Attributes:
       steps: their numbers, ascending.
-      exposed_ms: median of the exposed tail.
-      step_ms: median of the whole step.
+      exposed_ms: exposed tail of the step shown, which is the median one.
+      step_ms: how long that step took.
     """
 
     steps: list[int]
@@ -42,8 +42,8 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     own = [trace for trace in traces if trace.rank == shown.rank]
     tail = Tail(
         sorted(trace.step for trace in own),
-        round(statistics.median(trace.exposed_ms for trace in own), 4),
-        round(statistics.median(trace.duration_ms for trace in own), 4),
+        round(shown.exposed_ms, 4),
+        round(shown.duration_ms, 4),
     )
     with open(picture, "w", encoding="utf-8") as file:
         file.write(draw_step(shown, ranks=len(found)))

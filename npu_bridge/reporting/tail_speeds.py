@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from npu_bridge.collective.cost_model import FORWARD_SHARE
 from npu_bridge.collective.measured_split import Speeds
 from npu_bridge.reporting.step_trace import StepTrace
 
@@ -12,7 +13,8 @@ from npu_bridge.reporting.step_trace import StepTrace
 def measured_speeds(traces: Sequence[StepTrace]) -> Speeds | None:
     """The speeds of the lowest rank, medians over its steps; None when no gradient was seen to travel.
 
-    The forward pass ends where a line from the last gradient back through the first transfer's comes to no bytes.
+    The forward pass ends where a line from the last gradient back through the first transfer's comes to no bytes. One
+    transfer with all of them does not tell; then it is taken to be the usual share of the computation.
     """
     first = min(trace.rank for trace in traces)
     steps = [(trace, _data(trace)) for trace in traces if trace.rank == first and _data(trace)]
@@ -32,7 +34,9 @@ def _forward_secs(trace, data):
     earliest = min(data, key=lambda transfer: transfer.begin_ms)
     share = earliest.size_bytes / sum(transfer.size_bytes for transfer in data)
     begin_ms = earliest.begin_ms
-    if share < 1.0:
+    if share == 1.0:
+        begin_ms = trace.backward_end_ms * FORWARD_SHARE
+    else:
         begin_ms -= max(0.0, trace.backward_end_ms - begin_ms) * share / (1.0 - share)
     return max(0.0, begin_ms) / 1000
 

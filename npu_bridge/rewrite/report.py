@@ -30,12 +30,14 @@ class TailingReport:
       freed: names of the decisions that are now taken from local gradients, each with the ops that wait for it.
       kept: what still waits for the last fragment by the nature of the graph, and why.
       unchanged_because: why nothing was changed; "" when something was.
+      advice: in that case, what whoever wrote the script can do about it.
     """
 
     fragments: list[Fragment] = dataclasses.field(default_factory=list)
     freed: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     unchanged_because: str = ""
+    advice: str = ""
 
     @property
     def has_changed(self) -> bool:
@@ -49,11 +51,12 @@ class TailingReport:
 
     def text(self) -> str:
         """A few lines to read."""
+        if not self.has_changed:
+            because = f"{self.unchanged_because}. {self.advice}".rstrip()
+            return f"is_tailing_optimization leaves this graph as it is, and its numbers with it: {because}"
         sizes = ", ".join(f"{fragment.size_bytes / 1e6:.1f} MB" for fragment in self.fragments)
         count = f"{len(self.fragments)} fragment{'' if len(self.fragments) == 1 else 's'}"
         lines = [f"tail optimisation: {count} ({sizes})"] if self.fragments else []
-        if not self.has_changed:
-            return "\n".join([*lines, f"tail optimisation: nothing was changed: {self.unchanged_because}"])
         for decision, waiting in self.freed.items():
             lines.append(f"  {decision} is decided from local gradients; {len(waiting)} ops wait for it")
         lines += [f"  {name} still waits for the last fragment: {reason}" for name, reason in self.kept.items()]

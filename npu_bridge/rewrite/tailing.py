@@ -60,7 +60,7 @@ def _freed(graph, communicator):
     transfers = find_transfers(index.ops)
     report = TailingReport()
     report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
-    report.unchanged_because = _reason_against(transfers, index, communicator)
+    report.unchanged_because, report.advice = _reason_against(transfers, index, communicator)
     if report.unchanged_because:
         return report
     dependent = index.followers([transfer.op for transfer in transfers])
@@ -72,27 +72,37 @@ def _freed(graph, communicator):
         if report.has_changed:
             report.fragments = issue_in_order(transfers, index, communicator.size)
     if not report.has_changed:
-        report.unchanged_because = "; ".join(report.kept.values()) or _reason_without_check(index, dependent, certainty)
+        if report.kept:
+            known_last = ", ".join(report.kept)
+            report.unchanged_because = (
+                f"every update waits for all gradients, because {'; '.join(report.kept.values())}"
+            )
+            report.advice = f"There is nothing to do, unless the script can train without {known_last}"
+        else:
+            report.unchanged_because, report.advice = _reason_without_check(index, dependent, certainty)
     return report
 
 
 def _reason_against(transfers, index, communicator):
     if communicator.size == 1:
-        return "one rank trains alone"
+        return "one rank trains alone", "Nothing is to be done"
     inside = next((transfer.op for transfer in transfers if transfer.op._get_control_flow_context() is not None), None)
     if inside is not None:
-        return f"gradients travel inside a condition or a loop: {inside.name}"
+        return f"gradients are reduced inside a condition or a loop: {inside.name}", "Reduce them outside of it"
     hidden = hidden_transfer(index.ops, transfers)
     if hidden:
-        return f"gradients travel inside a function: {hidden}"
-    return "" if transfers else NO_GRADIENTS
+        return f"gradients are reduced inside a function: {hidden}", "Reduce them outside of tf.function"
+    return ("", "") if transfers else (NO_GRADIENTS, "")
 
 
 def _reason_without_check(index, dependent, certainty):
     for op in index.ops:
         if op.type in branches.CALLS and op.name in dependent and not certainty.is_transfer(op):
-            return f"what is done with reduced gradients is inside a function: {op.name}"
-    return "no update waits for a check of reduced gradients"
+            return (
+                f"what is done with reduced gradients is inside a function: {op.name}",
+                "Do it outside of tf.function",
+            )
+    return "no update waits for a check of reduced gradients", "There is nothing to gain"
 
 
 def _decisions(index, dependent):
@@ -121,7 +131,7 @@ def _free(decision, name, index, certainty, communicator, report):
         sure_here = certainty.is_true(decision)
     except UnknownCheckError as error:
         if certainty.is_made_of_transfers(decision):
-            report.kept[decision.op.name] = f"it is made by {error}, whose outcome cannot be told early"
+            report.kept[decision.op.name] = f"{error} is known only when the last one has arrived"
         return
     sure = communicator.all_true(sure_here, name)
     _skip_check_when(sure, decision, index, certainty)

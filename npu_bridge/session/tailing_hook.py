@@ -53,11 +53,13 @@ class TailingHook(tf.estimator.SessionRunHook):
         finally:
             if was_finalized:
                 graph.finalize()
+        # NPUOptimizer has built its own decision early; what is left to find are a script's checks.
+        is_built_in = of_graph.value_built("is_tailing_optimization", graph) is True and not report.has_changed
         if report.has_found_gradients and ranks.rank == 0:
-            self._publish(report)
+            self._publish(report, logging.DEBUG if is_built_in else logging.INFO)
 
-    def _publish(self, report: TailingReport):
-        _LOG.info("%s", report.text())
+    def _publish(self, report: TailingReport, level: int):
+        _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
             with open(os.path.join(self._folder, REPORT_FILE), "w") as file:

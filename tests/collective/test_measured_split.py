@@ -83,3 +83,13 @@ def test_speeds_travel_to_the_ranks_as_text(monkeypatch):
 def test_what_is_no_time_is_refused(value):
     with pytest.raises(ValueError, match="exchange_secs is no time. Expected a number of seconds"):
         Speeds(0.0, 0.0, 0.0, value)
+
+
+def test_what_was_chosen_is_said_once(monkeypatch, capsys):
+    monkeypatch.setenv("NPU_RUN_SPLIT", Speeds(0.25, 0.5, 0.001, 2.0).as_text())
+    strategy = groups.Groups().strategies.of(groups.WORLD)
+    shares = [round(100 * len(fragment) / 12) for fragment in strategy.cut([9_000_000] * 12)]
+    strategy.cut([9_000_000] * 12)
+    fragments = f"{len(shares)} fragment{'s' if len(shares) > 1 else ''}"
+    expected = f"npu-run --split: 108.0 MB of gradients in {fragments}: {', '.join(f'{share} %' for share in shares)}\n"
+    assert capsys.readouterr().err == expected

@@ -155,8 +155,7 @@ def test_saver_hook_saves_when_due_and_in_the_end(graph, tmp_path, caplog):
             session.run(advance)
     assert saved == [0, 2, 4, 5]
     assert os.path.basename(tf.train.latest_checkpoint(str(tmp_path))) == "own-5"
-    lines = [record.getMessage() for record in caplog.records if "global step" in record.getMessage()]
-    assert lines == [f"NPUCheckpointSaverHook: global step {step}." for step in range(1, 6)]
+    assert [record.getMessage() for record in caplog.records if "global step" in record.getMessage()] == []
 
 
 FULL_DISK = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,8 @@ python = pathlib.Path(".venv/bin/python")
 python.write_text("#!/bin/sh\\nprintf 3.11")
 python.chmod(0o755)
 if not pathlib.Path("interrupt").exists():
-    pathlib.Path(".venv/ready").write_text(sys.argv[1] + "\\n")
+    for parts in ("alone", "ranks", "all")[: ("alone", "ranks", "all").index(sys.argv[2]) + 1]:
+        pathlib.Path(f".venv/ready.{parts}").write_text(sys.argv[1] + "\\n")
 """
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -34,6 +34,8 @@ class Machine:
         self.checkout = folder / "checkout"
         self.path = folder / "bin"
         self.path.mkdir(parents=True)
+        self.home = folder / "home"
+        self.home.mkdir()
         self.checkout.mkdir()
         shutil.copytree(ROOT / "tools", self.checkout / "tools")
         for name in ("Makefile", "setup.cfg"):
@@ -52,12 +54,18 @@ class Machine:
         pretence = f'case "$2" in *version_info*) printf {version} ;; esac'
         self.add(name, f'exec "{sys.executable}" "$@"' if version is None else pretence)
 
+    def keep_wheel(self, python: str) -> None:
+        """Puts a wheel of Horovod where an earlier set-up with that Python would have left it."""
+        folder = self.home / ".cache" / "npu_bridge" / "wheels" / f"python{python}-x86_64-tensorflow-cpu-2.15.1"
+        folder.mkdir(parents=True)
+        (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
+
     def make(self, *arguments: str) -> tuple[int, list[str]]:
         """Runs make; gives its exit code and what the set-up printed."""
         finished = subprocess.run(
             [shutil.which("make"), *arguments],
             cwd=self.checkout,
-            env={"PATH": str(self.path), "HOME": os.environ.get("HOME", "/")},
+            env={"PATH": str(self.path), "HOME": str(self.home)},
             capture_output=True,
             text=True,
             timeout=600,
@@ -141,6 +149,33 @@ def test_second_run_installs_nothing_and_an_interrupted_one_is_taken_up(machine)
         config.write("# another requirement\n")
     assert machine.make("venv") == (0, [])
     assert installs.read_text() == "xxx"
+
+
+def test_one_rank_needs_neither_compiler_nor_cmake_nor_the_test_tools(machine):
+    machine.add_python("python3.11")
+    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    assert machine.make("venv-for-train", "RANKS=1") == (0, [])
+    ready = {path.name for path in (machine.checkout / ".venv").glob("ready.*")}
+    assert ready == {"ready.alone"}
+    code, lines = machine.make("venv-for-train", "RANKS=2")
+    assert code != 0 and "a C++ compiler is missing" in lines[0]
+    for name in ("cmake", "g++"):
+        machine.add(name)
+    assert machine.make("venv-for-train", "RANKS=2") == (0, [])
+    assert machine.make("venv-for-train", "RANKS=1") == (0, [])
+    assert (machine.checkout / "installs").read_text() == "xx"
+    assert machine.make("venv") == (0, [])
+    assert machine.make("venv-for-train", "RANKS=2") == (0, [])
+    assert (machine.checkout / "installs").read_text() == "xxx"
+
+
+def test_a_kept_wheel_needs_no_compiler(machine):
+    machine.add_python("python3.11")
+    (machine.checkout / "tools" / "setup_env.py").write_text(INSTALLER)
+    machine.keep_wheel("3.10")
+    assert machine.make("venv")[0] != 0
+    machine.keep_wheel("3.11")
+    assert machine.make("venv") == (0, [])
 
 
 def test_moved_checkout_is_set_up_again(machine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[i
         output, _ = process.communicate()
         pytest.fail(f"npu-run did not end within {limit_secs} s. Its output:\n{output}")
     print(output)
-    return process.returncode, output
+    # The first line is the same in every job; tests/journeys looks at it.
+    return process.returncode, re.sub(r"(?m)^npu-run: starting \d+ ranks? of .*\n", "", output, count=1)
 
 
 def npu_run(*arguments: object, cwd: Path, **variables: str) -> tuple[int, str]:

@@ -97,7 +97,7 @@ def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     assert recorded == ["step 3 is recorded: True", "step 4 is recorded: True"]
     line = output.splitlines()[-1]
     assert line.startswith("timeline: steps 3-4, exposed tail ")
-    assert line.endswith("(median); seen/tail.svg")
+    assert line.endswith("(the median step); seen/tail.svg")
 
     for rank in (0, 1):
         events, facts = facts_of(folder, rank)

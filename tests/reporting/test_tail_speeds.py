@@ -43,6 +43,12 @@ def test_the_median_of_the_steps_counts():
     assert measured_speeds([fast, slow, fast]).exchange_secs == pytest.approx(0.010)
 
 
+def test_one_transfer_of_all_gradients_leaves_a_backward_pass():
+    speeds = measured_speeds([step((30.0, 30.0, 70.0, 4000))])
+    assert speeds.forward_secs == pytest.approx(0.010)
+    assert speeds.backward_secs == pytest.approx(0.020)
+
+
 def test_without_gradients_there_are_no_speeds():
     assert measured_speeds([step()]) is None
     assert measured_speeds([step((1.0, 1.0, 2.0, 0))]) is None

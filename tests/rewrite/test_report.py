@@ -11,12 +11,12 @@ def test_what_moved_and_what_still_waits_is_told_with_the_bytes_of_every_fragmen
     report = TailingReport(
         fragments=[Fragment(["late", "middle"], 8_000_000), Fragment(["early"], 250_000)],
         freed={"All": ["cond/Switch", "update"]},
-        kept={"clipped": "it is made by Sqrt (Sqrt), whose outcome cannot be told early"},
+        kept={"clipped": "Sqrt (Sqrt) is known only when the last one has arrived"},
     )
     assert report.text().splitlines() == [
         "tail optimisation: 2 fragments (8.0 MB, 0.2 MB)",
         "  All is decided from local gradients; 2 ops wait for it",
-        "  clipped still waits for the last fragment: it is made by Sqrt (Sqrt), whose outcome cannot be told early",
+        "  clipped still waits for the last fragment: Sqrt (Sqrt) is known only when the last one has arrived",
     ]
     assert json.loads(report.json()) == {
         "fragments": [
@@ -24,17 +24,22 @@ def test_what_moved_and_what_still_waits_is_told_with_the_bytes_of_every_fragmen
             {"transfers": ["early"], "size_bytes": 250_000},
         ],
         "freed": {"All": ["cond/Switch", "update"]},
-        "kept": {"clipped": "it is made by Sqrt (Sqrt), whose outcome cannot be told early"},
+        "kept": {"clipped": "Sqrt (Sqrt) is known only when the last one has arrived"},
         "unchanged_because": "",
+        "advice": "",
     }
 
 
-def test_where_nothing_was_changed_it_says_why():
-    report = TailingReport(fragments=[Fragment(["sum"], 4)], unchanged_because="gradients travel inside a loop")
-    assert report.text().splitlines() == [
-        "tail optimisation: 1 fragment (0.0 MB)",
-        "tail optimisation: nothing was changed: gradients travel inside a loop",
-    ]
+def test_where_nothing_was_changed_one_line_says_why_and_what_to_do():
+    report = TailingReport(
+        fragments=[Fragment(["sum"], 4)],
+        unchanged_because="gradients travel inside a loop",
+        advice="Reduce them outside of it",
+    )
+    assert report.text() == (
+        "is_tailing_optimization leaves this graph as it is, and its numbers with it: gradients travel inside a loop. "
+        "Reduce them outside of it"
+    )
     assert not report.has_changed and report.has_found_gradients
     assert json.loads(report.json())["unchanged_because"] == "gradients travel inside a loop"
 

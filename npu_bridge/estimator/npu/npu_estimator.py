@@ -28,7 +28,9 @@ from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explai
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook
+from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook, TensorBoardHook
+from npu_bridge.reporting.output import choose_output
+from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.session.devices import make_room_for
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
@@ -152,6 +154,7 @@ class NPUEstimator(tf.estimator.Estimator):
         )
         self._options = options
         self._precision = precision
+        self._has_trained = False
         self._session_config = session.prepare_session_config(options, self._session_config)
         for strategy in (config.train_distribute, config.eval_distribute):
             make_room_for(strategy, self._session_config)
@@ -168,12 +171,13 @@ class NPUEstimator(tf.estimator.Estimator):
         ranks = collective.current()
         if ranks.rank == 0:
             self._check_start()
-        reached = self._reached_step_of_rank_0() if ranks.size > 1 else 0
+        reached = self._reached_step_of_rank_0()
+        if ranks.rank == 0:
+            self._tell_start(reached, max_steps)
         if ranks.rank > 0:
             self._check_start()  # not before rank 0 has mended what there was to mend
         if max_steps is not None and ranks.size > 1:
             if reached >= max_steps:
-                _LOG.info("NPUEstimator: training has already reached step %d.", max_steps)
                 return self
             # Counted from rank 0's step on every rank, whatever a rank finds in a folder of its own.
             steps, max_steps = max_steps - reached, None
@@ -186,6 +190,8 @@ class NPUEstimator(tf.estimator.Estimator):
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
+        if ranks.rank == 0 and self.config.save_summary_steps:
+            first_hooks.append(TensorBoardHook(self.model_dir, self.config.save_summary_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
             # Before the hooks that ask for the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
@@ -249,12 +255,20 @@ class NPUEstimator(tf.estimator.Estimator):
         if self._warm_start_settings and self.latest_checkpoint() is None:
             session.check_checkpoint(self._warm_start_settings.ckpt_to_initialize_from)
 
+    def _tell_start(self, reached, max_steps):
+        is_over = max_steps is not None and reached >= max_steps
+        if reached and self.config.log_step_count_steps is not None and (is_over or not self._has_trained):
+            choose_output(sys.stderr).note(f"NPUEstimator: {format_start(reached, max_steps, self.model_dir)}")
+        self._has_trained = True
+
     def _reached_step_of_rank_0(self):
         ranks, reached = collective.current(), 0
         checkpoint = tf.train.latest_checkpoint(self.model_dir) if ranks.rank == 0 else None
         if checkpoint is not None:
             reader = tf.train.load_checkpoint(checkpoint)
             reached = next((int(reader.get_tensor(name)) for name in _STEP_NAMES if reader.has_tensor(name)), 0)
+        if ranks.size == 1:
+            return reached
         # Without GPUs: how their memory is used is left to the training's own session.
         settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as small_session:

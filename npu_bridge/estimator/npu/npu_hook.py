@@ -240,9 +240,6 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             super().after_create_session(session, coord)
 
     def after_run(self, run_context, run_values):
-        if _LOG.isEnabledFor(logging.INFO):
-            step = run_context.session.run(self._global_step_tensor)
-            _LOG.info("NPUCheckpointSaverHook: global step %d.", step)
         try:
             super().after_run(run_context, run_values)
         except CheckpointNotSavedError as error:

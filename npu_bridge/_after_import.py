@@ -1,0 +1,80 @@
+"""Changing a module at the moment it is loaded, whoever loads it.
+
+A script may set variables before it imports TensorFlow or Horovod, so nobody must import them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from contextlib import AbstractContextManager
+from typing import Any, Callable
+
+__all__ = ["after_import", "importer"]
+
+
+def after_import(
+    name: str,
+    change: Callable[[types.ModuleType], None],
+    while_loading: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+    if_missing: Callable[[], None] | None = None,
+) -> None:
+    """Calls `change` with a module once it has been loaded; to be called before it is.
+
+    Args:
+      name: of the module.
+      change: may raise; then the import fails.
+      while_loading: makes the context in which the module is loaded.
+      if_missing: called whenever the module is looked for and not installed. It may raise.
+    """
+    sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
+
+
+def importer() -> str:
+    """The name of the module whose import statement is being carried out, for a function that `after_import` calls."""
+    frame = sys._getframe(1)
+    passing = (__name__, frame.f_globals.get("__name__"))
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name not in passing and name.split(".")[0] not in ("importlib", "_frozen_importlib"):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the one module as Python does, and wraps what loads it."""
+
+    def __init__(self, name, change, while_loading, if_missing):
+        self._name = name
+        self._change = change
+        self._while_loading = while_loading
+        self._if_missing = if_missing
+        self._is_asking_others = False
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name or self._is_asking_others:
+            return None
+        self._is_asking_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking_others = False
+        if spec is None and self._if_missing is not None:
+            self._if_missing()
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                with self._while_loading():
+                    load(module)
+                self._change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

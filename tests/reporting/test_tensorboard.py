@@ -1,0 +1,93 @@
+"""Curves for TensorBoard, read back from event files."""
+
+from __future__ import annotations
+
+import glob
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.npu_init import (
+    ExponentialUpdateLossScaleManager,
+    NPUEstimator,
+    NPUEstimatorSpec,
+    NPUOptimizer,
+    NPURunConfig,
+    npu_keras_optimizer,
+)
+from npu_bridge.reporting import TensorBoardCallback, TensorBoardHook
+from tests.reporting import stepping
+
+tf1 = tf.compat.v1
+ALL = {"loss", "loss_scale", "skipped_steps", "learning_rate", "steps_per_sec", "gradient_norm"}
+
+
+def curves(folder):
+    """Entries `step: number or text` of each curve `training/...`."""
+    found = {}
+    for path in glob.glob(f"{folder}/events*"):
+        for event in tf1.train.summary_iterator(path):
+            for value in event.summary.value:
+                room, _, name = value.tag.partition("/")
+                if room == "training":
+                    is_text = value.metadata.plugin_data.plugin_name == "text"
+                    entry = value.tensor.string_val[0].decode() if is_text else value.simple_value
+                    found.setdefault(name, {})[event.step] = entry
+    return found
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_every_npu_estimator_writes_them(tmp_path, scaled):
+    """d/dw (w - 3)^2 at w = 0 is -6, and the poisoned third batch is skipped."""
+
+    def input_fn():
+        batches = [1.0, 1.0, np.inf, 1.0, 1.0] if scaled else [1.0] * 4
+        return tf.data.Dataset.from_tensor_slices(np.array(batches, np.float32))
+
+    def model_fn(features, mode):
+        weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+        loss = tf.square(weight - 3.0) * features
+        manager = ExponentialUpdateLossScaleManager(2**10, 1000, decr_every_n_nan_or_inf=1)
+        given = {"loss_scale_manager": manager, "is_loss_scale": True} if scaled else {}
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), **given)
+        return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
+
+    mode = "allow_mix_precision" if scaled else None
+    config = NPURunConfig(model_dir=str(tmp_path), save_summary_steps=1, log_step_count_steps=None, precision_mode=mode)
+    NPUEstimator(model_fn, config=config).train(input_fn)
+    found = curves(tmp_path)
+    assert found.pop("precision", None) == ({1: "float16"} if scaled else None)
+    assert set(found) == (ALL if scaled else ALL - {"loss_scale", "skipped_steps"})
+    assert found["gradient_norm"] == {1: 6.0, 2: 3.0, 3: 1.5, 4: 0.75}
+    assert found["loss"][1] == 9.0 and set(found["learning_rate"].values()) == {0.25}
+    if scaled:
+        assert found["skipped_steps"] == {1: 0.0, 2: 1.0, 3: 1.0, 4: 1.0}
+        assert found["loss_scale"][1] == 1024.0 and found["loss_scale"][4] == pytest.approx(819.2)
+
+
+def test_an_entry_every_few_steps_with_the_steps_per_second_between(tmp_path):
+    hook = TensorBoardHook(str(tmp_path), every_n_steps=4, clock=stepping.Clock(per_look=2.0))
+    stepping.run_steps([hook], [float(n) for n in range(10)], [n == 6 for n in range(10)], [8.0] * 10)
+    found = curves(tmp_path)
+    assert set(found["loss"].items()) == {(1, 0.0), (5, 4.0), (8, 8.0)}
+    assert found["steps_per_sec"] == {5: 2.0, 8: 2.0}, "4 steps in 2 s, the skipped one among them"
+    assert "gradient_norm" not in found
+    with pytest.raises(ValueError, match="every_n_steps is out of range"):
+        TensorBoardHook("out", 0)
+
+
+@pytest.mark.parametrize("rate", [0.25, tf.keras.optimizers.schedules.ExponentialDecay(0.25, 1, 0.5)])
+def test_keras_has_a_callback(tmp_path, rate):
+    manager = ExponentialUpdateLossScaleManager(2**10, 1000)
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(rate), manager), "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones([6, 1], np.float32), np.ones([6, 1], np.float32))).batch(1)
+    clock = stepping.Clock(per_look=0.5)
+    model.fit(data, verbose=0, callbacks=[TensorBoardCallback(str(tmp_path), every_n_steps=2, clock=clock)])
+    found = curves(tmp_path)
+    assert set(found) == ALL - {"gradient_norm"}
+    assert set(found["loss"]) == {1, 3, 5}
+    assert set(found["loss_scale"].values()) == {1024.0} and set(found["skipped_steps"].values()) == {0.0}
+    assert found["steps_per_sec"] == {3: 4.0, 5: 4.0}
+    assert found["learning_rate"][5] == (0.25 if rate == 0.25 else 0.25 * 0.5**4)  # of the step before its update
