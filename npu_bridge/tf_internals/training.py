@@ -48,6 +48,22 @@ def learning_rates(optimizer: Any) -> list:
     return [*found, hyper.get("learning_rate") if isinstance(hyper, dict) else None]
 
 
+def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
+    """The hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
+
+    Seen in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
+    """
+    beta1_power, beta2_power = optimizer._get_beta_accumulators()
+    return {
+        "beta1_power": beta1_power,
+        "beta2_power": beta2_power,
+        "lr": optimizer._lr_t,
+        "beta1": optimizer._beta1_t,
+        "beta2": optimizer._beta2_t,
+        "epsilon": optimizer._epsilon_t,
+    }
+
+
 def scheduled_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
     """The variable of a scheduled learning rate; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
     return getattr(optimizer, "_current_learning_rate", None)
