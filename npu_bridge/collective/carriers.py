@@ -16,6 +16,8 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
+from npu_bridge.tf_internals.graphs import set_attribute
+
 # Sums of 16-bit integers and their products wrap around the same way in int32, once cast back.
 _WIDER = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}
 _SCATTER_WIDER = {**_WIDER, tf.int8: tf.int32, tf.uint8: tf.int32}
@@ -104,7 +106,7 @@ def unmerged(result: tf.Tensor) -> tf.Tensor:
     """The result of a transfer, whose op differs from any other op of the graph by an attribute."""
     if not tf.executing_eagerly():
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
-        result.op._set_attr("_npu_bridge_transfer", mark)
+        set_attribute(result.op, "_npu_bridge_transfer", mark)
     return result
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
-from tensorflow.python.client.session import BaseSession
+
+from npu_bridge.tf_internals.sessions import SessionMethods, session_methods, set_session_methods
 
 _MARK = "_npu_bridge_transfer"  # set by `carriers.unmerged`; copies of an operator keep it
 
@@ -72,11 +73,7 @@ def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), fe
 @functools.cache
 def _watch_sessions() -> Callable:
     """Changes the class of all sessions, once; gives what ran them before."""
-    do_run, make, make_from_options = (
-        BaseSession._do_run,
-        BaseSession.make_callable,
-        BaseSession._make_callable_from_options,
-    )
+    do_run, make, make_from_options = session_methods()
 
     @functools.wraps(do_run)
     def checked_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
@@ -95,9 +92,7 @@ def _watch_sessions() -> Callable:
         asked = [*options.fetch, *options.target, *(pair.from_tensor for pair in options.tensor_connection)]
         return _checked(self, make_from_options(self, options), asked, options.feed)
 
-    BaseSession._do_run = checked_run
-    BaseSession.make_callable = make_checked
-    BaseSession._make_callable_from_options = make_checked_from_options
+    set_session_methods(SessionMethods(checked_run, make_checked, make_checked_from_options))
     return do_run
 
 

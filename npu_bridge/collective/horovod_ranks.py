@@ -6,6 +6,7 @@ import platform
 
 import tensorflow as tf
 
+from npu_bridge import horovod_internals
 from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
 from npu_bridge.collective.carriers import (
@@ -166,10 +167,7 @@ class HorovodCommunicator(Communicator):
 
     def _declared_sets(self):
         """The members of every process set by its number; 0 is the world."""
-        return {
-            number: list(members)
-            for number, members in self._hvd.mpi_ops._basics._get_process_set_ids_and_ranks().items()
-        }
+        return horovod_internals.declared_process_sets(self._hvd)
 
     def _gather_lists(self, numbers, meeting):
         # A graph and a session of its own: the caller may be building a TF 1 graph, or have no session yet. Not
@@ -193,8 +191,7 @@ class _HorovodGroup(HorovodCommunicator):
 
     def __init__(self, hvd, number, world_rank, members):
         self._hvd = hvd
-        self._process_set = hvd.ProcessSet(members)
-        self._process_set.process_set_id = number
+        self._process_set = horovod_internals.process_set(hvd, number, members)
         self.members = tuple(members)
         self.size = len(members)
         self.rank = self.members.index(world_rank) if world_rank in members else None

@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+from npu_bridge.tf_internals.graphs import is_branch_or_body
 
 _SCOPE = "transfers/"
 
@@ -36,7 +37,7 @@ def counting_graph() -> tf.Graph | None:
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
-    while isinstance(graph, ControlFlowFuncGraph):
+    while is_branch_or_body(graph):
         graph = graph.outer_graph
     return graph
 

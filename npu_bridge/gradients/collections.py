@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
@@ -37,5 +38,5 @@ def publish(name: Any, tensor: Any) -> None:
 
     Nor does it inside a `tf.cond` or a loop, whose tensors cannot be fetched.
     """
-    if building_graph() and tf.compat.v1.get_default_graph()._get_control_flow_context() is None:
+    if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
         tf.compat.v1.add_to_collection(name, tensor)

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.tf_internals.training import initialise_in_keras_session
+
 
 def building_graph() -> bool:
     """True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
@@ -21,7 +23,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
     """
     if building_graph():
         for variable in variables:
-            tf.keras.__internal__.backend.track_variable(variable)
+            initialise_in_keras_session(variable)
 
 
 @contextlib.contextmanager

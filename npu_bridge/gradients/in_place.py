@@ -15,6 +15,7 @@ from npu_bridge.gradients.keras_journey import KerasJourney
 from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
 _LOG = logging.getLogger(__name__)
 _NAME = "Npu_Distributed_optimizer"
@@ -60,8 +61,8 @@ def _replace_methods(optimizer, owner):
         once.giving_pairs(optimizer, "compute_gradients", _NAME)
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
         once.giving_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
-        once.giving_pairs(optimizer, "_compute_gradients", f"{_NAME}_compute_grads")
-        once.before_update(optimizer, "_aggregate_gradients", f"{_NAME}_apply_grads")
+        once.giving_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
+        once.before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
     else:
         once.giving_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
         once.before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")

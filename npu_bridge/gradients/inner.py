@@ -7,12 +7,15 @@ kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask whi
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.options.errors import message
+from npu_bridge.tf_internals import training
+from npu_bridge.tf_internals.graphs import shared_name, update_input
 
 
 class InnerOptimizer(abc.ABC):
@@ -80,12 +83,12 @@ def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
-            self.optimizer._create_slots(variables)
+            training.create_slots(self.optimizer, variables)
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(self.optimizer._create_slots, own, others, creator)
+            _make_apart(functools.partial(training.create_slots, self.optimizer), own, others, creator)
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
@@ -147,13 +150,13 @@ class _KerasFamily(InnerOptimizer):
 
 class _KerasLegacyOptimizer(_KerasFamily):
     def make_slots(self, variables):
-        with tf.name_scope(self.optimizer._name), tf.init_scope():
-            self.optimizer._create_all_weights(variables)
+        with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
+            training.create_all_weights(self.optimizer, variables)
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
-        with tf.name_scope(self.optimizer._name), tf.init_scope():
-            _make_apart(self.optimizer._create_all_weights, own, others, creator)
+        with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
+            _make_apart(functools.partial(training.create_all_weights, self.optimizer), own, others, creator)
 
     def _update(self, grads_and_vars, name):
         return self.optimizer.apply_gradients(grads_and_vars, name=name, **self._without_aggregation())
@@ -164,7 +167,7 @@ class _KerasLegacyOptimizer(_KerasFamily):
         In a TF 1 graph that sum is one op over all gradients, and every update would wait for the last of them.
         """
         stock = tf.keras.optimizers.legacy.Optimizer
-        is_stock = getattr(self.optimizer._aggregate_gradients, "__func__", None) is stock._aggregate_gradients
+        is_stock = training.aggregates_as_stock(self.optimizer)
         takes_switch = type(self.optimizer).apply_gradients is stock.apply_gradients
         if building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy():
             return {"experimental_aggregate_gradients": False}
@@ -198,7 +201,7 @@ class _KerasOptimizer(_KerasFamily):
     def make_slots_apart(self, own, others, creator):
         # Built once for all variables; own ones come first, because an update of them alone numbers them from 0 again.
         of_others = [variable for variables in others.values() for variable in variables]
-        primaries = {variable._shared_name for variable in of_others}
+        primaries = {shared_name(variable) for variable in of_others}
 
         def create(next_creator, **arguments):
             _, _, primary = (arguments.get("name") or "").partition("/")  # such as "m/dense/kernel"
@@ -261,13 +264,13 @@ def _start_rate_after_counter(optimizer):
 
     Keras makes it with the optimizer, and computes its start from the step counter, which may not be initialised yet.
     """
-    rate = getattr(optimizer, "_current_learning_rate", None)
+    rate = training.scheduled_rate(optimizer)
     if rate is None or not building_graph():
         return
     with tf.init_scope():
         if getattr(rate.handle, "graph", None) is tf.compat.v1.get_default_graph():
-            start = optimizer._learning_rate(_value_or_start(optimizer.iterations))
-            rate.initializer._update_input(1, tf.cast(start, rate.dtype))
+            start = training.rate_at(optimizer, _value_or_start(optimizer.iterations))
+            update_input(rate.initializer, 1, tf.cast(start, rate.dtype))
 
 
 def _value_or_start(variable):

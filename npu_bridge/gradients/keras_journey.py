@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
@@ -17,6 +16,7 @@ from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message, say_once
+from npu_bridge.tf_internals.graphs import is_compiled_by_xla
 
 
 class KerasJourney:
@@ -153,7 +153,7 @@ class KerasJourney:
     def _check_compilation(self):
         if not self._pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
             return
-        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             raise ValueError(
                 message(
                     self._owner,

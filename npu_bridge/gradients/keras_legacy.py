@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+from npu_bridge.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 
 _Base = tf.keras.optimizers.legacy.Optimizer
 # In a TF 1 graph Keras asks for this very class when it decides whether a mixed_float16 model needs loss scaling.
@@ -25,7 +26,7 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
         return self._journey.differentiate(
             loss,
             tape,
-            lambda scaled, tape: self._optimizer._compute_gradients(scaled, var_list, grad_loss, tape=tape),
+            lambda scaled, tape: compute_legacy_gradients(self._optimizer, scaled, var_list, grad_loss, tape),
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -62,7 +63,7 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
     def _make_variables(self, pairs):
         """Makes in a function what would else be made inside the gate, and be named after it."""
         if self._journey.is_gated and not tf.executing_eagerly() and not building_graph():
-            with tf.name_scope(self._optimizer._name), tf.init_scope():
+            with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
@@ -74,7 +75,7 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
         return self.variables()
 
     def _create_all_weights(self, var_list):
-        self._optimizer._create_all_weights(var_list)
+        create_all_weights(self._optimizer, var_list)
         self._journey.make_variables(var_list)
 
     _create_hypers = delegated("_create_hypers")

@@ -15,6 +15,7 @@ from npu_bridge.gradients.keras_journey import KerasJourney
 from npu_bridge.gradients.keras_settings import KerasSettings
 from npu_bridge.gradients.nesting import mark_as_distributed
 from npu_bridge.gradients.pipeline import variables_of
+from npu_bridge.tf_internals.training import delegating_trackable, track
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_journey", "_state", "_averages_over_ranks")
 
@@ -31,7 +32,7 @@ def delegated(name: str):
     return method
 
 
-class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
+class AroundKeras(delegating_trackable()):
     """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
 
     The base class is never initialised: the state is the inner optimizer's. For checkpoints too this object is the
@@ -53,7 +54,7 @@ class AroundKeras(tf.__internal__.tracking.DelegatingTrackableMixin):
         if settings.is_distributed:
             mark_as_distributed(self)
         for name, part in self._state.items():
-            optimizer._track_trackable(part, name, overwrite=True)
+            track(optimizer, part, name, overwrite=True)
         initialise_with_keras(self.state_variables)
 
     @property

@@ -8,10 +8,8 @@ import tensorflow as tf
 
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import building_graph
-
-# Where TF 1 optimizers keep the tensor they made of their learning rate and what they made it of, and Keras optimizers
-# their variable.
-_ATTRIBUTES = ("_lr_t", "_learning_rate_tensor", "_lr", "_learning_rate")
+from npu_bridge.tf_internals.graphs import read_tensor
+from npu_bridge.tf_internals.training import learning_rates
 
 
 def publish_learning_rate(optimizer: Any) -> None:
@@ -23,11 +21,8 @@ def publish_learning_rate(optimizer: Any) -> None:
     if not building_graph():
         return
     graph = tf.compat.v1.get_default_graph()
-    hyper = getattr(optimizer, "_hyper", None)  # of a Keras legacy optimizer
-    found = [getattr(optimizer, name, None) for name in _ATTRIBUTES]
-    found.append(hyper.get("learning_rate") if isinstance(hyper, dict) else None)
-    for rate in found:
-        tensor = getattr(rate, "_graph_element", rate)  # of a variable
+    for rate in learning_rates(optimizer):
+        tensor = read_tensor(rate)
         # What is made behind the gate of loss scaling cannot be fetched.
         is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
         if is_fetchable or isinstance(rate, float):

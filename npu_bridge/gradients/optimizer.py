@@ -16,6 +16,7 @@ from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.training import track
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
         pipeline.optimizer_variables = lambda: self._inner.variables()
-        self._track_trackable(optimizer, "optimizer")
+        track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
-            self._track_trackable(state, name)
+            track(self, state, name)
         initialise_with_keras(variables_of(pipeline.state()))
         if pipeline.communicates:
             mark_as_distributed(self)

@@ -26,6 +26,7 @@ from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.graphs import add_control_inputs, set_read_tensor
 
 _KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
 _SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in
@@ -251,7 +252,7 @@ class Part:
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
         # All parts are fetched at a time, also those added after a saver was made.
-        self._whole.refreshed._add_control_input(gathered.op if isinstance(gathered, tf.Tensor) else gathered)
+        add_control_inputs(self._whole.refreshed, [gathered.op if isinstance(gathered, tf.Tensor) else gathered])
         for carrier in self._carriers:
             _read_after(carrier, self._whole.refreshed)
 
@@ -326,8 +327,7 @@ def _read_after(carrier, op):
     """Makes what savers read of a carrier wait for `op`; the read's input must stay the variable's handle."""
     with tf.control_dependencies([op]):
         value = tf.raw_ops.ReadVariableOp(resource=carrier.handle, dtype=carrier.dtype)
-    carrier._graph_element = value
-    carrier.read_value_no_copy = lambda: value  # for slots of partitioned variables
+    set_read_tensor(carrier, value)
 
 
 def _true_shape(slot):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from npu_bridge import horovod_internals
 from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge._key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
@@ -65,14 +66,13 @@ def open_slots(plan: Plan) -> Iterator[Places]:
         yield Places([Slot(0, "", {})], None)
         return
     try:
-        from horovod.runner import gloo_run
-        from horovod.runner.common.util import hosts
+        horovod_internals.import_launcher()
     except Exception as error:  # a broken installation raises whatever it raises
         raise LaunchError(
             f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
             f"{INSTALL_HOROVOD}"
         ) from error
-    assigned = hosts.get_host_assignments(hosts.parse_hosts(_hosts_for_horovod(plan)), plan.size)
+    assigned = horovod_internals.assigned_slots(_hosts_for_horovod(plan), plan.size)
     server = KeyValueServer()
     try:
         slots = []
@@ -81,8 +81,7 @@ def open_slots(plan: Plan) -> Iterator[Places]:
             address, interfaces = _way_of(plan, host)
             # Only where no way is known, any will do: a name that ssh alone can resolve.
             location = server.listen(address) if address else server.listen("", name=socket.gethostname())
-            variables = gloo_run.create_run_env_vars(location.address, interfaces or [""], location.port)
-            variables.update(gloo_run.create_slot_env_vars(slot))
+            variables = horovod_internals.variables_of_rank(slot, location.address, location.port, interfaces or [""])
             slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
         yield Places(slots, server)
     finally:
@@ -105,9 +104,7 @@ def _way_of(plan: Plan, host: str) -> tuple[str, list[str]]:
 
 
 def _loopback() -> list[str]:
-    from horovod.runner.util import network
-
-    interfaces = network.get_local_intfs()
+    interfaces = horovod_internals.loopback_interfaces()
     if not interfaces:
         raise LaunchError("no network interface has the address 127.0.0.1. Bring one up: ip link set lo up")
-    return list(interfaces)
+    return interfaces

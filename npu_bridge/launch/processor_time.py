@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from npu_bridge._after_import import after_import
+from npu_bridge.horovod_internals import BASICS_MODULE, change_init
 
 __all__ = ["name_horovods_threads", "processor_secs"]
 
@@ -22,7 +23,7 @@ _NAME = "horovod"
 
 def name_horovods_threads() -> None:
     """Lets the threads that Horovod starts have a name of their own; to be called before Horovod is imported."""
-    after_import("horovod.common.basics", _change)
+    after_import(BASICS_MODULE, _change)
 
 
 def processor_secs() -> float | None:
@@ -42,7 +43,7 @@ def processor_secs() -> float | None:
 
 
 def _change(module: types.ModuleType) -> None:
-    module.HorovodBasics.init = _with_name(module.HorovodBasics.init)
+    change_init(module, _with_name)
 
 
 def _with_name(start: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,10 +11,9 @@ from typing import Any, Callable
 
 from npu_bridge._after_import import after_import
 from npu_bridge.launch.timeline import Recording
+from npu_bridge.tf_internals.names import SESSION_MODULE
 
 __all__ = ["record_sessions"]
-
-_MODULE = "tensorflow.python.client.session"
 
 
 def record_sessions(recording: Recording, rank: int) -> None:
@@ -23,7 +22,7 @@ def record_sessions(recording: Recording, rank: int) -> None:
     def change(module: types.ModuleType) -> None:
         module.BaseSession.run = _recorded(module.BaseSession.run, recording, rank)
 
-    after_import(_MODULE, change)
+    after_import(SESSION_MODULE, change)
 
 
 def _recorded(run: Callable, recording: Recording, rank: int) -> Callable:

@@ -15,6 +15,7 @@ import types
 from typing import Any
 
 from npu_bridge.launch.processor_time import processor_secs
+from npu_bridge.tf_internals.names import INPUT_OF_ESTIMATOR
 
 __all__ = ["Standstill"]
 
@@ -32,7 +33,6 @@ _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
 # of tf.data through the other, and an Estimator builds its input in a function of that name.
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
-_BUILDS_INPUT = "_call_input_fn"
 
 
 class Standstill:
@@ -127,7 +127,7 @@ def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
             codes.append(frame.f_code)
             frame = frame.f_back
         if thread == main:
-            is_input = any(code.co_name == _BUILDS_INPUT for code in codes)
+            is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code in codes)
         else:
             is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
                 _OF_DATA in code.co_filename for code in codes

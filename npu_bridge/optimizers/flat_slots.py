@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.tf_internals.graphs import add_control_inputs
+
 _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
 
 
@@ -77,7 +79,7 @@ class FlatSlots:
                 released = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         for own in slots:
             for slot in own.values():
-                slot.handle.op._add_control_input(released)
+                add_control_inputs(slot.handle.op, [released])
 
     @contextlib.contextmanager
     def opened(self, inputs: Sequence[tf.Tensor], written: list):

@@ -14,6 +14,7 @@ from npu_bridge.optimizers.rule import PerTensor, Rule
 from npu_bridge.optimizers.rules.adam import Adam, AdamW
 from npu_bridge.optimizers.rules.lamb import LAMB
 from npu_bridge.optimizers.rules.sgd import SGD
+from npu_bridge.tf_internals.graphs import unique_id
 
 
 def fits(rule: Rule) -> bool:
@@ -39,7 +40,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
     if decays and rule.decay == "coupled":
         gradient = gradient + at.weight_decay * variable.read_value()
     if isinstance(rule, LAMB):
-        return _update_by_lamb(variable, gradient, handles, rule, at, f"{slots['m']._unique_id}/direction")
+        return _update_by_lamb(variable, gradient, handles, rule, at, f"{unique_id(slots['m'])}/direction")
     if not (decays and rule.decay == "decoupled"):
         return _lower(variable.handle, gradient, handles, rule, at)
     lost = at.learning_rate * at.weight_decay * variable.read_value()

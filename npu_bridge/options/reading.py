@@ -26,6 +26,7 @@ from npu_bridge.options.table import (
     UnknownKeyError,
 )
 from npu_bridge.options.training_options import TrainingOptions
+from npu_bridge.tf_internals.training import session_config
 
 ENTRY_NAME = "NpuOptimizer"
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
@@ -42,7 +43,7 @@ def read_run_config(config: Any) -> TrainingOptions:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
     table = table_of(config)
-    given = _entry_values(config._session_config, table)
+    given = _entry_values(session_config(config), table)
     given.update(_sent_values(config, table))
     given.update(_values_without_key(config, table))
     return TrainingOptions(_settle(given, IN_OBJECT, table))
@@ -109,7 +110,7 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
 
 def session_config_of(config: Any) -> Any:
     """A copy of an NPURunConfig's session settings whose last `NpuOptimizer` entry says all its options."""
-    return with_entry(config._session_config, parameter_values(config), table_of(config))
+    return with_entry(session_config(config), parameter_values(config), table_of(config))
 
 
 def table_of(config: Any) -> OptionTable:

@@ -9,13 +9,14 @@ import tensorflow as tf
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.operator_dtypes import OperatorDtypes
 from npu_bridge.precision.rewriter import MATRIX_TYPES
+from npu_bridge.tf_internals.graphs import set_attribute
 
 KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
 
 
 def mark(op: tf.Operation) -> None:
     """Exempts an operator from every change of dtype."""
-    op._set_attr(KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
+    set_attribute(op, KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
 
 
 def has_mark(op: tf.Operation) -> bool:

@@ -11,12 +11,11 @@ import functools
 import logging
 from collections.abc import Iterator
 
-import tensorflow as tf
-
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
+from npu_bridge.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
 
 
 @contextlib.contextmanager
@@ -27,15 +26,14 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
       precision: of the training.
       policy: its `configured` or its `low`.
     """
-    current = _context()
-    before = current.function_call_options
+    before = settings_of_functions()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
     with environment.temporarily(functools.partial(precision.variables_of_functions, policy)):
-        current.function_call_options = _with_rewriter(before, precision)
+        set_settings_of_functions(with_config(before, precision.prepare))
         try:
             yield
         finally:
-            current.function_call_options = before
+            set_settings_of_functions(before)
 
 
 def lower_functions(precision: Precision) -> None:
@@ -57,19 +55,4 @@ def lower_functions(precision: Precision) -> None:
         return
     for name, text in precision.variables_of_functions(precision.configured).items():
         environment.write_variable(name, text)
-    current = _context()
-    current.function_call_options = _with_rewriter(current.function_call_options, precision)
-
-
-def _context():
-    from tensorflow.python.eager import context  # the settings of calls have no public name
-
-    current = context.context()
-    current.ensure_initialized()
-    return current
-
-
-def _with_rewriter(before, precision):
-    settings = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
-    precision.prepare(settings)
-    return type(before)(before.executor_type, settings)
+    set_settings_of_functions(with_config(settings_of_functions(), precision.prepare))

@@ -22,6 +22,7 @@ from npu_bridge.precision.live_session import precision_of_session
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
 from npu_bridge.precision.run_kind import RunKind
+from npu_bridge.tf_internals.training import steps_per_execution
 
 _TRAINING = RunKind(frozenset({"the variables of a Keras model"}), ())
 
@@ -84,7 +85,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             return
         _check_model(self.model)
         if self._precision is None:
-            steps_per_run = int(self.model._steps_per_execution or 1)
+            steps_per_run = steps_per_execution(self.model)
             self._precision = Precision(self._options.replace(iterations_per_loop=steps_per_run))
         if self._precision.switch is not None:
             self._original = self.model.train_function

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.client import pywrap_tf_session
 
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
 from npu_bridge.precision.run_kind import RunKind, kind_of
+from npu_bridge.tf_internals.graphs import opened_for_changes
+from npu_bridge.tf_internals.sessions import content_of, is_remote, run_options_buffer
 
 MARKER = "npu_bridge_original_precision"
 # No session has so many thread pools. A direct session of TensorFlow 2.15 builds the executor of a run, keeps it, and
@@ -51,7 +52,7 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
     """
     if not precision.is_active or isinstance(session, _PreciseSession):
         return
-    if session._target:
+    if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
         return
     session._npu_bridge_precision = _Executors(session.graph, precision)
@@ -102,14 +103,12 @@ class _PreciseSession:
         return super()._do_run(handle, target_list, fetch_list, feed_dict, options, run_metadata)
 
     def _build(self, request, target_list):
-        options = pywrap_tf_session.TF_NewBufferFromString(request.building_options().SerializeToString())
-        try:
-            super()._do_run(None, target_list, request.fetches, request.feeds, options, None)
-        except tf.errors.InvalidArgumentError as error:
-            if "inter_op_thread_pool" not in error.message:
-                raise
-        finally:
-            pywrap_tf_session.TF_DeleteBuffer(options)
+        with run_options_buffer(request.building_options()) as options:
+            try:
+                super()._do_run(None, target_list, request.fetches, request.feeds, options, None)
+            except tf.errors.InvalidArgumentError as error:
+                if "inter_op_thread_pool" not in error.message:
+                    raise
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
         # A callable without a list of feeds would go past `_do_run`.
@@ -132,7 +131,7 @@ class _Request:
         self.fetches, self.targets, self.feeds = fetches, targets, feeds
         self._debug_options = None
         if options is not None:
-            given = tf.compat.v1.RunOptions.FromString(pywrap_tf_session.TF_GetBuffer(options))
+            given = tf.compat.v1.RunOptions.FromString(content_of(options))
             self._debug_options = given.debug_options  # the only run options an executor is built for
 
     @property
@@ -270,10 +269,6 @@ def _marker(graph: tf.Graph) -> tf.Operation:
     try:
         return graph.get_operation_by_name(MARKER)
     except KeyError:
-        was_finalized = graph.finalized
-        graph._unsafe_unfinalize()
-        with graph.as_default(), tf.name_scope(""), tf.control_dependencies(None), tf.device(None):
-            marker = tf.no_op(name=MARKER)
-        if was_finalized:
-            graph.finalize()
-        return marker
+        with opened_for_changes(graph), graph.as_default(), tf.name_scope(""), tf.control_dependencies(None):
+            with tf.device(None):
+                return tf.no_op(name=MARKER)

@@ -31,6 +31,7 @@ from npu_bridge.options import environment
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision.mixlist import Mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, Policy
+from npu_bridge.tf_internals.graphs import function_definitions, operator_definition
 
 IMITATION = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16"
 _PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
@@ -227,20 +228,18 @@ def variables_of(lists: Lists, imitation: bool = False) -> dict[str, str]:
 
 def types_in(graph: tf.Graph) -> frozenset[str]:
     """The operator types of a graph and of the functions it holds."""
-    functions = tf.compat.v1.GraphDef()
-    graph._copy_functions_to_graph_def(functions, 0)  # as_graph_def would copy every constant too
-    inside = {node.op for function in functions.library.function for node in function.node_def}
+    inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
 
 
 def is_operator_type(name: str) -> bool:
     """Whether TensorFlow has operators of a type of this name."""
-    return _definition(name) is not None
+    return operator_definition(name) is not None
 
 
 def has_floating_type(name: str) -> bool:
     """Whether there is an operator type of this name with an input that may be float16 as well as float32."""
-    definition = _definition(name)
+    definition = operator_definition(name)
     if definition is None:
         return False
     inputs = {argument.type_attr or argument.type_list_attr for argument in definition.input_arg}
@@ -256,14 +255,8 @@ def _computes(name: str) -> bool:
     """Whether operators of a type take and give numbers and keep no state."""
     if name in _LEFT_ALONE or "TensorList" in name:
         return False
-    definition = _definition(name)
+    definition = operator_definition(name)
     if definition is None or definition.is_stateful or not definition.input_arg:
         return False
     arguments = [*definition.input_arg, *definition.output_arg]
     return any(argument.type_attr for argument in definition.input_arg) and not any(arg.is_ref for arg in arguments)
-
-
-def _definition(name: str) -> Any:
-    from tensorflow.python.framework import op_def_registry  # the public interface has no definitions
-
-    return op_def_registry.get(name)

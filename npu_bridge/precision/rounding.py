@@ -7,14 +7,19 @@ cannot be changed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, Rounding
+from npu_bridge.tf_internals.graphs import (
+    control_flow_context,
+    function_definitions,
+    inside_control_flow_context,
+    opened_for_changes,
+    update_input,
+)
 
 _KEY = ("npu_bridge", "rounded_values")  # TensorFlow exports collections with text keys only
 
@@ -45,7 +50,7 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
     if not new_ops:
         return
     _warn_about_functions(dtypes, graph)
-    with _open(graph):
+    with opened_for_changes(graph):
         for op in new_ops:
             rule = dtypes.rounding_by_name.get(op.name) or dtypes.rounding_by_type.get(op.type)
             for position, tensor in enumerate(op.inputs):
@@ -53,7 +58,7 @@ def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
                 if rule is not None and position < len(rule.inputs) and _is_exact(tensor, rule.inputs[position]):
                     tensor = _rounded(tensor, rule.inputs[position], op, f"input_{position}")
                 if tensor is not op.inputs[position]:
-                    op._update_input(position, tensor)
+                    update_input(op, position, tensor)
             if rule is not None:
                 _round_outputs(op, rule, state)
     state.seen_ops = len(graph.get_operations())
@@ -68,20 +73,16 @@ def _round_outputs(op: tf.Operation, rule: Rounding, state: _State) -> None:
         for consumer in consumers:
             for place, taken in enumerate(consumer.inputs):
                 if taken is tensor:
-                    consumer._update_input(place, rounded)
+                    update_input(consumer, place, rounded)
 
 
 def _rounded(tensor: tf.Tensor, dtype: str, op: tf.Operation, which: str) -> tf.Tensor:
     """The value as it is after a trip to the low dtype, made where the operator is: its device, loop or condition."""
     graph = op.graph
-    outside = graph._get_control_flow_context()
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""), tf.device(op.device or None):
-        graph._set_control_flow_context(op._get_control_flow_context())
-        try:
+        with inside_control_flow_context(graph, control_flow_context(op)):
             low = tf.cast(tensor, dtype, name=f"{op.name}/rounded_{which}/{dtype}")
             return tf.cast(low, tensor.dtype.base_dtype, name=f"{op.name}/rounded_{which}")
-        finally:
-            graph._set_control_flow_context(outside)
 
 
 def _is_exact(tensor: tf.Tensor, dtype: str | None) -> bool:
@@ -95,22 +96,8 @@ def _state_of(graph: tf.Graph) -> _State:
     return found[0]
 
 
-@contextlib.contextmanager
-def _open(graph: tf.Graph) -> Iterator[None]:
-    """Inside, even a finalized graph can be changed."""
-    was_finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
-        yield
-    finally:
-        if was_finalized:
-            graph.finalize()
-
-
 def _warn_about_functions(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    functions = tf.compat.v1.GraphDef()
-    graph._copy_functions_to_graph_def(functions, 0)
-    inside = {node.op for function in functions.library.function for node in function.node_def}
+    inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     missed = sorted(inside & set(dtypes.rounding_by_type))
     if missed:
         say_once(

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.tf_internals.graphs import function_definition, is_reference
+
 _WRITING = ("Apply", "Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply")
 _VARIABLES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
@@ -92,7 +94,7 @@ def _computed(asked: Iterable[tf.Operation], fed: frozenset[str]) -> list[tf.Ope
 
 def _variable_behind(tensor: tf.Tensor) -> str | None:
     """The name of the variable whose handle or reference a tensor is; None for everything else."""
-    is_handle = tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+    is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
     while is_handle:
         op = tensor.op
         if op.type in _VARIABLES:
@@ -109,10 +111,11 @@ def _writes_inside(graph: tf.Graph, op: tf.Operation) -> bool:
     seen = set()
     while pending:
         name = pending.pop()
-        if name in seen or not graph._is_function(name):
-            continue
+        function = function_definition(graph, name) if name not in seen else None
         seen.add(name)
-        for node in graph._get_function(name).cached_definition.node_def:
+        if function is None:
+            continue
+        for node in function.node_def:
             if node.op.startswith(_WRITING):
                 return True
             pending.extend(_called(node.attr))

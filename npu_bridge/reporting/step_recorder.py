@@ -19,11 +19,12 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.client.timeline import Timeline
 
 from npu_bridge.reporting.step_reading import read_step, sends_gradients
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.run_view import computed_ops, elements_of
+from npu_bridge.tf_internals.graphs import function_definition
+from npu_bridge.tf_internals.sessions import chrome_trace
 
 _LOG = logging.getLogger(__name__)
 # What an optimizer ends in; Assign is left out, as initializers and restored checkpoints are made of it.
@@ -130,7 +131,7 @@ class StepRecorder:
         os.replace(temporary, self._path)
 
     def _events(self, metadata):
-        chrome = json.loads(Timeline(metadata.step_stats).generate_chrome_trace_format(show_dataflow=False))
+        chrome = json.loads(chrome_trace(metadata.step_stats))
         for event in chrome["traceEvents"]:
             # So that the files of all ranks can be looked at together.
             event["pid"] = self._rank * 1000 + event["pid"]
@@ -177,7 +178,7 @@ def _types_in(graph, ops):
         yield node.op
         names = [value.func.name for value in node.attr.values() if value.HasField("func")]
         for name in [node.op, *names]:
-            function = graph._get_function(name) if name not in seen else None
+            function = function_definition(graph, name) if name not in seen else None
             seen.add(name)
             if function is not None:
-                nodes.extend(function.cached_definition.node_def)
+                nodes.extend(function.node_def)

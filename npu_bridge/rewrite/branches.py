@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.tf_internals.graphs import function_definition
+
 TYPES = ("If", "StatelessIf")
 CALLS = (*TYPES, "PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "Case", "StatelessCase")
 SUMS = ("HorovodAllreduce", "HorovodGroupedAllreduce")
@@ -64,10 +66,10 @@ def _nodes_run_by(op) -> Iterator[Any]:
         names, seen = _functions_of(op.node_def), set()
         while names:
             name = names.pop()
-            function = op.graph._get_function(name) if name not in seen else None
+            function = function_definition(op.graph, name) if name not in seen else None
             seen.add(name)
             if function is not None:
-                for node in function.cached_definition.node_def:
+                for node in function.node_def:
                     names += _functions_of(node)
                     yield node
 
@@ -82,7 +84,7 @@ def _is_transfer(node):
 
 
 def _body(op, branch):
-    return op.graph._get_function(op.get_attr(branch).name).cached_definition
+    return function_definition(op.graph, op.get_attr(branch).name)
 
 
 def _way_back(body, position):

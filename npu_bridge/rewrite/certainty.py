@@ -13,6 +13,7 @@ import math
 import tensorflow as tf
 
 from npu_bridge.rewrite.transfers import is_flag_transfer
+from npu_bridge.tf_internals.graphs import control_flow_context
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")
@@ -192,7 +193,7 @@ def _votes_against(op):
 
 def _outside(tensor):
     """A tensor that exists in every run: what is made inside a condition may not."""
-    if tensor.op._get_control_flow_context() is None:
+    if control_flow_context(tensor.op) is None:
         return tensor
     value = tf.get_static_value(tensor)
     if value is None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from npu_bridge.rewrite.loop_nodes import LoopNodes, copy_name
+from npu_bridge.tf_internals.graphs import creation_number, update_input
 
 # What keeps a generator of random numbers in the operator itself.
 RANDOM = frozenset(
@@ -62,7 +63,7 @@ def add_function(nodes: LoopNodes, op: tf.Operation, call: str) -> str:
       The function's name.
     """
     function = nodes.graph_def.library.function.add()
-    function.signature.name = f"iteration_loop_draw_{op._id}_{len(call)}"
+    function.signature.name = f"iteration_loop_draw_{creation_number(op)}_{len(call)}"
     function.signature.is_stateful = True
     node = function.node_def.add()
     node.CopyFrom(op.node_def)
@@ -126,7 +127,7 @@ def draw_in_call(copy: tf.Operation, call: str, function: str) -> None:
         for reader in old.consumers():
             for number, tensor in enumerate(reader.inputs):
                 if tensor.name == old.name:
-                    reader._update_input(number, new)
+                    update_input(reader, number, new)
 
 
 def _has_op(graph, name):

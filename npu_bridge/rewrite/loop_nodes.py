@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.tf_internals.graphs import creation_number, is_reference
+
 LOOP_OPS = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
 _SCOPE = "iteration_loop"
 
@@ -61,7 +63,7 @@ def ops_inside(step: Iterable[tf.Operation], fed: Collection[str]) -> list[tf.Op
                 found.setdefault(op.name, op)
         else:
             entered.add(op.name)
-            controls = sorted(op.control_inputs, key=lambda other: other._id)
+            controls = sorted(op.control_inputs, key=creation_number)
             waited_for = [*(tensor.op for tensor in op.inputs if tensor.name not in fed), *controls]
             stack.extend(other for other in reversed(waited_for) if other.name not in entered)
     return list(found.values())
@@ -71,7 +73,7 @@ def _is_shared(op):
     """Whether an operator only gives access to something that outlives a step: a variable, an iterator, a table."""
     if op.type == "Placeholder":
         return True
-    gives_access = op.outputs and all(out.dtype == tf.resource or out.dtype._is_ref_dtype for out in op.outputs)
+    gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
     return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
 
 
@@ -188,7 +190,7 @@ class LoopNodes:
 
     def _enter(self, name, source, dtype, is_constant=True):
         # What does not change is there in each iteration.
-        kind = "RefEnter" if dtype._is_ref_dtype else "Enter"
+        kind = "RefEnter" if is_reference(dtype) else "Enter"
         self.add(
             name,
             kind,

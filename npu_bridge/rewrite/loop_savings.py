@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from npu_bridge.rewrite.conditions import Condition, conditions_of_tensor, find_conditions
 from npu_bridge.rewrite.loop_nodes import NotLoopableError
+from npu_bridge.tf_internals.graphs import is_reference
 
 _READS = "ReadVariableOp"
 _ONLY_LOOK = (_READS, "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
@@ -120,7 +121,7 @@ class LoopSavings:
         if tensor.op.type != "Switch" or tensor.op.name not in self._inside or tensor.name in self._fed:
             return False
         # A reference variable has its value of the moment when it is switched.
-        return not tensor.op.inputs[0].dtype._is_ref_dtype
+        return not is_reference(tensor.op.inputs[0].dtype)
 
 
 def _takes_a_resource(op):

@@ -10,6 +10,7 @@ from npu_bridge.collective import fragments, groups
 from npu_bridge.rewrite.index import GraphIndex
 from npu_bridge.rewrite.report import Fragment
 from npu_bridge.rewrite.transfers import Transfer
+from npu_bridge.tf_internals.graphs import update_input
 
 
 def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size: int) -> list[Fragment]:
@@ -44,4 +45,4 @@ def issue_in_order(transfers: Sequence[Transfer], index: GraphIndex, world_size:
 
 def _hold_back(transfer):
     for _, position in transfer.routes:
-        transfer.entry._update_input(position, tf.identity(transfer.entry.inputs[position]))
+        update_input(transfer.entry, position, tf.identity(transfer.entry.inputs[position]))

@@ -22,6 +22,7 @@ from npu_bridge.rewrite.index import GraphIndex
 from npu_bridge.rewrite.order import issue_in_order
 from npu_bridge.rewrite.report import NO_GRADIENTS, Fragment, TailingReport
 from npu_bridge.rewrite.transfers import find_transfers, hidden_transfer
+from npu_bridge.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
 
 _LOG = logging.getLogger(__name__)
 _SCOPE = "tail_optimization"
@@ -86,7 +87,7 @@ def _freed(graph, communicator):
 def _reason_against(transfers, index, communicator):
     if communicator.size == 1:
         return "one rank trains alone", "Nothing is to be done"
-    inside = next((transfer.op for transfer in transfers if transfer.op._get_control_flow_context() is not None), None)
+    inside = next((transfer.op for transfer in transfers if control_flow_context(transfer.op) is not None), None)
     if inside is not None:
         return f"gradients are reduced inside a condition or a loop: {inside.name}", "Reduce them outside of it"
     hidden = hidden_transfer(index.ops, transfers)
@@ -126,7 +127,7 @@ def _behind_identities(tensor):
 
 def _free(decision, name, index, certainty, communicator, report):
     readers = index.readers(decision)
-    context = decision.op._get_control_flow_context()
+    context = control_flow_context(decision.op)
     try:
         sure_here = certainty.is_true(decision)
     except UnknownCheckError as error:
@@ -139,10 +140,10 @@ def _free(decision, name, index, certainty, communicator, report):
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
         # A decision inside a condition comes only when that condition holds; so must the early one.
-        at_once = context.AddValue(at_once)
+        at_once = brought_into(context, at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
-        op._update_input(position, early)
+        update_input(op, position, early)
     report.freed[decision.op.name] = [op.name for op, _ in readers]
 
 
@@ -152,7 +153,7 @@ def _skip_check_when(sure, decision, index, certainty):
     serving = set()
     for op in reversed(members):
         users = {user.name for user in index.users(op)}
-        is_alone = users <= serving and not op._control_outputs
+        is_alone = users <= serving and not control_outputs(op)
         if op is decision.op or (is_alone and not certainty.is_transfer(op)):
             serving.add(op.name)
     reaching = {op.name for op in members} - serving
@@ -163,4 +164,4 @@ def _skip_check_when(sure, decision, index, certainty):
                 if tensor.op.name in reaching:
                     if tensor.name not in switched:
                         switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=sure)
-                    op._update_input(position, switched[tensor.name])
+                    update_input(op, position, switched[tensor.name])

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.rewrite import branches, encoded
 from npu_bridge.rewrite.branches import CHANGES_OF_DTYPE, JOINS, SUMS
+from npu_bridge.tf_internals.graphs import control_flow_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _of_way(way):
 
 def _out_of_its_branch(transfer):
     """A transfer in a branch made of switches goes from the switch that lets its input in to the merge at its end."""
-    if transfer.op._get_control_flow_context() is None or len(transfer.routes) != 1:
+    if control_flow_context(transfer.op) is None or len(transfer.routes) != 1:
         return transfer
     end, start = transfer.op, transfer.op.inputs[0].op
     while end.type != "Merge":

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config as process  # TF 2.15 exports no way to switch determinism off
 
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.errors import message, say_once
+from npu_bridge.tf_internals.sessions import is_deterministic, set_deterministic
 
 # Graph seed of a deterministic run that names none; any number would do (ours).
 FALLBACK_SEED = 2023
@@ -110,8 +110,8 @@ class _Switch:
     def on(self) -> Iterator[None]:
         with self._lock:
             if self._inside == 0:
-                self._was_on = process.is_op_determinism_enabled()
-                process.enable_op_determinism()
+                self._was_on = is_deterministic()
+                set_deterministic(True)
             self._inside += 1
         try:
             yield
@@ -119,7 +119,7 @@ class _Switch:
             with self._lock:
                 self._inside -= 1
                 if self._inside == 0 and not self._was_on:
-                    process.disable_op_determinism()
+                    set_deterministic(False)
 
 
 @functools.cache

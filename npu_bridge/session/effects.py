@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # what tf.config was told, for a session without settings of its own
 
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.reading import ENTRY_NAME
@@ -16,6 +15,7 @@ from npu_bridge.session.graph_rewrites import set_rewrites
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
 from npu_bridge.session.tailing_hook import TailingHook
+from npu_bridge.tf_internals.sessions import default_session_config
 
 
 def has_entry(session_config: Any) -> bool:
@@ -122,6 +122,6 @@ def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compa
     elif is_interactive:
         copied.gpu_options.allow_growth = True  # as in TF 2.15
     else:
-        copied.CopyFrom(context.context().config)  # as in TF 2.15
+        copied.CopyFrom(default_session_config())  # as in TF 2.15
     copied.allow_soft_placement = True
     return copied

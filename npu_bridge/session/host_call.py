@@ -6,7 +6,8 @@ import inspect
 from typing import Any, Callable
 
 import tensorflow as tf
-from tensorflow.python.ops import summary_ops_v2  # its collections have no public name
+
+from npu_bridge.tf_internals.sessions import summary_operators, summary_writer_initializers
 
 __all__ = ["HostCallHook", "call_on_host", "check_host_call"]
 
@@ -23,13 +24,13 @@ def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
       The operator that runs it all.
     Graph: an identity of each argument, what `function` adds, and a group.
     """
-    known = len(summary_ops_v2.all_v2_summary_ops() or ())
+    known = len(summary_operators())
     # Only the arguments wait, not all that the function makes: a summary writer exists before the first step.
     with tf.control_dependencies([after]):
         captured = tf.nest.map_structure(tf.identity, tensors)
     returned = function(**captured) if isinstance(captured, dict) else function(*captured)
     wanted = [part for part in tf.nest.flatten(returned) if part is not None]
-    return tf.group(*wanted, *(summary_ops_v2.all_v2_summary_ops() or ())[known:], name="host_call")
+    return tf.group(*wanted, *summary_operators()[known:], name="host_call")
 
 
 def check_host_call(host_call: Any) -> None:
@@ -82,7 +83,7 @@ class HostCallHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Finds the writers of the graph that is about to run."""
-        self._open = list(summary_ops_v2.summary_writer_initializer_op())
+        self._open = summary_writer_initializers()
         self._flush = [tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._open]
 
     def after_create_session(self, session, coord):

@@ -17,7 +17,6 @@ When data ends in the middle of a loop the error comes as in any run; the steps 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -26,7 +25,6 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.client import pywrap_tf_session
 
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
@@ -34,6 +32,8 @@ from npu_bridge.precision import one_decision, precision_of_session
 from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.session.loop_threads import POOL, LoopThreads
 from npu_bridge.session.run_view import computed_ops
+from npu_bridge.tf_internals.graphs import opened_for_changes
+from npu_bridge.tf_internals.sessions import content_of, run_metadata_buffer, run_options_buffer
 
 _LOG = logging.getLogger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only
@@ -152,15 +152,13 @@ class _Loops:
         """Whether a run of the loop has the random operators of the graph; nothing is trained to find out."""
         if self._session.sess_str or len(self._session.list_devices()) > 1:
             return False  # kernels are kept for each device, and their names looked up in sessions of this process
-        metadata = pywrap_tf_session.TF_NewBuffer()
         try:
-            with _run_options(output_partition_graphs=True) as options:
-                run(None, [loop.op], [], {**feeds, loop.count.ref(): np.int64(0)}, options, metadata)
-            prepared = tf.compat.v1.RunMetadata.FromString(pywrap_tf_session.TF_GetBuffer(metadata))
+            with run_metadata_buffer() as metadata:
+                with _run_options(output_partition_graphs=True) as options:
+                    run(None, [loop.op], [], {**feeds, loop.count.ref(): np.int64(0)}, options, metadata)
+                prepared = tf.compat.v1.RunMetadata.FromString(content_of(metadata))
         except tf.errors.InvalidArgumentError:  # a session may refuse to show what it has prepared
             return False
-        finally:
-            pywrap_tf_session.TF_DeleteBuffer(metadata)
         return {node.name for graph in prepared.partition_graphs for node in graph.node}.issuperset(loop.shared)
 
     def _reason_against_copying(self):
@@ -228,13 +226,8 @@ class _Fed:
             run(None, self._step, [], feeds, None, None)
 
 
-@contextlib.contextmanager
 def _run_options(**settings):
-    options = pywrap_tf_session.TF_NewBufferFromString(tf.compat.v1.RunOptions(**settings).SerializeToString())
-    try:
-        yield options
-    finally:
-        pywrap_tf_session.TF_DeleteBuffer(options)
+    return run_options_buffer(tf.compat.v1.RunOptions(**settings))
 
 
 def _loop_of(graph, step, fed):
@@ -243,15 +236,10 @@ def _loop_of(graph, step, fed):
     for asked, loop in known:
         if asked == (step, fed):
             return loop
-    was_finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
+    with opened_for_changes(graph):
         loop = put_in_loop(graph, step, fed)
         known.append(((step, fed), loop))
         return loop
-    finally:
-        if was_finalized:
-            graph.finalize()
 
 
 def _compare_with_options(graph, steps_per_run):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from npu_bridge.options import environment
 from npu_bridge.session.iterations import train_in_loops
+from npu_bridge.tf_internals.sessions import plain_session
 
 _LOG = logging.getLogger(__name__)
 tf1 = tf.compat.v1
@@ -64,7 +65,7 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
       variables: what `create_loop_variables` gave.
       steps_per_run: training steps in a run; `iterations_per_loop` gets one less.
     """
-    session = session._tf_sess() if hasattr(session, "_tf_sess") else session
+    session = plain_session(session)
     for name, value in zip(LOOP_VARIABLES, (steps_per_run - 1, 0, 0, 1)):
         initializer = variables[name].initializer
         session.run(initializer, {initializer.inputs[1]: value})

@@ -11,6 +11,7 @@ from npu_bridge import collective
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import say_once
 from npu_bridge.rewrite import TailingReport, free_the_tail
+from npu_bridge.tf_internals.graphs import opened_for_changes
 
 _LOG = logging.getLogger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only
@@ -44,15 +45,9 @@ class TailingHook(tf.estimator.SessionRunHook):
         if ranks.size == 1:
             say_once(logging.INFO, "is_tailing_optimization has no effect: one rank trains alone.")
             return
-        was_finalized = graph.finalized
-        if was_finalized:
-            graph._unsafe_unfinalize()  # a MonitoredSession finalizes it before its session exists
-        try:
+        with opened_for_changes(graph):  # a MonitoredSession finalizes it before its session exists
             report = free_the_tail(graph, ranks)
             graph.add_to_collection(_KEY, report)
-        finally:
-            if was_finalized:
-                graph.finalize()
         # NPUOptimizer has built its own decision early; what is left to find are a script's checks.
         is_built_in = of_graph.value_built("is_tailing_optimization", graph) is True and not report.has_changed
         if report.has_found_gradients and ranks.rank == 0:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from keras.src.mixed_precision import policy as _policy
-from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer as _LossScaleOptimizer
+import tensorflow as tf
 
-global_policy, set_policy = _policy.global_policy, _policy.set_global_policy
+from npu_bridge.tf_internals.contrib import keras_loss_scale_optimizer
+
+global_policy, set_policy = tf.keras.mixed_precision.global_policy, tf.keras.mixed_precision.set_global_policy
 
 
-class Policy(_policy.Policy):
+class Policy(tf.keras.mixed_precision.Policy):
     """Dtypes of layers: "float32", "mixed_float16", "mixed_bfloat16".
 
     Args:
@@ -26,5 +27,5 @@ def LossScaleOptimizer(optimizer, loss_scale="dynamic"):
     if hasattr(loss_scale, "initial_loss_scale"):
         loss_scale = "dynamic"
     if loss_scale == "dynamic":
-        return _LossScaleOptimizer(optimizer)
-    return _LossScaleOptimizer(optimizer, dynamic=False, initial_scale=float(loss_scale))
+        return keras_loss_scale_optimizer()(optimizer)
+    return keras_loss_scale_optimizer()(optimizer, dynamic=False, initial_scale=float(loss_scale))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import tensor_util
+
+from npu_bridge.tf_internals.contrib import constant_shape
 
 
 @functools.wraps(tf.nn.conv2d_transpose)
@@ -14,5 +15,5 @@ def conv2d_transpose(value=None, filter=None, output_shape=None, *arguments, **o
     result = tf.nn.conv2d_transpose(value, filter, output_shape, *arguments, **options)
     if output_shape is not None:
         shape = tf.convert_to_tensor(output_shape)
-        result.set_shape(tensor_util.constant_value_as_shape(tf.cast(shape, tf.int32)))
+        result.set_shape(constant_shape(tf.cast(shape, tf.int32)))
     return result

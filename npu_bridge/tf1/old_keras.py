@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from keras.api._v1 import keras
+import tensorflow.compat.v1 as tf
 from keras.src.engine.functional import Functional as Network  # noqa: F401
 from keras.src.engine.input_layer import InputLayer  # noqa: F401
 from keras.src.engine.input_spec import InputSpec  # noqa: F401
 
 from npu_bridge.options.errors import say_once
 
+keras = tf.keras
 Layer, Model, Input = keras.layers.Layer, keras.models.Model, keras.layers.Input
 Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose
 

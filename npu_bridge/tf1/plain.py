@@ -10,6 +10,7 @@ from npu_bridge.tf1.era import Evidence, evidence_of
 from npu_bridge.tf1.journal import Place
 from npu_bridge.tf1.missing import shortened
 from npu_bridge.tf1.tree import SourceTree
+from npu_bridge.tf_internals.sessions import has_eager_context
 
 __all__ = ["mend_main_script", "mend_old_names"]
 
@@ -71,9 +72,8 @@ def _is_eager() -> bool:
 
 def _has_run() -> bool:
     """Whether an operator has run or a graph has been begun, so that it is too late to change what a tensor is."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework import ops
+    import tensorflow.compat.v1 as tf
 
-    if context.context_safe() is not None and context.context()._context_handle is not None:
+    if has_eager_context():
         return True
-    return bool(ops.get_default_graph().get_operations()) if not _is_eager() else False
+    return bool(tf.get_default_graph().get_operations()) if not _is_eager() else False

@@ -11,6 +11,7 @@ from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
 from npu_bridge.options.errors import message
 from npu_bridge.options.table import shown
+from npu_bridge.tf_internals.training import is_graph_network, model_function, warm_start_settings
 
 __all__ = ["model_to_npu_estimator"]
 
@@ -68,15 +69,15 @@ def model_to_npu_estimator(
         config=config.replace(model_dir=weights_dir),
         checkpoint_format=checkpoint_format,
     )
-    warm_start = stock._warm_start_settings
-    estimator = NPUEstimator(stock._model_fn, model_dir, config, None, job_start_file, warm_start_from=warm_start)
+    warm_start = warm_start_settings(stock)
+    estimator = NPUEstimator(model_function(stock), model_dir, config, None, job_start_file, warm_start_from=warm_start)
     estimator._keras_weights = own_folder
     return estimator
 
 
 def _check_kind(model):
     # A Sequential model without an input shape has no weights to begin from.
-    if not isinstance(model, tf.keras.Model) or not model._is_graph_network:
+    if not isinstance(model, tf.keras.Model) or not is_graph_network(model):
         mend = "Build it from tf.keras.Input, or give a Sequential model an input shape."
         raise _error("keras_model is of another kind", "a Sequential or functional model", model, mend)
     if not model.optimizer:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.tf_internals.training import create_all_weights
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
@@ -117,7 +118,7 @@ def _variables_of(model):
     """Everything training changes, in an order that is the same on every rank; the optimizer's slots are made."""
     optimizer = model.optimizer
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        optimizer._create_all_weights(model.trainable_variables)
+        create_all_weights(optimizer, model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
     own = optimizer.variables

@@ -11,7 +11,6 @@ import os
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.distribute_config import DistributeConfig  # not exported by TF 2.15
 
 from npu_bridge import precision
 from npu_bridge.options import construction, read_run_config, session_config_of
@@ -27,6 +26,7 @@ from npu_bridge.options.table import (
 )
 from npu_bridge.session.determinism import seed_of
 from npu_bridge.session.graph_rewrites import variables_on_host
+from npu_bridge.tf_internals.training import distribute_config
 
 __all__ = [
     "DumpConfig",
@@ -166,7 +166,7 @@ class NPURunConfig(tf.estimator.RunConfig):
             log_step_count_steps=values["log_step_count_steps"],
             train_distribute=values["train_distribute"],
             eval_distribute=values["eval_distribute"],
-            experimental_distribute=None if strategy is None else DistributeConfig(strategy, strategy),
+            experimental_distribute=None if strategy is None else distribute_config(strategy),
         )
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):

@@ -32,6 +32,7 @@ from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHoo
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.session.devices import make_room_for
+from npu_bridge.tf_internals.training import log_step_count_steps
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -232,7 +233,7 @@ class NPUEstimator(tf.estimator.Estimator):
         for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
             if sum(isinstance(hook, kind) for hook in given) > 1:
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
-        every_n_steps = self.config._log_step_count_steps  # what was given, on every rank
+        every_n_steps = log_step_count_steps(self.config)  # what was given, on every rank
         if collective.current().rank > 0 and every_n_steps:
             # Where the base class, for which this rank's interval is None, would have put it.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}

@@ -20,6 +20,8 @@ from npu_bridge.gradients.keras_settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
 from npu_bridge.options import environment, of_graph, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
+from npu_bridge.tf_internals.sessions import is_closed
+from npu_bridge.tf_internals.training import session_config, set_session_config
 
 __all__ = [
     "close_session",
@@ -106,7 +108,7 @@ def npu_run_config_init(run_config: Any = None) -> tf.estimator.RunConfig:
         else is replaced by a new one.
     """
     config = run_config if isinstance(run_config, tf.estimator.RunConfig) else tf.estimator.RunConfig()
-    config._session_config = _normalised_copy(config._session_config)
+    set_session_config(config, _normalised_copy(session_config(config)))
     return config
 
 
@@ -161,7 +163,7 @@ def shutdown_resource(sess: tf.compat.v1.Session, npu_shutdown: tf.Operation) ->
     Args:
       sess, npu_shutdown: what `init_resource` returned. A second call, also after `close_session`, does nothing.
     """
-    if not getattr(sess, "_closed", False):
+    if not is_closed(sess):
         sess.run(npu_shutdown)
 
 

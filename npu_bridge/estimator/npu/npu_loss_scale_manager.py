@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.options.errors import message, shown
+from npu_bridge.tf_internals.graphs import call_by, current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
@@ -162,7 +163,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         # A loop or a condition of the caller reads it anew.
-        if self._fetched is not None and self._fetched.graph is graph and graph._get_control_flow_context() is None:
+        if self._fetched is not None and self._fetched.graph is graph and current_control_flow_context(graph) is None:
             return self._fetched
         return tf.convert_to_tensor(self._loss_scale)
 
@@ -236,8 +237,7 @@ def _scale_variable(initial_value):
         with tf.name_scope("loss_scale") as scope:
             variable = _state_variable(initial_value, tf.float32, "state", use_resource=True)
             fetched = tf.identity(variable.read_value(), name=scope)
-    variable._handle_name = fetched.name
-    variable._set_save_slice_info(_SavedAs(fetched.op.name, [], [], []))
+    call_by(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
     return variable, fetched
 
 

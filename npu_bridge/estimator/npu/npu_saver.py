@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import tensorflow as tf
-from tensorflow.python.training.saver import BulkSaverBuilder
 
 from npu_bridge.gradients import remote_slots
+from npu_bridge.tf_internals.training import bulk_saver_builder
 
 __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
 
 
-class NPUBulkSaverBuilder(BulkSaverBuilder):
+class NPUBulkSaverBuilder(bulk_saver_builder()):
     """Builds the ops of a saver as TensorFlow does: all variables in one save op."""
 
 

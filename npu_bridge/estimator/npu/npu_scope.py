@@ -14,6 +14,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
 from npu_bridge.options.table import shown
 from npu_bridge.precision import KEEP_DTYPE
+from npu_bridge.tf_internals.graphs import attributes_of_new_operators
 
 __all__ = [
     "disable_autofuse",
@@ -181,7 +182,7 @@ def _marked(marks: dict[str, bool | int | str]) -> Iterator[None]:
         yield
         return
     attributes = {name: _attribute(value) for name, value in marks.items()}
-    with tf.compat.v1.get_default_graph()._attr_scope(attributes):
+    with attributes_of_new_operators(tf.compat.v1.get_default_graph(), attributes):
         yield
 
 

@@ -23,6 +23,7 @@ from npu_bridge import session as effects
 from npu_bridge.options import of_graph, read_session_config
 from npu_bridge.precision import Precision, attach
 from npu_bridge.session.graph_rewrites import check_placement
+from npu_bridge.tf_internals.sessions import mark_as_not_begun
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]
 
@@ -50,7 +51,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         config = bound.arguments.get("config")
         has_entry = effects.has_entry(config)
         if has_entry:
-            self._session = None  # what a session's finalizer looks at when the constructor fails
+            mark_as_not_begun(self)  # for the case that the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
             graph = bound.arguments.get("graph")

@@ -37,7 +37,8 @@ from tensorflow.compat.v1.data.experimental import (
     unique,
 )
 from tensorflow.compat.v1.data.experimental import parallel_interleave as _parallel_interleave
-from tensorflow.python.data.util import nest
+
+from npu_bridge.tf_internals.contrib import flat_element, packed_element
 
 AUTOTUNE = tf.data.experimental.AUTOTUNE
 Optional = tf.data.experimental.Optional
@@ -88,8 +89,8 @@ def assert_element_shape(expected_shapes):
     def apply(dataset):
         def check(*element):
             element = element[0] if len(element) == 1 else element
-            flat = zip(nest.flatten(element), nest.flatten(expected_shapes))
-            return nest.pack_sequence_as(element, [checked(tensor, shape) for tensor, shape in flat])
+            flat = zip(flat_element(element), flat_element(expected_shapes))
+            return packed_element(element, [checked(tensor, shape) for tensor, shape in flat])
 
         return dataset.map(check)
 

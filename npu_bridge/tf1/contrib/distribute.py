@@ -26,7 +26,6 @@ from tensorflow.compat.v1.distribute.experimental import (
 from tensorflow.python.distribute.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,
-    ReductionToOneDevice,
 )
 
 from npu_bridge.options.errors import say_once
@@ -34,7 +33,7 @@ from npu_bridge.options.errors import say_once
 get_distribution_strategy, has_distribution_strategy = get_strategy, has_strategy
 get_cross_tower_context, get_tower_context = get_strategy, get_replica_context
 OneDeviceStrategy = tf.distribute.OneDeviceStrategy
-ReductionToOneDeviceCrossDeviceOps = ReductionToOneDevice
+ReductionToOneDevice = ReductionToOneDeviceCrossDeviceOps = tf.distribute.ReductionToOneDevice
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):

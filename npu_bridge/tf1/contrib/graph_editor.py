@@ -6,6 +6,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.tf_internals import graphs
+
 
 def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
     """Operations of a graph, an operation, or a list of them."""
@@ -108,7 +110,7 @@ def get_forward_walk_ops(
 
     def after(op):
         found = [each for tensor in op.outputs if id(tensor) not in stops for each in tensor.consumers()]
-        found += op._control_outputs if control_outputs else []
+        found += graphs.control_outputs(op) if control_outputs else []
         return [each for each in found if within_ops_fn is None or within_ops_fn(each)]
 
     return _walk(seed_ops, after, within_ops, None, inclusive)
@@ -131,15 +133,15 @@ def get_within_boundary_ops(ops, seed_ops, boundary_ops=(), inclusive=True, **kw
 
 def add_control_inputs(op, cops):
     """Lets an operation wait for others."""
-    op._add_control_inputs(make_list_of_op(cops))
+    graphs.add_control_inputs(op, make_list_of_op(cops))
 
 
 def remove_control_inputs(op, cops):
     """Lets an operation wait for these others no more."""
     gone = set(make_list_of_op(cops))
     kept = [other for other in op.control_inputs if other not in gone]
-    op._remove_all_control_inputs()
-    op._add_control_inputs(kept)
+    graphs.remove_control_inputs(op)
+    graphs.add_control_inputs(op, kept)
 
 
 def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
@@ -161,7 +163,7 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
                 continue
             for place, each in enumerate(reader.inputs):
                 if each is old:
-                    reader._update_input(place, new)
+                    graphs.update_input(reader, place, new)
                     count += 1
     return count
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.lookup_ops import (
-    FastHashSpec,
     HasherSpec,
     HashTable,
     IdTableWithHashBuckets,
@@ -18,16 +17,10 @@ from tensorflow.python.ops.lookup_ops import (
     TextFileStringTableInitializer,
     index_to_string_table_from_file,
 )
-from tensorflow.python.ops.lookup_ops import (
-    index_table_from_file as _index_table_from_file,
-)
-from tensorflow.python.ops.lookup_ops import (
-    index_table_from_tensor as _index_table_from_tensor,
-)
-from tensorflow.python.ops.lookup_ops import (
-    index_to_string_table_from_tensor as _index_to_string_table_from_tensor,
-)
 
+from npu_bridge.tf_internals.contrib import lookup_ops
+
+FastHashSpec = lookup_ops().FastHashSpec
 LookupInterface = tf.lookup.StaticHashTable.__mro__[-3]
 MutableHashTable = tf.lookup.experimental.MutableHashTable
 MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
@@ -39,24 +32,26 @@ def index_table_from_tensor(
 ):  # fmt: skip
     """A table from a vocabulary (1-D) to the places of its entries."""
     vocabulary = vocabulary_list if mapping is None else mapping
-    return _index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
+    return lookup_ops().index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
 
 
 def index_table_from_file(*args, **kwargs):
     """A table from the lines of a vocabulary file to their numbers."""
-    return _index_table_from_file(*args, **kwargs)
+    return lookup_ops().index_table_from_file(*args, **kwargs)
 
 
 def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=None, vocabulary_list=None):
     """A table from places (int64) to a vocabulary's entries."""
-    return _index_to_string_table_from_tensor(vocabulary_list if mapping is None else mapping, default_value, name)
+    return lookup_ops().index_to_string_table_from_tensor(
+        vocabulary_list if mapping is None else mapping, default_value, name
+    )
 
 
 def string_to_index_table_from_tensor(
     mapping, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, name=None
 ):
     """`index_table_from_tensor` of strings."""
-    return _index_table_from_tensor(mapping, num_oov_buckets, default_value, hasher_spec, tf.string, name)
+    return lookup_ops().index_table_from_tensor(mapping, num_oov_buckets, default_value, hasher_spec, tf.string, name)
 
 
 string_to_index_table_from_file = index_table_from_file
@@ -64,9 +59,9 @@ string_to_index_table_from_file = index_table_from_file
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):
     """The vocabulary's entries at the places of a tensor (int64). `tf.tables_initializer()` starts it."""
-    return _index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
+    return lookup_ops().index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
 
 
 def string_to_index(tensor, mapping, default_value=-1, name=None):
     """The places of a tensor's strings in the vocabulary. The table is initialised by `tf.tables_initializer()`."""
-    return _index_table_from_tensor(mapping, default_value=default_value).lookup(tensor, name)
+    return lookup_ops().index_table_from_tensor(mapping, default_value=default_value).lookup(tensor, name)

@@ -11,6 +11,7 @@ import logging
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.options.errors import say_once
+from npu_bridge.tf_internals.graphs import update_input
 
 _QUANTIZABLE = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
 _AFTER = ("BiasAdd", "Add", "AddV2", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -59,7 +60,7 @@ def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scop
             context = op.name.rsplit("/", 1)[0] if "/" in op.name else op.name
             weight = _weight_of(op)
             rounded = _weights_quantized(weight, f"{context}/weights_quant", weight_bits, is_training, quant_delay)
-            op._update_input(1, rounded)
+            update_input(op, 1, rounded)
             _quantize_output(op, context, activation_bits, is_training, quant_delay, symmetric)
 
 
@@ -128,4 +129,4 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
     for reader in readers:
         for place, each in enumerate(reader.inputs):
             if each is tensor:
-                reader._update_input(place, rounded)
+                update_input(reader, place, rounded)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.summary_ops_v2 import (
     SummaryWriter,
-    all_v2_summary_ops,
     always_record_summaries,
     audio,
+    create_file_writer,
     create_summary_file_writer,
     eval_dir,
     generic,
@@ -21,7 +21,6 @@ from tensorflow.python.ops.summary_ops_v2 import (
     should_record_summaries,
     summary_writer_initializer_op,
 )
-from tensorflow.python.ops.summary_ops_v2 import create_file_writer as _create_file_writer
 from tensorflow.python.ops.summary_ops_v2 import (
     graph_v1 as graph,
 )
@@ -29,10 +28,11 @@ from tensorflow.python.ops.summary_ops_v2 import (
     legacy_raw_flush as flush,
 )
 
+from npu_bridge.tf_internals.sessions import summary_operators
+
 record_summaries_if = tf.compat.v2.summary.record_if
-create_file_writer = _create_file_writer
 
 
 def all_summary_ops():
     """Operations that write summaries, of the default graph. None when executing eagerly."""
-    return all_v2_summary_ops()
+    return None if tf.executing_eagerly() else summary_operators()

@@ -3,6 +3,8 @@
 from tensorflow.compat.v1 import make_ndarray, make_tensor_proto
 from tensorflow.python.framework.tensor_util import constant_value
 
+from npu_bridge.tf_internals.graphs import operator_definition
+
 
 def ops_used_by_graph_def(graph_def):
     """The set of operator types in a GraphDef, its functions included."""
@@ -15,7 +17,6 @@ def ops_used_by_graph_def(graph_def):
 def stripped_op_list_for_graph(graph_def):
     """The definitions (OpList) of the operators in a GraphDef."""
     from tensorflow.core.framework import op_def_pb2
-    from tensorflow.python.framework import op_def_registry
 
-    found = (op_def_registry.get(name) for name in sorted(ops_used_by_graph_def(graph_def)))
+    found = (operator_definition(name) for name in sorted(ops_used_by_graph_def(graph_def)))
     return op_def_pb2.OpList(op=[each for each in found if each is not None])

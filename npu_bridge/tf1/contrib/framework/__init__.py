@@ -53,6 +53,7 @@ from npu_bridge.tf1.contrib.framework.tensor_util import (
     with_shape,
 )
 from npu_bridge.tf1.contrib.slim import mended
+from npu_bridge.tf_internals import contrib
 
 assert_scalar_int = assert_scalar_int
 argsort = tf.argsort
@@ -67,23 +68,17 @@ TensorSpec = tf.TensorSpec
 
 def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
     """A tensor's shape, dtype and bounds (both included)."""
-    from tensorflow.python.framework import tensor_spec
-
-    return tensor_spec.BoundedTensorSpec(shape, dtype, minimum, maximum, name)
+    return contrib.bounded_tensor_spec(shape, dtype, minimum, maximum, name)
 
 
 def smart_cond(pred, true_fn=None, false_fn=None, name=None):
     """`tf.cond`, or only the branch that counts where `pred` is known while the graph is made."""
-    from tensorflow.python.framework import smart_cond as smart
-
-    return smart.smart_cond(pred, true_fn, false_fn, name)
+    return contrib.smart_cond(pred, true_fn, false_fn, name)
 
 
 def smart_constant_value(pred):
     """True or False where `pred` is known while the graph is made, else None."""
-    from tensorflow.python.framework import smart_cond as smart
-
-    return smart.smart_constant_value(pred)
+    return contrib.smart_constant_value(pred)
 
 
 def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework.tensor_util import constant_value
 
+from npu_bridge.tf_internals import contrib
+
 assert_same_float_dtype = tf.debugging.assert_same_float_dtype
 assert_scalar = tf.debugging.assert_scalar
 
@@ -35,9 +37,7 @@ def reduce_sum_n(tensors, name=None):
 
 def remove_squeezable_dimensions(predictions, labels, name=None):
     """Both, the one that has one dimension of 1 at the end more without it."""
-    from tensorflow.python.ops import confusion_matrix
-
-    return tuple(reversed(confusion_matrix.remove_squeezable_dimensions(labels, predictions, name=name)))
+    return tuple(reversed(contrib.remove_squeezable_dimensions(labels, predictions, name)))
 
 
 def with_shape(expected_shape, tensor):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import training_ops
 
 from npu_bridge.tf1.contrib.opt.updating import UpdatingOptimizer
+from npu_bridge.tf_internals.training import adam_numbers
 
 
 def _corrected_rate(optimizer, var):
     """Adam's learning rate with both moments' bias corrected, in the variable's type."""
-    beta1_power, beta2_power = (tf.cast(power, var.dtype.base_dtype) for power in optimizer._get_beta_accumulators())
-    rate = tf.cast(optimizer._lr_t, var.dtype.base_dtype)
-    return rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+    numbers = _numbers(optimizer, var)
+    return numbers["lr"] * tf.sqrt(1 - numbers["beta2_power"]) / (1 - numbers["beta1_power"])
+
+
+def _numbers(optimizer, var):
+    """What `tf.raw_ops.ApplyAdam` takes of an optimizer, in the variable's type, by the names it has there."""
+    return {name: tf.cast(number, var.dtype.base_dtype) for name, number in adam_numbers(optimizer).items()}
 
 
 class LazyAdamOptimizer(tf.train.AdamOptimizer):
@@ -22,8 +26,8 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
     """
 
     def _rows(self, var, grad, indices):
-        dtype = var.dtype.base_dtype
-        beta1, beta2, epsilon = (tf.cast(each, dtype) for each in (self._beta1_t, self._beta2_t, self._epsilon_t))
+        numbers = _numbers(self, var)
+        beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
         v_rows = beta2 * tf.gather(v, indices) + (1 - beta2) * tf.square(grad)
@@ -44,27 +48,22 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
 class NadamOptimizer(tf.train.AdamOptimizer):
     """Adam with Nesterov's momentum."""
 
-    def _adam_numbers(self, var):
-        dtype = var.dtype.base_dtype
-        powers = self._get_beta_accumulators()
-        numbers = (*powers, self._lr_t, self._beta1_t, self._beta2_t, self._epsilon_t)
-        return [tf.cast(number, dtype) for number in numbers]
-
     def _apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        return training_ops.apply_adam(
-            var, m, v, *self._adam_numbers(var), grad, use_locking=self._use_locking, use_nesterov=True
+        return tf.raw_ops.ApplyAdam(
+            var=var, m=m, v=v, grad=grad, **_numbers(self, var), use_locking=self._use_locking, use_nesterov=True
         ).op
 
     def _resource_apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        return training_ops.resource_apply_adam(
-            var.handle, m.handle, v.handle, *self._adam_numbers(var), grad,
+        return tf.raw_ops.ResourceApplyAdam(
+            var=var.handle, m=m.handle, v=v.handle, grad=grad, **_numbers(self, var),
             use_locking=self._use_locking, use_nesterov=True,
         )  # fmt: skip
 
     def _apply_sparse_shared(self, grad, var, indices, scatter_add):
-        _, _, _, beta1, beta2, epsilon = self._adam_numbers(var)
+        numbers = _numbers(self, var)
+        beta1, beta2, epsilon = numbers["beta1"], numbers["beta2"], numbers["epsilon"]
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_part, v_part = grad * (1 - beta1), tf.square(grad) * (1 - beta2)
         m_new = tf.assign(m, m * beta1, use_locking=self._use_locking)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import gen_rnn_ops
 
 from npu_bridge.tf1.contrib.rnn.loops import FusedRNNCell
 
@@ -50,7 +49,7 @@ class LSTMBlockCell(tf.nn.rnn_cell.RNNCell):
         """(output, new state)."""
         c, h = state
         w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], inputs.dtype)] * 3
-        _, c, _, _, _, _, h = gen_rnn_ops.lstm_block_cell(
+        _, c, _, _, _, _, h = tf.raw_ops.LSTMBlockCell(
             x=inputs, cs_prev=c, h_prev=h, w=self._kernel, wci=w_ci, wcf=w_cf, wco=w_co, b=self._bias,
             forget_bias=self._forget_bias, cell_clip=self._cell_clip, use_peephole=self._use_peephole,
         )  # fmt: skip
@@ -116,7 +115,7 @@ class LSTMBlockFusedCell(LSTMBlockWrapper):
         time = tf.shape(inputs)[0]
         w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
         longest = tf.cast(time if lengths is None else tf.reduce_max(lengths), tf.int64)
-        _, cells, _, _, _, _, outputs = gen_rnn_ops.block_lstm(
+        _, cells, _, _, _, _, outputs = tf.raw_ops.BlockLSTM(
             seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, w=self._kernel, wci=w_ci, wcf=w_cf,
             wco=w_co, b=self._bias, forget_bias=self._forget_bias, cell_clip=self._cell_clip,
             use_peephole=self._use_peephole,
@@ -155,7 +154,7 @@ class GRUBlockCell(tf.nn.rnn_cell.RNNCell):
 
     def call(self, inputs, h_prev):
         """(output, new state)."""
-        _, _, _, new = gen_rnn_ops.gru_block_cell(
+        _, _, _, new = tf.raw_ops.GRUBlockCell(
             x=inputs, h_prev=h_prev, w_ru=self._gate_kernel, w_c=self._candidate_kernel, b_ru=self._gate_bias,
             b_c=self._candidate_bias,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import contextlib
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.tf1.contrib.seq2seq.structure import rows_where, transpose_batch_time
+from npu_bridge.tf_internals.contrib import flatten_up_to
 
 _transpose_batch_time = transpose_batch_time
 
@@ -106,9 +107,7 @@ def _zero_outputs(sizes, dtypes, batch_size):
 
 def _flat_sizes(sizes, dtypes):
     """Shapes in the order of `dtypes`: a shape is no structure of its own."""
-    from tensorflow.python.util import nest
-
-    return nest.flatten_up_to(dtypes, sizes)
+    return flatten_up_to(dtypes, sizes)
 
 
 def dynamic_decode(

@@ -6,25 +6,8 @@ import sys
 import types
 
 import tensorflow.compat.v1 as tf
-from keras.src.legacy_tf_layers import convolutional, core, normalization, pooling
-from tensorflow.python.framework import ops
-from tensorflow.python.layers import convolutional as old_convolutional
-from tensorflow.python.layers import core as old_core
-from tensorflow.python.layers import normalization as old_normalization
-from tensorflow.python.layers import pooling as old_pooling
-from tensorflow.python.ops import array_ops, control_flow_ops, variable_scope
 
-_MISSING = {
-    array_ops: ("stack", "unstack"),
-    control_flow_ops: ("Assert", "case", "cond", "while_loop"),
-    ops: ("IndexedSlices", "SparseTensor", "Tensor", "register_tensor_conversion_function"),
-    variable_scope: (),
-}
-
-# 2.15's own modules of these names look for a package that need not be installed.
-_LAYERS = {
-    old_convolutional: convolutional, old_core: core, old_normalization: normalization, old_pooling: pooling,
-}  # fmt: skip
+from npu_bridge.tf_internals.contrib import modules_of_layers, modules_with_fewer_names, variable_scope_module
 
 
 class _WithNames(types.ModuleType):
@@ -40,11 +23,12 @@ class _WithNames(types.ModuleType):
 
 def mend() -> None:
     """Gives the modules of TF-Slim the names they miss; TensorFlow's modules stay as they are."""
+    missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
     completed = {
-        module: _WithNames(module, {name: getattr(tf, name) for name in names}) for module, names in _MISSING.items()
+        module: _WithNames(module, {name: getattr(tf, name) for name in names}) for module, names in missing.items()
     }
-    completed.update(_LAYERS)
-    completed[variable_scope].__dict__["variable"] = tf.Variable
+    completed.update(modules_of_layers())
+    completed[variable_scope_module()].__dict__["variable"] = tf.Variable
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "tf_slim":
             continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.profiler import model_analyzer
+
+from npu_bridge.tf_internals.contrib import write_profile
 
 
 class ProfileContext:
@@ -30,7 +31,7 @@ class ProfileContext:
         if not self._is_enabled:
             raise ValueError("ProfileContext: it is not enabled.")
         if self._profiler is None:
-            self._profiler = model_analyzer.Profiler(tf.get_default_graph())
+            self._profiler = tf.profiler.Profiler(tf.get_default_graph())
         return self._profiler
 
     def trace_next_step(self):
@@ -69,7 +70,7 @@ class ProfileContext:
         run_metadata = run_metadata or tf.RunMetadata()
         values = run(session, fetches, feed_dict, options, run_metadata)
         if self._profiler is None:
-            self._profiler = model_analyzer.Profiler(session.graph)
+            self._profiler = tf.profiler.Profiler(session.graph)
         self._profiler.add_step(step, run_metadata)
         for cmd, profile_options, steps in self._asked:
             if step in steps:
@@ -80,6 +81,6 @@ class ProfileContext:
                 profile(profile_options)
         if step in self._dump or self._dumps_next:
             tf.gfile.MakeDirs(self._folder)
-            self._profiler._write_profile(os.path.join(self._folder, f"profile_{step}"))
+            write_profile(self._profiler, os.path.join(self._folder, f"profile_{step}"))
         self._wants_next = self._dumps_next = False
         return values

@@ -1,0 +1,77 @@
+"""All names of Horovod outside its documented interface that this package uses, one small function for each.
+
+No other module touches them, so a new version of Horovod is checked here alone: `tests/test_internals.py` calls every
+function and says which one no longer works. Modules are imported when a function is called. Seen in Horovod 0.28.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    import types
+
+BASICS_MODULE = "horovod.common.basics"  # where the class is defined whose `init` starts Horovod
+
+
+def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) -> None:
+    """Puts a function around `hvd.init` (`HorovodBasics.init`, Horovod 0.28).
+
+    Args:
+      basics: the module `BASICS_MODULE`.
+      wrap: gives the function to call instead of the one it is given.
+    """
+    basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
+
+
+def declared_process_sets(hvd: types.ModuleType) -> dict[int, list[int]]:
+    """The members of every process set by its number; 0 is the world (`mpi_ops._basics`, Horovod 0.28)."""
+    found = hvd.mpi_ops._basics._get_process_set_ids_and_ranks()
+    return {number: list(members) for number, members in found.items()}
+
+
+def process_set(hvd: types.ModuleType, number: int, members: Sequence[int]) -> Any:
+    """The process set that Horovod knows by a number (`ProcessSet.process_set_id`, Horovod 0.28)."""
+    found = hvd.ProcessSet(members)
+    found.process_set_id = number
+    return found
+
+
+def import_launcher() -> None:
+    """Imports what the functions below need; raises whatever a broken installation raises."""
+    from horovod.runner import gloo_run  # noqa: F401
+    from horovod.runner.common.util import hosts  # noqa: F401
+    from horovod.runner.util import network  # noqa: F401
+
+
+def assigned_slots(hosts: str, size: int) -> list:
+    """Places of ranks on hosts, each with `rank` and `hostname` (`hosts.get_host_assignments`, Horovod 0.28).
+
+    Args:
+      hosts: as in `horovodrun -H`.
+      size: number of ranks.
+    """
+    from horovod.runner.common.util import hosts as util
+
+    return util.get_host_assignments(util.parse_hosts(hosts), size)
+
+
+def variables_of_rank(slot: Any, address: str, port: int, interfaces: Sequence[str]) -> dict[str, Any]:
+    """Environment variables by which a rank finds its peers (`gloo_run.create_run_env_vars`, Horovod 0.28).
+
+    Args:
+      slot: one of `assigned_slots`.
+      address, port: of the key-value server.
+      interfaces: names of the network interfaces for Gloo.
+    """
+    from horovod.runner import gloo_run
+
+    return {**gloo_run.create_run_env_vars(address, list(interfaces), port), **gloo_run.create_slot_env_vars(slot)}
+
+
+def loopback_interfaces() -> list[str]:
+    """Network interfaces of this machine that have the address 127.0.0.1 (`network.get_local_intfs`, Horovod 0.28)."""
+    from horovod.runner.util import network
+
+    return list(network.get_local_intfs())

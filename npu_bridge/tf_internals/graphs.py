@@ -1,0 +1,168 @@
+"""Private parts of graphs, operators, functions and variables. TensorFlow 2.15.1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@contextlib.contextmanager
+def opened_for_changes(graph: tf.Graph) -> Iterator[None]:
+    """Inside, even a finalized graph can be changed (`Graph._unsafe_unfinalize`, TF 2.15)."""
+    was_finalized = graph.finalized
+    graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()
+
+
+def update_input(op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+    """Has an operator read another tensor at one of its inputs (`Operation._update_input`, TF 2.15).
+
+    A session that has run anything of the graph ignores it or fails.
+    """
+    op._update_input(position, tensor)
+
+
+def add_control_inputs(op: tf.Operation, others: Iterable[tf.Operation]) -> None:
+    """Has an operator wait for others (`Operation._add_control_inputs`, TF 2.15)."""
+    op._add_control_inputs(list(others))
+
+
+def remove_control_inputs(op: tf.Operation) -> None:
+    """Has an operator wait for no other but those it reads (`Operation._remove_all_control_inputs`, TF 2.15)."""
+    op._remove_all_control_inputs()
+
+
+def control_outputs(op: tf.Operation) -> list:
+    """The operators that wait for one without reading it (`Operation._control_outputs`, TF 2.15)."""
+    return list(op._control_outputs)
+
+
+def set_attribute(op: tf.Operation, name: str, value: Any) -> None:
+    """Sets an attribute, an AttrValue, of an operator that exists (`Operation._set_attr`, TF 2.15)."""
+    op._set_attr(name, value)
+
+
+def attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) -> Any:
+    """A context manager: operators made inside get these AttrValues by name (`Graph._attr_scope`, TF 2.15)."""
+    return graph._attr_scope(dict(attributes))
+
+
+def creation_number(op: tf.Operation) -> int:
+    """The place of an operator among those of its graph, in the order in which they were made (`_id`, TF 2.15)."""
+    return op._id
+
+
+def is_reference(dtype: tf.DType) -> bool:
+    """Whether a dtype is that of a TF 1 reference variable (`DType._is_ref_dtype`, TF 2.15)."""
+    return dtype._is_ref_dtype
+
+
+def control_flow_context(op: tf.Operation) -> Any:
+    """The innermost TF 1 condition or loop an operator is in, or None (`_get_control_flow_context`, TF 2.15)."""
+    return op._get_control_flow_context()
+
+
+def current_control_flow_context(graph: tf.Graph) -> Any:
+    """The TF 1 condition or loop that is being built, or None (`Graph._get_control_flow_context`, TF 2.15)."""
+    return graph._get_control_flow_context()
+
+
+@contextlib.contextmanager
+def inside_control_flow_context(graph: tf.Graph, context: Any) -> Iterator[None]:
+    """Inside, operators are made in a TF 1 condition or loop (`Graph._set_control_flow_context`, TF 2.15)."""
+    outside = graph._get_control_flow_context()
+    graph._set_control_flow_context(context)
+    try:
+        yield
+    finally:
+        graph._set_control_flow_context(outside)
+
+
+def brought_into(context: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor of outside as it can be read in a TF 1 condition (`ControlFlowContext.AddValue`, TF 2.15)."""
+    return context.AddValue(tensor)
+
+
+def is_branch_or_body(graph: tf.Graph) -> bool:
+    """Whether a graph is that of a branch of `tf.cond` or of a `tf.while_loop` (`ControlFlowFuncGraph`, TF 2.15)."""
+    from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
+
+    return isinstance(graph, ControlFlowFuncGraph)
+
+
+def is_compiled_by_xla(graph: tf.Graph) -> bool:
+    """Whether what is built now is compiled as a whole (`control_flow_util.GraphOrParentsInXlaContext`, TF 2.15)."""
+    from tensorflow.python.ops import control_flow_util
+
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def function_definition(graph: tf.Graph, name: str) -> Any:
+    """The FunctionDef of a function that a graph holds; None without one of that name (`_get_function`, TF 2.15)."""
+    function = graph._get_function(name)
+    return None if function is None else function.cached_definition
+
+
+def function_definitions(graph: tf.Graph) -> list:
+    """The FunctionDefs of all functions that a graph holds (`Graph._copy_functions_to_graph_def`, TF 2.15).
+
+    `Graph.as_graph_def` would copy every constant of the graph, too.
+    """
+    import tensorflow as tf
+
+    holder = tf.compat.v1.GraphDef()
+    graph._copy_functions_to_graph_def(holder, 0)
+    return list(holder.library.function)
+
+
+def operator_definition(type_name: str) -> Any:
+    """The OpDef of a type of operator, or None if there is none (`op_def_registry.get`, TF 2.15)."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(type_name)
+
+
+def read_tensor(variable: Any) -> Any:
+    """What fetches and savers read of a variable of a graph (`_graph_element`, TF 2.15); anything else as it is."""
+    return getattr(variable, "_graph_element", variable)
+
+
+def set_read_tensor(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Has fetches and savers read this tensor instead of a resource variable's own read (TF 2.15).
+
+    Savers of slots of partitioned variables ask `read_value_no_copy`.
+    """
+    variable._graph_element = value
+    variable.read_value_no_copy = lambda: value
+
+
+def unique_id(variable: tf.Variable) -> str:
+    """A text that no other variable of the process has (`ResourceVariable._unique_id`, TF 2.15)."""
+    return variable._unique_id
+
+
+def shared_name(variable: tf.Variable) -> str:
+    """The name of a variable without its output number (`ResourceVariable._shared_name`, TF 2.15)."""
+    return variable._shared_name
+
+
+def call_by(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceInfo) -> None:
+    """Has a resource variable called and saved by another name than that of its operator.
+
+    Seen in TF 2.15: `_handle_name` and `_set_save_slice_info`.
+
+    Args:
+      variable: the variable.
+      name: with an output number, as of a tensor.
+      slice_info: tells savers the name without that number.
+    """
+    variable._handle_name = name
+    variable._set_save_slice_info(slice_info)

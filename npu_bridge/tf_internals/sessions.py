@@ -1,0 +1,164 @@
+"""Private parts of sessions, of their runs and of the process's settings. TensorFlow 2.15.1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class SessionMethods(NamedTuple):
+    """Methods of the class of all sessions, each a function that takes the session first.
+
+    Attributes:
+      do_run: runs what `Session.run` was asked for. Arguments: handle, list of target operators, list of tensors to
+        fetch, values by tensor reference, run options and run metadata as buffers.
+      make_callable: `Session.make_callable`.
+      make_callable_from_options: the same for a CallableOptions.
+    """
+
+    do_run: Callable
+    make_callable: Callable
+    make_callable_from_options: Callable
+
+
+def session_methods() -> SessionMethods:
+    """The methods by which all sessions run (`BaseSession._do_run`, `_make_callable_from_options`, TF 2.15)."""
+    from tensorflow.python.client.session import BaseSession
+
+    return SessionMethods(BaseSession._do_run, BaseSession.make_callable, BaseSession._make_callable_from_options)
+
+
+def set_session_methods(methods: SessionMethods) -> None:
+    """Changes the methods by which all sessions run (TF 2.15)."""
+    from tensorflow.python.client.session import BaseSession
+
+    BaseSession._do_run, BaseSession.make_callable, BaseSession._make_callable_from_options = methods
+
+
+def is_remote(session: tf.compat.v1.Session) -> bool:
+    """Whether a session runs on a TensorFlow server (`BaseSession._target`, TF 2.15)."""
+    return bool(session._target)
+
+
+def is_closed(session: Any) -> bool:
+    """Whether a session was closed; False for what is no session (`BaseSession._closed`, TF 2.15)."""
+    return getattr(session, "_closed", False)
+
+
+def plain_session(session: Any) -> Any:
+    """The session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other as it is."""
+    return session._tf_sess() if hasattr(session, "_tf_sess") else session
+
+
+def mark_as_not_begun(session: tf.compat.v1.Session) -> None:
+    """What the finalizer of a session needs when its constructor fails early (`BaseSession._session`, TF 2.15)."""
+    session._session = None
+
+
+@contextlib.contextmanager
+def run_options_buffer(options: tf.compat.v1.RunOptions) -> Iterator[Any]:
+    """Yields RunOptions as `do_run` takes them (`pywrap_tf_session.TF_NewBufferFromString`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
+    try:
+        yield buffer
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+
+@contextlib.contextmanager
+def run_metadata_buffer() -> Iterator[Any]:
+    """Yields what `do_run` fills with RunMetadata (`pywrap_tf_session.TF_NewBuffer`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_NewBuffer()
+    try:
+        yield buffer
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+
+def content_of(buffer: Any) -> bytes:
+    """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    return pywrap_tf_session.TF_GetBuffer(buffer)
+
+
+def default_session_config() -> tf.compat.v1.ConfigProto:
+    """The settings of a session that was given none: what `tf.config` was told (`context().config`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    return context.context().config
+
+
+def has_eager_context() -> bool:
+    """Whether this process has begun to execute eagerly (`context._context_handle`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    return context.context_safe() is not None and context.context()._context_handle is not None
+
+
+def settings_of_functions() -> Any:
+    """The settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    current.ensure_initialized()
+    return current.function_call_options
+
+
+def set_settings_of_functions(settings: Any) -> None:
+    """Changes the settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    context.context().function_call_options = settings
+
+
+def with_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
+    """A copy of settings of functions whose ConfigProto was handed to `change` (`FunctionCallOptions`, TF 2.15)."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto.FromString(settings.config_proto_serialized)
+    change(config)
+    return type(settings)(settings.executor_type, config)
+
+
+def is_deterministic() -> bool:
+    """Whether the process uses deterministic kernels (`config.is_op_determinism_enabled`, TF 2.15)."""
+    from tensorflow.python.framework import config
+
+    return config.is_op_determinism_enabled()
+
+
+def set_deterministic(is_on: bool) -> None:
+    """Switches deterministic kernels on or off; the public interface has no way back (`framework.config`, TF 2.15)."""
+    from tensorflow.python.framework import config
+
+    (config.enable_op_determinism if is_on else config.disable_op_determinism)()
+
+
+def chrome_trace(step_stats: Any) -> str:
+    """The StepStats of a run as JSON text for chrome://tracing (`client.timeline.Timeline`, TF 2.15)."""
+    from tensorflow.python.client.timeline import Timeline
+
+    return Timeline(step_stats).generate_chrome_trace_format(show_dataflow=False)
+
+
+def summary_operators() -> list:
+    """The operators of `tf.summary` in the default graph (`summary_ops_v2.all_v2_summary_ops`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return list(summary_ops_v2.all_v2_summary_ops() or ())
+
+
+def summary_writer_initializers() -> list:
+    """The operators that open the summary writers of the default graph (`summary_ops_v2`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return list(summary_ops_v2.summary_writer_initializer_op())

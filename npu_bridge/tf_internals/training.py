@@ -1,0 +1,142 @@
+"""Private parts of optimizers, models, estimators and savers. TensorFlow 2.15.1, Keras 2.15.0, Estimator 2.15.0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Where TF 1 optimizers keep the tensor they made of their learning rate and what they made it of, and Keras optimizers
+# their variable.
+_LEARNING_RATES = ("_lr_t", "_learning_rate_tensor", "_lr", "_learning_rate")
+
+
+def create_slots(optimizer: tf.compat.v1.train.Optimizer, variables: Sequence) -> None:
+    """Makes the slots of a TF 1 optimizer ahead of its update (`Optimizer._create_slots`, TF 2.15)."""
+    optimizer._create_slots(variables)
+
+
+def create_all_weights(optimizer: Any, variables: Sequence) -> None:
+    """Makes the variables of a legacy Keras optimizer ahead of its update (`_create_all_weights`, Keras 2.15)."""
+    optimizer._create_all_weights(variables)
+
+
+def scope_of_variables(optimizer: Any) -> str:
+    """The scope in which a legacy Keras optimizer makes its variables (`Optimizer._name`, Keras 2.15)."""
+    return optimizer._name
+
+
+def compute_legacy_gradients(optimizer: Any, loss: Any, variables: Any, grad_loss: Any, tape: Any) -> list:
+    """(gradient, variable) pairs of a legacy Keras optimizer (`Optimizer._compute_gradients`, Keras 2.15)."""
+    return optimizer._compute_gradients(loss, variables, grad_loss, tape=tape)
+
+
+def aggregates_as_stock(optimizer: Any) -> bool:
+    """Whether a legacy optimizer adds up gradients of replicas as Keras does (`_aggregate_gradients`, Keras 2.15)."""
+    import tensorflow as tf
+
+    stock = tf.keras.optimizers.legacy.Optimizer
+    return getattr(optimizer._aggregate_gradients, "__func__", None) is stock._aggregate_gradients
+
+
+def learning_rates(optimizer: Any) -> list:
+    """What an optimizer of any kind may keep as its learning rate, most of it None (`_lr_t`, `_hyper`, TF 2.15)."""
+    hyper = getattr(optimizer, "_hyper", None)  # of a Keras legacy optimizer
+    found = [getattr(optimizer, name, None) for name in _LEARNING_RATES]
+    return [*found, hyper.get("learning_rate") if isinstance(hyper, dict) else None]
+
+
+def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Tensor]:
+    """The hyper-parameters of TF 1 Adam during its update, by their names in `tf.raw_ops.ApplyAdam`.
+
+    Seen in TF 2.15: `_get_beta_accumulators`, `_lr_t`, `_beta1_t`, `_beta2_t` and `_epsilon_t`.
+    """
+    beta1_power, beta2_power = optimizer._get_beta_accumulators()
+    return {
+        "beta1_power": beta1_power,
+        "beta2_power": beta2_power,
+        "lr": optimizer._lr_t,
+        "beta1": optimizer._beta1_t,
+        "beta2": optimizer._beta2_t,
+        "epsilon": optimizer._epsilon_t,
+    }
+
+
+def scheduled_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
+    """The variable of a scheduled learning rate; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
+    return getattr(optimizer, "_current_learning_rate", None)
+
+
+def rate_at(optimizer: tf.keras.optimizers.Optimizer, step: tf.Tensor) -> tf.Tensor:
+    """What the schedule of an optimizer gives at a step (`Optimizer._learning_rate`, Keras 2.15)."""
+    return optimizer._learning_rate(step)
+
+
+def track(owner: Any, part: Any, name: str, overwrite: bool = False) -> None:
+    """Makes an object part of another one's checkpoints (`Trackable._track_trackable`, TF 2.15)."""
+    owner._track_trackable(part, name, overwrite=overwrite)
+
+
+def delegating_trackable() -> type:
+    """A class whose objects are, for checkpoints, another object (`tf.__internal__.tracking`, TF 2.15)."""
+    import tensorflow as tf
+
+    return tf.__internal__.tracking.DelegatingTrackableMixin
+
+
+def initialise_in_keras_session(variable: tf.Variable) -> None:
+    """Has Keras sessions of a TF 1 graph initialise a variable (`tf.keras.__internal__.backend`, Keras 2.15)."""
+    import tensorflow as tf
+
+    tf.keras.__internal__.backend.track_variable(variable)
+
+
+def is_graph_network(model: tf.keras.Model) -> bool:
+    """Whether a model has a graph of layers from its inputs on (`Model._is_graph_network`, Keras 2.15)."""
+    return bool(model._is_graph_network)
+
+
+def steps_per_execution(model: tf.keras.Model) -> int:
+    """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
+    return int(model._steps_per_execution or 1)
+
+
+def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:
+    """What an Estimator starts from; None for nothing (`Estimator._warm_start_settings`, Estimator 2.15)."""
+    return estimator._warm_start_settings
+
+
+def model_function(estimator: tf.estimator.Estimator) -> Any:
+    """The function by which an Estimator was made (`Estimator._model_fn`, Estimator 2.15)."""
+    return estimator._model_fn
+
+
+def session_config(run_config: tf.estimator.RunConfig) -> Any:
+    """The session settings that a RunConfig was given (`RunConfig._session_config`, Estimator 2.15)."""
+    return run_config._session_config
+
+
+def set_session_config(run_config: tf.estimator.RunConfig, config: tf.compat.v1.ConfigProto) -> None:
+    """Changes the session settings of a RunConfig (`RunConfig._session_config`, Estimator 2.15)."""
+    run_config._session_config = config
+
+
+def log_step_count_steps(run_config: tf.estimator.RunConfig) -> int | None:
+    """Steps between log lines that a RunConfig was given (`RunConfig._log_step_count_steps`, Estimator 2.15)."""
+    return run_config._log_step_count_steps
+
+
+def distribute_config(strategy: tf.distribute.Strategy) -> Any:
+    """What a RunConfig takes to train and evaluate under a strategy (`DistributeConfig`, TF 2.15)."""
+    from tensorflow.python.distribute.distribute_config import DistributeConfig
+
+    return DistributeConfig(strategy, strategy)
+
+
+def bulk_saver_builder() -> type:
+    """The class that builds the operators of a saver (`training.saver.BulkSaverBuilder`, TF 2.15)."""
+    from tensorflow.python.training.saver import BulkSaverBuilder
+
+    return BulkSaverBuilder

@@ -1,0 +1,107 @@
+"""Canaries of `npu_bridge/tf_internals/contrib.py`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.tf_internals import contrib
+from tests.canaries import canary_of, expect
+
+v1 = tf.compat.v1
+
+
+@canary_of(contrib.constant_shape)
+def _():
+    shape = contrib.constant_shape(tf.stack([tf.shape(v1.placeholder(tf.float32, [None]))[0], 3]))
+    expect(shape.as_list() == [None, 3], f"the shape is {shape}")
+
+
+@canary_of(contrib.bounded_tensor_spec)
+def _():
+    spec = contrib.bounded_tensor_spec([2], tf.float32, 0.0, 1.0, "spec")
+    expect(spec.maximum == 1.0 and spec.name == "spec" and spec.shape == [2], "the bounds are others")
+
+
+@canary_of(contrib.smart_cond, contrib.smart_constant_value)
+def _():
+    expect(contrib.smart_cond(True, lambda: 1, lambda: 2, None) == 1, "the other branch was taken")
+    known = [contrib.smart_constant_value(value) for value in (True, tf.constant(False), v1.placeholder(tf.bool, []))]
+    expect(known == [True, False, None], f"what is known is {known}")
+
+
+@canary_of(contrib.remove_squeezable_dimensions)
+def _():
+    labels, predictions = contrib.remove_squeezable_dimensions(tf.zeros([4, 1]), tf.zeros([4]), None)
+    expect(labels.shape == [4] and predictions.shape == [4], "ranks differ")
+
+
+@canary_of(contrib.flatten_up_to)
+def _():
+    flat = contrib.flatten_up_to((tf.float32, tf.int32), ([1, 2], [3]))
+    expect(flat == [[1, 2], [3]], f"the parts are {flat}")
+
+
+@canary_of(contrib.flat_element, contrib.packed_element)
+def _():
+    expect(contrib.flat_element({"a": [1, 2], "b": 3}) == [[1, 2], 3], "a list was taken apart")
+    expect(contrib.packed_element({"a": 1, "b": 2}, [3, 4]) == {"a": 3, "b": 4}, "the structure is another one")
+
+
+@canary_of(contrib.lookup_ops)
+def _():
+    module = contrib.lookup_ops()
+    table = module.index_table_from_tensor(["a", "b"], hasher_spec=module.FastHashSpec, dtype=tf.string)
+    words = module.index_to_string_table_from_tensor(["a", "b"], default_value="UNK")
+    with tempfile.TemporaryDirectory() as folder, v1.Session() as session:
+        path = os.path.join(folder, "words")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("a\nb\n")
+        lines = module.index_table_from_file(path)
+        session.run(v1.tables_initializer())
+        found = session.run([table.lookup(tf.constant("b")), words.lookup(tf.constant(1, tf.int64)), lines.size()])
+    expect(found == [1, b"b", 2], f"tables give {found}")
+
+
+@canary_of(contrib.write_profile)
+def _():
+    profiler = v1.profiler.Profiler(v1.get_default_graph())
+    metadata = v1.RunMetadata()
+    with v1.Session() as session:
+        session.run(tf.random.uniform([2]), options=v1.RunOptions(trace_level=3), run_metadata=metadata)
+    profiler.add_step(1, metadata)
+    with tempfile.TemporaryDirectory() as folder:
+        contrib.write_profile(profiler, os.path.join(folder, "profile"))
+        expect(os.path.getsize(os.path.join(folder, "profile")) > 0, "the file is empty")
+
+
+@canary_of(contrib.keras_loss_scale_optimizer, eagerly=True)
+def _():
+    optimizer = contrib.keras_loss_scale_optimizer()(
+        tf.keras.optimizers.legacy.SGD(0.1), dynamic=False, initial_scale=8.0
+    )
+    expect(float(optimizer.loss_scale) == 8.0, "the scale is another one")
+
+
+@canary_of(contrib.modules_with_fewer_names)
+def _():
+    for module, names in contrib.modules_with_fewer_names().items():
+        expect(all(hasattr(v1, name) for name in names), f"{module.__name__}: {names} are not public")
+
+
+@canary_of(contrib.variable_scope_module)
+def _():
+    with contrib.variable_scope_module().variable_scope("scope") as scope:
+        expect(scope.name == "scope", "the scope has another name")
+
+
+@canary_of(contrib.modules_of_layers)
+def _():
+    found = {module.__name__: other for module, other in contrib.modules_of_layers().items()}
+    result = found["tensorflow.python.layers.core"].dense(tf.ones([1, 2]), 3)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        expect(np.shape(session.run(result)) == (1, 3), "a dense layer gives another shape")

@@ -1,0 +1,166 @@
+"""Canaries of `npu_bridge/tf_internals/graphs.py`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.tf_internals import graphs
+from tests.canaries import canary_of, expect
+
+v1 = tf.compat.v1
+
+
+@canary_of(graphs.opened_for_changes)
+def _():
+    graph = v1.get_default_graph()
+    graph.finalize()
+    with graphs.opened_for_changes(graph):
+        tf.no_op()
+    expect(graph.finalized, "the graph stayed open")
+
+
+@canary_of(graphs.update_input)
+def _():
+    op = tf.identity(tf.constant(1.0)).op
+    graphs.update_input(op, 0, tf.constant(2.0))
+    with v1.Session() as session:
+        expect(session.run(op.outputs[0]) == 2.0, "the operator reads its old input")
+
+
+@canary_of(graphs.add_control_inputs, graphs.remove_control_inputs, graphs.control_outputs)
+def _():
+    first, second = tf.no_op(), tf.no_op()
+    graphs.add_control_inputs(second, [first])
+    expect(second.control_inputs == [first] and graphs.control_outputs(first) == [second], "nothing waits")
+    graphs.remove_control_inputs(second)
+    expect(second.control_inputs == [], "the operator still waits")
+
+
+@canary_of(graphs.set_attribute)
+def _():
+    op = tf.no_op()
+    graphs.set_attribute(op, "_canary", v1.AttrValue(i=3))
+    expect(op.node_def.attr["_canary"].i == 3, "the attribute is not there")
+
+
+@canary_of(graphs.attributes_of_new_operators)
+def _():
+    with graphs.attributes_of_new_operators(v1.get_default_graph(), {"_canary": v1.AttrValue(i=3)}):
+        op = tf.no_op()
+    expect(op.get_attr("_canary") == 3, "the operator has no such attribute")
+
+
+@canary_of(graphs.creation_number)
+def _():
+    first, second = tf.no_op(), tf.no_op()
+    expect(graphs.creation_number(first) < graphs.creation_number(second), "numbers do not grow")
+
+
+@canary_of(graphs.is_reference)
+def _():
+    variable = v1.get_variable("v", [], use_resource=False)
+    expect(graphs.is_reference(variable.op.outputs[0].dtype), "a reference is not known")
+    expect(not graphs.is_reference(tf.float32), "every dtype is a reference")
+
+
+@canary_of(
+    graphs.control_flow_context,
+    graphs.current_control_flow_context,
+    graphs.inside_control_flow_context,
+    graphs.brought_into,
+)
+def _():
+    graph, found = v1.get_default_graph(), []
+    outside = tf.constant(1.0)
+
+    def branch():
+        found.append(graphs.current_control_flow_context(graph))
+        return tf.constant(2.0)
+
+    was_on = v1.control_flow_v2_enabled()
+    v1.disable_control_flow_v2()
+    try:
+        v1.cond(v1.placeholder(tf.bool, []), branch, lambda: tf.constant(3.0))
+    finally:
+        if was_on:
+            v1.enable_control_flow_v2()
+    (context,) = found
+    with graphs.inside_control_flow_context(graph, context):
+        op = tf.no_op()
+    expect(context is not None and graphs.control_flow_context(op) is context, "an operator is not in its branch")
+    expect(graphs.current_control_flow_context(graph) is None, "the branch was not left")
+    expect(graphs.brought_into(context, outside).op.type == "Switch", "a tensor was not switched")
+
+
+@canary_of(graphs.is_branch_or_body)
+def _():
+    found = []
+
+    @tf.function
+    def function():
+        found.append(graphs.is_branch_or_body(v1.get_default_graph()))
+        return tf.cond(tf.constant(True), branch, branch)
+
+    def branch():
+        found.append(graphs.is_branch_or_body(v1.get_default_graph()))
+        return tf.constant(1.0)
+
+    function.get_concrete_function()
+    expect(found == [False, True, True], f"functions and branches are {found}")
+
+
+@canary_of(graphs.is_compiled_by_xla)
+def _():
+    found = []
+
+    def step():
+        found.append(graphs.is_compiled_by_xla(v1.get_default_graph()))
+
+    for is_compiled in (False, True):
+        tf.function(step, jit_compile=is_compiled).get_concrete_function()
+    expect(found == [False, True], f"compiled functions are {found}")
+
+
+@canary_of(graphs.function_definition, graphs.function_definitions)
+def _():
+    called = tf.function(lambda: tf.constant(1.0) + tf.random.uniform([])).get_concrete_function()
+    called()
+    name = called.name.decode()
+    graph = v1.get_default_graph()
+    expect(graphs.function_definition(graph, "canary") is None, "a function was found that is not there")
+    types_in = {node.op for node in graphs.function_definition(graph, name).node_def}
+    expect("RandomUniform" in types_in, f"the function holds {types_in}")
+    expect(name in {each.signature.name for each in graphs.function_definitions(graph)}, "a function is missing")
+
+
+@canary_of(graphs.operator_definition)
+def _():
+    expect(graphs.operator_definition("MatMul").input_arg[0].name == "a", "MatMul has another definition")
+    expect(graphs.operator_definition("Canary") is None, "there is a definition of everything")
+
+
+@canary_of(graphs.read_tensor, graphs.set_read_tensor)
+def _():
+    variable = v1.get_variable("v", [], use_resource=True)
+    expect(isinstance(graphs.read_tensor(variable), tf.Tensor), "a variable has no tensor that reads it")
+    expect(graphs.read_tensor(0.5) == 0.5, "a number is no number")
+    value = tf.constant(7.0)
+    graphs.set_read_tensor(variable, value)
+    with v1.Session() as session:
+        expect(session.run(variable) == 7.0, "a fetch reads something else")
+
+
+@canary_of(graphs.unique_id, graphs.shared_name)
+def _():
+    one, other = (v1.get_variable(name, [], use_resource=True) for name in ("a", "b"))
+    expect(graphs.unique_id(one) != graphs.unique_id(other), "two variables have one id")
+    expect(graphs.shared_name(one) == "a", "the name has changed")
+
+
+@canary_of(graphs.call_by)
+def _():
+    variable = v1.get_variable("v", [], use_resource=True)
+    info = tf.Variable.SaveSliceInfo("other", [], [], [])
+    graphs.call_by(variable, "other:0", info)
+    expect(variable.name == "other:0", f"the variable is called {variable.name}")
+    expect(variable._get_save_slice_info() is info, "savers do not see the name")

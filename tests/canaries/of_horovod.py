@@ -1,0 +1,69 @@
+"""Canaries of `npu_bridge/horovod_internals.py`."""
+
+from __future__ import annotations
+
+import importlib
+
+from npu_bridge import horovod_internals
+from tests.canaries import RANK_CANARIES, canary_of, expect
+
+
+@canary_of(horovod_internals.change_init)
+def _():
+    basics = importlib.import_module(horovod_internals.BASICS_MODULE)
+    before, seen = basics.HorovodBasics.init, []
+    try:
+        horovod_internals.change_init(basics, lambda init: seen.append(init) or (lambda self: "changed"))
+        expect(basics.HorovodBasics.init(None) == "changed" and seen == [before], "the method did not change")
+    finally:
+        basics.HorovodBasics.init = before
+
+
+@canary_of(
+    horovod_internals.import_launcher,
+    horovod_internals.assigned_slots,
+    horovod_internals.variables_of_rank,
+    horovod_internals.loopback_interfaces,
+)
+def _():
+    horovod_internals.import_launcher()
+    slots = horovod_internals.assigned_slots("one:2,other:1", 3)
+    expect([(slot.rank, slot.hostname) for slot in slots] == [(0, "one"), (1, "one"), (2, "other")], "other places")
+    variables = horovod_internals.variables_of_rank(slots[2], "10.0.0.1", 4242, ["eth0"])
+    wanted = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "4242",
+        "HOROVOD_GLOO_IFACE": "eth0",
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_CROSS_RANK": "1",
+    }
+    found = {name: str(variables.get(name)) for name in wanted}
+    expect(found == wanted, f"a rank is given {found}")
+    expect("lo" in horovod_internals.loopback_interfaces(), "there is no interface lo")
+
+
+@canary_of(horovod_internals.declared_process_sets, horovod_internals.process_set, on_ranks=True)
+def _():
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from npu_bridge import collective
+
+    size = collective.current().size
+    expect(horovod_internals.declared_process_sets(hvd)[0] == list(range(size)), "the world has another number")
+    world = horovod_internals.process_set(hvd, 0, range(size))
+    total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=world, name="canary_of_internals")
+    expect(float(total) == size, f"the sum over {size} ranks is {float(total)}")
+
+
+def run_on_rank():
+    """Runs the canaries that need ranks; returns what failed, by function."""
+    failed = {}
+    for function, (check,) in RANK_CANARIES.items():
+        try:
+            check()
+        except Exception as error:  # whatever another version raises
+            failed[function.__name__] = f"{type(error).__name__}: {error}"
+    return failed

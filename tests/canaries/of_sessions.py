@@ -1,0 +1,130 @@
+"""Canaries of `npu_bridge/tf_internals/sessions.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+
+from npu_bridge.tf_internals import names, sessions
+from tests.canaries import canary_of, expect
+
+v1 = tf.compat.v1
+
+
+@canary_of(sessions.session_methods, sessions.set_session_methods, sessions.run_options_buffer, sessions.content_of)
+def _():
+    before, seen = sessions.session_methods(), []
+
+    def do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
+        seen.append((handle, target_list, fetch_list, feed_dict, sessions.content_of(options)))
+        return before.do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata)
+
+    sessions.set_session_methods(before._replace(do_run=do_run))
+    try:
+        fed = v1.placeholder(tf.float32, [])
+        doubled, target, constant = fed * 2, tf.no_op(), tf.constant(1.0)
+        options = v1.RunOptions(timeout_in_ms=60000)
+        with v1.Session() as session:
+            values = session.run([doubled, target], {fed: 3.0}, options)
+            with sessions.run_options_buffer(options) as buffer:
+                expect(sessions.content_of(buffer) == options.SerializeToString(), "a buffer holds something else")
+                again = before.do_run(session, None, [], [doubled], {fed.ref(): np.float32(4)}, buffer, None)
+            made = before.make_callable_from_options(session, config_pb2.CallableOptions(fetch=[constant.name]))()
+    finally:
+        sessions.set_session_methods(before)
+    expect(hasattr(importlib.import_module(names.SESSION_MODULE), "BaseSession"), f"not in {names.SESSION_MODULE}")
+    expect(values == [6.0, None] and again == [8.0] and made == [1.0], "runs give other values")
+    ((handle, targets, fetches, feeds, given),) = seen
+    expect(handle is None and targets == [target] and fetches == [doubled], "a run is asked for in another form")
+    expect([reference.deref() for reference in feeds] == [fed], "feeds come in another form")
+    expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
+
+
+@canary_of(sessions.run_metadata_buffer)
+def _():
+    value = tf.constant(1.0)
+    options = v1.RunOptions(output_partition_graphs=True)
+    with v1.Session() as session, sessions.run_metadata_buffer() as metadata:
+        with sessions.run_options_buffer(options) as buffer:
+            sessions.session_methods().do_run(session, None, [], [value], {}, buffer, metadata)
+        filled = v1.RunMetadata.FromString(sessions.content_of(metadata))
+    expect(len(filled.partition_graphs) == 1, "the metadata is empty")
+
+
+@canary_of(sessions.is_remote, sessions.is_closed, sessions.mark_as_not_begun)
+def _():
+    session = v1.Session()
+    expect(not sessions.is_remote(session) and not sessions.is_closed(session), "a session is remote or closed")
+    session.close()
+    expect(sessions.is_closed(session) and not sessions.is_closed(None), "a closed session is not known")
+    unmade = v1.Session.__new__(v1.Session)
+    sessions.mark_as_not_begun(unmade)
+    unmade.__del__()
+
+
+@canary_of(sessions.plain_session)
+def _():
+    value = tf.constant(1.0)
+    with v1.train.MonitoredSession() as session:
+        plain = sessions.plain_session(session)
+        expect(isinstance(plain, v1.Session) and plain.run(value) == 1.0, "there is another session inside")
+        expect(sessions.plain_session(plain) is plain, "a plain session is not known")
+
+
+@canary_of(sessions.default_session_config)
+def _():
+    before = tf.config.get_soft_device_placement()
+    try:
+        tf.config.set_soft_device_placement(not before)
+        expect(sessions.default_session_config().allow_soft_placement is not before, "tf.config is not followed")
+    finally:
+        tf.config.set_soft_device_placement(before)
+
+
+@canary_of(
+    sessions.has_eager_context,
+    sessions.settings_of_functions,
+    sessions.set_settings_of_functions,
+    sessions.with_config,
+)
+def _():
+    before = sessions.settings_of_functions()
+    expect(sessions.has_eager_context(), "there is no eager context")
+    settings = sessions.with_config(before, lambda config: setattr(config, "log_device_placement", True))
+    sessions.set_settings_of_functions(settings)
+    try:
+        now = v1.ConfigProto.FromString(sessions.settings_of_functions().config_proto_serialized)
+        expect(now.log_device_placement, "the settings did not change")
+    finally:
+        sessions.set_settings_of_functions(before)
+
+
+@canary_of(sessions.is_deterministic, sessions.set_deterministic)
+def _():
+    before = sessions.is_deterministic()
+    for is_on in (True, False):
+        sessions.set_deterministic(is_on)
+        expect(sessions.is_deterministic() is is_on, "the switch does not move")
+    sessions.set_deterministic(before)
+
+
+@canary_of(sessions.chrome_trace)
+def _():
+    metadata = v1.RunMetadata()
+    with v1.Session() as session:
+        session.run(tf.random.uniform([2]), options=v1.RunOptions(trace_level=3), run_metadata=metadata)
+    events = json.loads(sessions.chrome_trace(metadata.step_stats))["traceEvents"]
+    expect(any(event.get("name") == "RandomUniform" for event in events), "the trace holds no operators")
+
+
+@canary_of(sessions.summary_operators, sessions.summary_writer_initializers)
+def _():
+    expect(sessions.summary_operators() == [], "there are summaries from before")
+    with tf.summary.create_file_writer("/nowhere").as_default(step=v1.train.get_or_create_global_step()):
+        tf.summary.scalar("canary", 1.0)
+    expect(len(sessions.summary_operators()) == 1, "the summary is missing")
+    expect([op.type for op in sessions.summary_writer_initializers()] == ["CreateSummaryFileWriter"], "no writer")

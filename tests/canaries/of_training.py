@@ -1,0 +1,201 @@
+"""Canaries of `npu_bridge/tf_internals/training.py`, `names.py` and `inherited.py`."""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.tf_internals import names, training
+from tests.canaries import canary_of, expect
+
+v1 = tf.compat.v1
+legacy = tf.keras.optimizers.legacy
+
+
+def variable_and_loss():
+    variable = v1.get_variable("v", [], use_resource=True)
+    return variable, variable * variable
+
+
+@canary_of(training.create_slots)
+def _():
+    variable, _ = variable_and_loss()
+    optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+    training.create_slots(optimizer, [variable])
+    expect(optimizer.get_slot(variable, "momentum") is not None, "there is no slot")
+
+
+@canary_of(training.create_all_weights, training.scope_of_variables)
+def _():
+    variable, _ = variable_and_loss()
+    optimizer = legacy.SGD(0.1, 0.9, name="scope")
+    training.create_all_weights(optimizer, [variable])
+    expect(optimizer.get_slot(variable, "momentum") is not None, "there is no slot")
+    expect(training.scope_of_variables(optimizer) == "scope", "the scope has another name")
+
+
+@canary_of(training.compute_legacy_gradients, training.aggregates_as_stock, eagerly=True)
+def _():
+    variable, optimizer = tf.Variable(3.0), legacy.SGD(0.1)
+    with tf.GradientTape() as tape:
+        loss = variable * variable
+    ((gradient, of),) = training.compute_legacy_gradients(optimizer, loss, [variable], None, tape)
+    expect(float(gradient) == 6.0 and of is variable, "there is another gradient")
+    own = type("Own", (legacy.SGD,), {names.LEGACY_AGGREGATE: lambda self, pairs: pairs})(0.1)
+    expect(training.aggregates_as_stock(optimizer), "SGD has a method of its own")
+    expect(not training.aggregates_as_stock(own), "a method of its own is not seen")
+    expect(callable(getattr(legacy.Optimizer, names.LEGACY_COMPUTE, None)), f"there is no {names.LEGACY_COMPUTE}")
+
+
+@canary_of(training.learning_rates)
+def _():
+    variable, loss = variable_and_loss()
+    for optimizer in (v1.train.GradientDescentOptimizer(0.25), v1.train.AdamOptimizer(0.25), legacy.SGD(0.25)):
+        optimizer.apply_gradients([(tf.ones_like(loss), variable)])
+        known = [tf.convert_to_tensor(rate) for rate in training.learning_rates(optimizer) if rate is not None]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            values = session.run(known)
+        expect(values and set(values) == {0.25}, f"{type(optimizer)} has the learning rates {values}")
+
+
+@canary_of(training.learning_rates, eagerly=True)
+def _():
+    known = [rate for rate in training.learning_rates(tf.keras.optimizers.SGD(0.25)) if rate is not None]
+    expect(known and all(float(rate) == 0.25 for rate in known), f"Keras SGD has the learning rates {known}")
+
+
+@canary_of(training.adam_numbers)
+def _():
+    variable, loss = variable_and_loss()
+    optimizer = v1.train.AdamOptimizer(0.25, 0.8, 0.9, 1e-3)
+    optimizer.minimize(loss)
+    numbers = training.adam_numbers(optimizer)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        values = session.run(numbers)
+    given = {"beta1_power": 0.8, "beta2_power": 0.9, "lr": 0.25, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3}
+    expect(all(np.float32(given[name]) == values[name] for name in given), f"Adam has {values}")
+
+
+@canary_of(training.scheduled_rate, training.rate_at, eagerly=True)
+def _():
+    expect(training.scheduled_rate(tf.keras.optimizers.SGD(0.25)) is None, "every rate is scheduled")
+    schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.5])
+    optimizer = tf.keras.optimizers.SGD(schedule)
+    expect(isinstance(training.scheduled_rate(optimizer), tf.Variable), "there is no variable of the rate")
+    expect(float(training.rate_at(optimizer, tf.constant(3))) == 0.5, "the schedule gives something else")
+
+
+@canary_of(training.track, eagerly=True)
+def _():
+    owner = tf.Module()
+    training.track(owner, tf.Variable(3.0), "part")
+    training.track(owner, tf.Variable(4.0), "part", overwrite=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(owner=owner).write(f"{folder}/canary")
+        value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
+    expect(value == 4.0, "the checkpoint does not hold the part")
+
+
+@canary_of(training.delegating_trackable, eagerly=True)
+def _():
+    inner = tf.Module()
+    inner.part = tf.Variable(3.0)
+    outer = type("Outer", (training.delegating_trackable(),), {})(inner)
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(owner=outer).write(f"{folder}/canary")
+        value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
+    expect(value == 3.0, "the checkpoint is not that of the other object")
+
+
+@canary_of(training.initialise_in_keras_session)
+def _():
+    variable, _ = variable_and_loss()
+    training.initialise_in_keras_session(variable)
+    with v1.Session() as session:
+        v1.keras.backend.set_session(session)
+        try:
+            v1.keras.backend.get_session()
+            expect(session.run(v1.is_variable_initialized(variable)), "Keras does not initialise the variable")
+        finally:
+            v1.keras.backend.clear_session()
+
+
+@canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)
+def _():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    model.compile("sgd", "mse", steps_per_execution=3)
+    own = type("Own", (tf.keras.Model,), {})()
+    expect(training.is_graph_network(model) and not training.is_graph_network(own), "kinds of models are confused")
+    expect(training.steps_per_execution(model) == 3, "the number of steps is another one")
+    expect(training.steps_per_execution(own) == 1, "a model that is not compiled has another number")
+
+
+@canary_of(training.warm_start_settings, training.model_function)
+def _():
+    def model_fn(features, labels, mode):
+        raise NotImplementedError
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = tf.estimator.WarmStartSettings(folder)
+        estimator = tf.estimator.Estimator(model_fn, folder, warm_start_from=settings)
+    expect(training.warm_start_settings(estimator) == settings, "it starts from something else")
+    expect(callable(training.model_function(estimator)), "there is no model function")
+    expect(callable(getattr(estimator, names.INPUT_OF_ESTIMATOR, None)), f"there is no {names.INPUT_OF_ESTIMATOR}")
+
+
+@canary_of(training.session_config, training.set_session_config, training.log_step_count_steps)
+def _():
+    config = tf.estimator.RunConfig(session_config=v1.ConfigProto(), log_step_count_steps=7)
+    changed = v1.ConfigProto(allow_soft_placement=True)
+    training.set_session_config(config, changed)
+    expect(training.session_config(config) == config.session_config == changed, "the settings did not change")
+    expect(training.log_step_count_steps(config) == 7, "the interval is another one")
+
+
+@canary_of(training.distribute_config)
+def _():
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    config = tf.estimator.RunConfig(experimental_distribute=training.distribute_config(strategy))
+    expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
+
+
+@canary_of(training.bulk_saver_builder, eagerly=True)
+def _():
+    variable_and_loss()
+    own = type("Own", (training.bulk_saver_builder(),), {})()
+    with tempfile.TemporaryDirectory() as folder, v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        expect(v1.train.Saver(builder=own).save(session, f"{folder}/canary"), "nothing was saved")
+
+
+def instance_of(path):
+    """An object of a base class by its public name, in a state in which its attributes are there."""
+    made = {
+        "tensorflow.compat.v1.Session": lambda: v1.Session(graph=tf.Graph()),
+        "tensorflow.compat.v1.train.Optimizer": lambda: v1.train.Optimizer(False, "canary"),
+        "tensorflow.keras.optimizers.Optimizer": _built_keras_optimizer,
+        "tensorflow.keras.optimizers.legacy.Optimizer": lambda: legacy.SGD(0.1),
+        "tensorflow.estimator.Estimator": lambda: tf.estimator.Estimator(lambda features: None, tempfile.gettempdir()),
+        "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,
+        "tensorflow.estimator.CheckpointSaverHook": lambda: tf.estimator.CheckpointSaverHook("/nowhere", save_steps=1),
+        "tensorflow.estimator.LoggingTensorHook": _begun_logging_hook,
+        "tensorflow.compat.v1.distribute.Strategy": lambda: v1.distribute.OneDeviceStrategy("/cpu:0"),
+    }
+    return made[path]()
+
+
+def _built_keras_optimizer():
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer.build([tf.Variable(1.0)])
+    return optimizer
+
+
+def _begun_logging_hook():
+    with tf.Graph().as_default():
+        hook = tf.estimator.LoggingTensorHook({"value": tf.constant(1.0)}, every_n_iter=1)
+        hook.begin()
+        return hook
