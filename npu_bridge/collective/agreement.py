@@ -1,4 +1,4 @@
-"""Whether all ranks are about to reduce the same: compared when an optimizer is built, not when ranks already wait.
+"""Checks when an optimizer is built that all ranks will all-reduce the same gradients, before any of them waits.
 
 A collective that ranks build differently waits for ever, fails far from its cause, or adds up what does not belong
 together. So a rank posts what it will transfer on the job's noticeboard and looks at what others have posted. That

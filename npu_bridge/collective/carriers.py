@@ -1,4 +1,4 @@
-"""How tensors get into and out of Horovod 0.28: in which dtype they travel, in one piece, and that they travel at all.
+"""Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
 
 Dtypes without a wire format: what is only moved may travel as any dtype of the same width, bit for bit; what is added
 up on the way must travel as a number that holds it.

@@ -1,4 +1,4 @@
-"""The interface every backend of the collective room implements."""
+"""`Communicator`: the interface of collective operations that every backend implements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doing something right before a session first runs certain transfers: by then all ranks are about to meet in them.
+"""Runs a check right before a session first runs certain collectives, when all ranks are about to run them.
 
 Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
 nothing is to be added to the step that trains. The class of all sessions is changed when the first check is added,

@@ -1,4 +1,4 @@
-"""Which gradients travel together: aggregation fragments.
+"""Cuts gradients into fragments, in the order of the backward pass; each fragment is all-reduced in one transfer.
 
 A fragment is a run of gradients, in the order the backward pass delivers them, that is summed over the ranks in one
 transfer. The cut decides how much of the transfer hides behind the rest of the backward pass: everything but the

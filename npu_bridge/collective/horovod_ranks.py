@@ -1,4 +1,4 @@
-"""The communicator of a job with several ranks, on Horovod."""
+"""`HorovodCommunicator`: collective operations between several ranks, by Horovod."""
 
 from __future__ import annotations
 

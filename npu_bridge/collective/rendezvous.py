@@ -1,4 +1,4 @@
-"""Waiting for all ranks at one point of the script, but not for ever, and naming those that do not come."""
+"""A barrier of all ranks with a time limit, which names the ranks that did not come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gradients travel as: themselves, or 16-bit numbers that are added up in float32.
+"""Wire formats of all-reduced gradients: float32, or 16 bits on the network with sums in float32.
 
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
 as long as float32 in memory), and it has no bfloat16. So a mean is made of transfers that only move bits, and is taken

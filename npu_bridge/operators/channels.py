@@ -1,4 +1,4 @@
-"""Named queues between graphs of one process.
+"""Named queues that hand tensors from one graph of a process to another.
 
 Sessions share neither operators nor resources, so a channel is a queue of Python that operators of both sides reach by
 its name. Reading waits for what is written, and keeps one of TensorFlow's threads while it waits.

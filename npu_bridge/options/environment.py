@@ -1,4 +1,4 @@
-"""Environment variables: the one module of the library that reads or writes `os.environ`; the launcher passes it on.
+"""Reads and writes environment variables, for the whole library; the launcher alone passes on an environment too.
 
 A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
 MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,

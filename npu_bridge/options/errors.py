@@ -1,4 +1,4 @@
-"""One form for every message about an option: where, what is wrong, expected, got, how to mend."""
+"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to mend it."""
 
 from __future__ import annotations
 

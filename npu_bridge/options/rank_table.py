@@ -1,4 +1,4 @@
-"""Rank tables: the JSON files that say which rank runs on which device of which server.
+"""Reads rank tables: JSON files that say which rank runs on which device of which server.
 
 Three forms are read: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more
 fields), and the older one with groups (`group_list`), where ranks follow the order of listing. Unknown

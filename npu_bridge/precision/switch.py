@@ -1,4 +1,4 @@
-"""The one-way switch of an accelerated training: asked before every run, it says when low precision ends."""
+"""The switch of an accelerated training from low precision to its configured one, decided before each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that end a training whose NaN stay: one that only skips steps, and one that applies a step of a NaN loss."""
+"""Hooks that end a training in which every step is skipped, or in which a step with a NaN loss is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lines go: one line rewritten in place on a terminal, whole lines everywhere else."""
+"""Prints progress: one line rewritten in place on a terminal, separate lines elsewhere."""
 
 from __future__ import annotations
 

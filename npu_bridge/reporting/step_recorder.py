@@ -1,4 +1,4 @@
-"""Recording some steps of a training whose script knows nothing about it, for `npu-run --timeline`.
+"""Records traces of some training steps of a script, for `npu-run --timeline`.
 
 A recorder stands around every `run` of every session of a rank. Runs that train are counted, by the global step where
 the graph has one; those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written

@@ -1,4 +1,4 @@
-"""Where the time of one training step goes on one rank, and how much of it is an exposed tail.
+"""Computes from a recorded step how long it computes, communicates and waits for communication (the exposed tail).
 
 The tail is what comes after the backward pass. It is exposed while gradients or decisions are on their way and this
 rank computes nothing meanwhile: neither updates nor anything else. Transfers that hide behind computation cost nothing.

@@ -1,4 +1,4 @@
-"""How fast a job computes and sends its gradients, from steps that were recorded."""
+"""Measures from recorded steps how fast a job computes its gradients and how fast it all-reduces them."""
 
 from __future__ import annotations
 
