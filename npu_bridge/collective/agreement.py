@@ -1,9 +1,9 @@
 """Checks when an optimizer is built that all ranks will all-reduce the same gradients, before any of them waits.
 
 A collective that ranks build differently waits for ever, fails far from its cause, or adds up what does not belong
-together. So a rank posts what it will transfer on the job's noticeboard and looks at what others have posted. That
-adds nothing to a graph and waits for nobody: ranks other than 0 look at rank 0's post, rank 0 looks at all that are
-there. Each posts before it looks, so of rank 0 and any other one the later sees the earlier, however they race.
+together. So a rank writes a description of its transfers to the job's key-value store and reads those of others. That
+adds nothing to a graph and waits for nobody: ranks other than 0 read the entry of rank 0, rank 0 reads all there are.
+Each rank writes before it reads, so of rank 0 and any other rank at least one sees both entries.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, af
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
         alike = [tensors[position] for position in positions]
-        vector = tf.reshape(carriers.joined(alike), [-1])
+        vector = tf.reshape(carriers.concatenated(alike), [-1])
         means = mean_of_vector(communicator, vector, f"{name}_{dtype}", after)
-        for position, values in zip(positions, carriers.parted(means, alike)):
+        for position, values in zip(positions, carriers.split_like(means, alike)):
             results[position] = values
     return results
 
