@@ -143,7 +143,7 @@ class Agreements:
         meeting = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
         self._counts[plan.owner] += 1
         try:
-            found = _post_and_look(plan, meeting, rank, size, time.monotonic() + patience_secs)
+            found = _exchange_descriptions(plan, meeting, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:
             # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
@@ -177,7 +177,7 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
     )
 
 
-def _post_and_look(plan, meeting, rank, size, deadline):
+def _exchange_descriptions(plan, meeting, rank, size, deadline):
     """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
     texts, digests = Noticeboard(meeting), Noticeboard(f"{meeting}_digest")
     text = plan.to_text()
