@@ -265,5 +265,5 @@ def _difference_of_fragments(reference, plan):
 
 
 def _fragment_numbers(plan):
-    """The fragment each gradient travels in, counted from 0, by the gradient's position."""
+    """The number of the fragment that each gradient is all-reduced in, from 0, by the gradient's position."""
     return {position: number for number, fragment in enumerate(plan.fragments) for position in fragment}

@@ -86,7 +86,7 @@ class SplitStrategies:
 def cut_by_index(count: int, last_indices: Sequence[int]) -> list[list[int]]:
     """Cuts gradients into fragments that end at given positions.
 
-    Gradients after the last position travel one by one.
+    Gradients after the last position are all-reduced one by one.
 
     Args:
       count: number of gradients.

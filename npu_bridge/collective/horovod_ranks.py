@@ -46,8 +46,8 @@ class HorovodCommunicator(Communicator):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
             if environment.read_variable(_NO_FUSION_OF_GROUPS) is None:
-                # Transfers joined as they happen to meet add up ranks in changing orders: three ranks would not train
-                # the same bits twice. And what is small and urgent would become part of what is large.
+                # Transfers that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
+                # not train the same bits twice. And small, urgent ones would wait for large ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
             self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
         self._process_set = self._hvd.global_process_set
@@ -69,7 +69,7 @@ class HorovodCommunicator(Communicator):
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
             with placed(f"{name}_{dtype.name}") as named:
-                # A group of one, because only groups are never joined with what happens to meet them.
+                # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
                 (total,) = self._hvd.grouped_allreduce(
                     [vector],
                     op=self._hvd.Average if average else self._hvd.Sum,

@@ -27,7 +27,7 @@ _WIDTH_BYTES = 2
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
-    """The dtype gradients are rounded to before they travel; None for "none".
+    """The dtype gradients are rounded to before they are sent; None for "none".
 
     Args:
       name: one of `FORMATS`; None means "none".
@@ -44,7 +44,7 @@ def wire_dtype(name: Any, owner: str) -> tf.DType | None:
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The values as they travel: in `dtype`, or unchanged when they have 16 bits already."""
+    """The values as they are sent: in `dtype`, or unchanged when they have 16 bits already."""
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 

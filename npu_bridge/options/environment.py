@@ -2,7 +2,7 @@
 
 A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
 MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
-`RANK_TABLE_FILE`, ...). Everything here looks at the live environment when called and keeps nothing. What
+`RANK_TABLE_FILE`, ...). Every function reads the environment when it is called and keeps nothing. What
 each documented variable means is written in `environment_table.py`.
 """
 

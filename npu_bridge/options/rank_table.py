@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.options import environment
 
-# As many ranks as the documentation knows, and a file in which they have room.
+# As many ranks as the documentation names, and a file large enough to list them.
 MOST_RANKS = 32768
 _MOST_BYTES = 8 * 2**20
 _LONGEST_QUOTE = 120

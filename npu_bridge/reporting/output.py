@@ -66,7 +66,7 @@ class PlainOutput:
 
 
 class SilentOutput:
-    """Says nothing: for every rank but the first."""
+    """Prints nothing: for ranks above 0."""
 
     REFRESH_SECS: float | None = None
     width: int | None = None
