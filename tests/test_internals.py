@@ -17,8 +17,16 @@ import tensorflow as tf
 from npu_bridge import horovod_internals
 from npu_bridge.tf_internals import contrib, graphs, sessions, training
 from npu_bridge.tf_internals.inherited import INHERITED
-from tests.canaries import CANARIES, RANK_CANARIES, functions_of, of_horovod
-from tests.canaries.of_training import instance_of
+from tests.canaries import (
+    CANARIES,
+    RANK_CANARIES,
+    functions_of,
+    of_contrib,
+    of_graphs,
+    of_horovod,
+    of_sessions,
+    of_training,
+)
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 HOMES = ("npu_bridge/tf_internals/", "npu_bridge/horovod_internals.py")
@@ -40,7 +48,14 @@ ASKING = ("getattr", "hasattr", "setattr", "delattr")
 # What this package calls by a name that TensorFlow has as well, by the file.
 OWN = {"npu_bridge/tf1/faces.py": {"_name"}}
 INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
-MODULES = (contrib, graphs, sessions, training, horovod_internals)
+# Each module and its canaries.
+MODULES = {
+    contrib: of_contrib,
+    graphs: of_graphs,
+    sessions: of_sessions,
+    training: of_training,
+    horovod_internals: of_horovod,
+}
 
 
 def python_files(packages=("npu_bridge", "hccl", "npu_device")):
@@ -161,7 +176,8 @@ def test_what_subclasses_override_is_listed():
 
 def test_every_function_has_a_canary():
     functions = {function for module in MODULES for function in functions_of(module)}
-    assert {function.__name__ for function in functions - {*CANARIES, *RANK_CANARIES}} == set()
+    without = functions - {*CANARIES, *RANK_CANARIES}
+    assert {f"{function.__module__}.{function.__name__}" for function in without} == set()
 
 
 @pytest.mark.parametrize("function", CANARIES, ids=lambda function: function.__name__)
@@ -173,7 +189,7 @@ def test_private_names_work(function):
 @pytest.mark.parametrize("base", INHERITED)
 def test_base_classes_have_what_subclasses_use(base):
     def check():
-        instance = instance_of(base)
+        instance = of_training.instance_of(base)
         missing = [name for name in INHERITED[base] if not hasattr(instance, name)]
         assert not missing, f"it has no {', '.join(missing)}"
 

@@ -1,4 +1,4 @@
-"""Who else is training, and how tensors are summed.
+"""Ranks and collective operations: which ranks there are, and all-reduce, all-gather and broadcast between them.
 
 `current()` answers with the one communicator of this process: `SingleProcess` when nobody else takes part (Horovod is
 not imported then), `HorovodCommunicator` when a launcher started several ranks. Callers use the same few methods

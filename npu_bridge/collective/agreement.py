@@ -1,9 +1,9 @@
-"""Whether all ranks are about to reduce the same: compared when an optimizer is built, not when ranks already wait.
+"""Checks when an optimizer is built that all ranks will all-reduce the same gradients, before any of them waits.
 
 A collective that ranks build differently waits for ever, fails far from its cause, or adds up what does not belong
-together. So a rank posts what it will transfer on the job's noticeboard and looks at what others have posted. That
-adds nothing to a graph and waits for nobody: ranks other than 0 look at rank 0's post, rank 0 looks at all that are
-there. Each posts before it looks, so of rank 0 and any other one the later sees the earlier, however they race.
+together. So a rank writes a description of its transfers to the job's key-value store and reads those of others. That
+adds nothing to a graph and waits for nobody: ranks other than 0 read the entry of rank 0, rank 0 reads all there are.
+Each rank writes before it reads, so of rank 0 and any other rank at least one sees both entries.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Agreements:
         meeting = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
         self._counts[plan.owner] += 1
         try:
-            found = _post_and_look(plan, meeting, rank, size, time.monotonic() + patience_secs)
+            found = _exchange_descriptions(plan, meeting, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:
             # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
@@ -177,7 +177,7 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
     )
 
 
-def _post_and_look(plan, meeting, rank, size, deadline):
+def _exchange_descriptions(plan, meeting, rank, size, deadline):
     """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
     texts, digests = Noticeboard(meeting), Noticeboard(f"{meeting}_digest")
     text = plan.to_text()
@@ -265,5 +265,5 @@ def _difference_of_fragments(reference, plan):
 
 
 def _fragment_numbers(plan):
-    """The fragment each gradient travels in, counted from 0, by the gradient's position."""
+    """The number of the fragment that each gradient is all-reduced in, from 0, by the gradient's position."""
     return {position: number for number, fragment in enumerate(plan.fragments) for position in fragment}

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.collective.carriers import moved
+from npu_bridge.collective.carriers import moved_as_bits
 from npu_bridge.collective.communicator import Communicator
 
 
@@ -46,7 +46,7 @@ def exchange_blocks(
             empty = tf.zeros(length[tf.newaxis], arrived.dtype)
         return tf.tensor_scatter_nd_update(empty, _positions(*receive, size)[:, tf.newaxis], arrived)
 
-    return moved(flat, exchange)
+    return moved_as_bits(flat, exchange)
 
 
 def _positions(counts, displacements, size):

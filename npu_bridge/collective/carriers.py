@@ -1,11 +1,11 @@
-"""How tensors get into and out of Horovod 0.28: in which dtype they travel, in one piece, and that they travel at all.
+"""Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
 
-Dtypes without a wire format: what is only moved may travel as any dtype of the same width, bit for bit; what is added
-up on the way must travel as a number that holds it.
+Horovod lacks some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as any
+dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum.
 
-TensorFlow 2.15 takes Horovod's ops for pure functions and optimises them away where it can: it runs one that is fed
-with constants once and for all, and merges two that are fed with the same. One rank may see that where another does
-not, and the ranks then wait for each other for ever. `unfolded` and `unmerged` keep every transfer in the graph.
+TensorFlow 2.15 takes Horovod's operators for pure functions: it evaluates one with constant inputs while it optimises
+the graph (constant folding), and replaces two with the same inputs by one. If it does so on one rank only, the others
+wait for ever. `prevent_folding` and `prevent_merging` keep every operator in the graph.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _SAME_BITS = {
 _ALIGNED_ELEMENTS = 32
 
 
-def widened(dtype: tf.DType) -> tf.DType:
+def all_reduce_dtype(dtype: tf.DType) -> tf.DType:
     """The dtype in which tensors of `dtype` are reduced."""
     return _WIDER.get(dtype, dtype)
 
 
-def widened_to_scatter(dtype: tf.DType) -> tf.DType:
+def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
     """The dtype in which tensors of `dtype` are reduced and scattered."""
     return _SCATTER_WIDER.get(dtype, dtype)
 
 
-def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
-    """Applies `move`, which only moves elements, to the bits of a tensor of any fixed-width dtype."""
+def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
+    """Applies `move`, which only copies elements, to a tensor of any dtype: bit for bit as one that Horovod has."""
     carrier = _SAME_BITS.get(tensor.dtype)
     if carrier is None:
         return move(tensor)
     return tf.bitcast(move(tf.bitcast(tensor, carrier)), tensor.dtype)
 
 
-def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Tensors of one dtype as one vector; a single one as it is.
 
     Horovod's one thread copies the tensors of a group into a buffer and out of it while nothing is on the wire. One
@@ -62,8 +62,8 @@ def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
-def parted(whole: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list:
-    """What has become of `tensors`, in their shapes, when `whole` has become of `joined(tensors)`."""
+def split_like(whole: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list:
+    """Splits a vector as long as `concatenated(tensors)` into tensors of their shapes."""
     return [_shaped(part, tensor) for part, tensor in zip(_parts(whole, tensors), tensors)]
 
 
@@ -90,10 +90,10 @@ def element_count(tensor: tf.Tensor) -> Any:
     return tf.size(tensor) if count is None else count
 
 
-def unfolded(tensors: Sequence[tf.Tensor]) -> list:
-    """The inputs of one transfer, out of reach of constant folding: one stateful input keeps the whole op in the graph.
+def prevent_folding(tensors: Sequence[tf.Tensor]) -> list:
+    """The inputs of a collective operator, one of them replaced by a stateful copy, which prevents constant folding.
 
-    That one is copied, because a copy is stateful and exists on every device; so it is the smallest of them.
+    The smallest input is copied; copies are stateful and exist on every device.
     """
     tensors = list(tensors)
     if not tf.executing_eagerly():
@@ -102,8 +102,8 @@ def unfolded(tensors: Sequence[tf.Tensor]) -> list:
     return tensors
 
 
-def unmerged(result: tf.Tensor) -> tf.Tensor:
-    """The result of a transfer, whose op differs from any other op of the graph by an attribute."""
+def prevent_merging(result: tf.Tensor) -> tf.Tensor:
+    """Gives the operator of a result a unique attribute, so that TensorFlow does not merge it with another."""
     if not tf.executing_eagerly():
         mark = attr_value_pb2.AttrValue(s=result.op.name.encode())
         set_attribute(result.op, "_npu_bridge_transfer", mark)
@@ -111,9 +111,9 @@ def unmerged(result: tf.Tensor) -> tf.Tensor:
 
 
 def run_in_any_case(result: tf.Tensor) -> tf.Operation:
-    """An op to wait for where nobody needs the result of a transfer on this rank, but others need the transfer.
+    """An op that keeps a collective operator in the graph where only other ranks need its result.
 
-    A transfer that is nothing but a control dependency is optimised away: it must feed a stateful op.
+    TensorFlow removes an operator that is nothing but a control dependency, so its result is read by a stateful op.
     """
     first = tf.reshape(result, [-1])[:1]  # the op reads it on the host
     return tf.raw_ops.Assert(condition=True, data=[first])

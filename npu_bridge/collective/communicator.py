@@ -1,4 +1,4 @@
-"""The interface every backend of the collective room implements."""
+"""`Communicator`: the interface of collective operations that every backend implements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Communicator(abc.ABC):
           average: divide the sums by the number of ranks.
           prescale: factor applied to each tensor before the sum. A power of two loses no bits, and one not
             above 1 / size keeps the sum of finite values finite.
-          after: what must have been computed before the transfer starts; the tensors are made ready to travel before.
+          after: what must have been computed before the transfer starts; the tensors are concatenated and cast before.
         Returns:
           Tensors in the order, shapes and dtypes of `tensors`.
         """
@@ -103,7 +103,7 @@ class Communicator(abc.ABC):
 
         Args:
           numbers: 64-bit integers; the lists of different ranks may differ in length.
-          meeting: what the ranks meet for, unique in the run and the same on every rank.
+          meeting: a name for this exchange, unique in the run and the same on every rank.
         Returns:
           The lists of all ranks, in rank order.
         Raises:

@@ -1,4 +1,4 @@
-"""Collectives in a backward pass: a sum has a gradient, anything else says that it has none."""
+"""Gradients of collective operations: an all-reduce sum has one, any other raises an error that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doing something right before a session first runs certain transfers: by then all ranks are about to meet in them.
+"""Runs a check right before a session first runs certain collectives, when all ranks are about to run them.
 
 Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
 nothing is to be added to the step that trains. The class of all sessions is changed when the first check is added,
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.tf_internals.sessions import SessionMethods, session_methods, set_session_methods
 
-_MARK = "_npu_bridge_transfer"  # set by `carriers.unmerged`; copies of an operator keep it
+_MARK = "_npu_bridge_transfer"  # set by `carriers.prevent_merging`; copies of an operator keep it
 
 
 class Check(abc.ABC):

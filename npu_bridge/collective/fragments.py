@@ -1,4 +1,4 @@
-"""Which gradients travel together: aggregation fragments.
+"""Cuts gradients into fragments, in the order of the backward pass; each fragment is all-reduced in one transfer.
 
 A fragment is a run of gradients, in the order the backward pass delivers them, that is summed over the ranks in one
 transfer. The cut decides how much of the transfer hides behind the rest of the backward pass: everything but the
@@ -86,7 +86,7 @@ class SplitStrategies:
 def cut_by_index(count: int, last_indices: Sequence[int]) -> list[list[int]]:
     """Cuts gradients into fragments that end at given positions.
 
-    Gradients after the last position travel one by one.
+    Gradients after the last position are all-reduced one by one.
 
     Args:
       count: number of gradients.

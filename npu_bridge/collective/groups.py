@@ -1,4 +1,4 @@
-"""Groups: some of the ranks, under a name, with collectives of their own.
+"""Named groups of ranks, each with its own collective operations.
 
 A name belongs to one process: the same name may stand for other ranks elsewhere ("my data-parallel group"). What
 the ranks share is the set of members; one set has one Horovod process set, however many names it has. Horovod makes

@@ -1,4 +1,4 @@
-"""The communicator of a job with several ranks, on Horovod."""
+"""`HorovodCommunicator`: collective operations between several ranks, by Horovod."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from npu_bridge import horovod_internals
 from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
 from npu_bridge.collective.carriers import (
-    joined,
-    moved,
-    parted,
-    unfolded,
-    unmerged,
-    widened,
-    widened_to_scatter,
+    all_reduce_dtype,
+    concatenated,
+    moved_as_bits,
+    prevent_folding,
+    prevent_merging,
+    reduce_scatter_dtype,
+    split_like,
 )
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.wire_names import placed
@@ -46,8 +46,8 @@ class HorovodCommunicator(Communicator):
         self._hvd = _import_horovod()
         if not self._hvd.is_initialized():
             if environment.read_variable(_NO_FUSION_OF_GROUPS) is None:
-                # Transfers joined as they happen to meet add up ranks in changing orders: three ranks would not train
-                # the same bits twice. And what is small and urgent would become part of what is large.
+                # Transfers that Horovod fuses as they become ready add up ranks in changing orders: three ranks would
+                # not train the same bits twice. And small, urgent ones would wait for large ones.
                 environment.write_variable(_NO_FUSION_OF_GROUPS, 1)
             self._hvd.init(process_sets=None if horovod_restart.is_possible() else "dynamic")
         self._process_set = self._hvd.global_process_set
@@ -61,27 +61,27 @@ class HorovodCommunicator(Communicator):
     def all_reduce(self, tensors, name, average=True, prescale=1.0, after=()):
         results = [None] * len(tensors)
         for dtype, positions in _positions_by_dtype(tensors).items():
-            wide = [tf.cast(tensors[position], widened(dtype)) for position in positions]
+            wide = [tf.cast(tensors[position], all_reduce_dtype(dtype)) for position in positions]
             if prescale == 1.0:
-                vector = joined(unfolded(wide))
+                vector = concatenated(prevent_folding(wide))
             else:
-                vector = joined(wide) * unfolded([tf.constant(prescale, wide[0].dtype)])[0]
+                vector = concatenated(wide) * prevent_folding([tf.constant(prescale, wide[0].dtype)])[0]
             with tf.control_dependencies(after):
                 vector = tf.identity(vector)
             with placed(f"{name}_{dtype.name}") as named:
-                # A group of one, because only groups are never joined with what happens to meet them.
+                # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
                 (total,) = self._hvd.grouped_allreduce(
                     [vector],
                     op=self._hvd.Average if average else self._hvd.Sum,
                     process_set=self._process_set,
                     **named,
                 )
-            for position, tensor in zip(positions, parted(unmerged(total), wide)):
+            for position, tensor in zip(positions, split_like(prevent_merging(total), wide)):
                 results[position] = tf.cast(tensor, dtype)
         return results
 
     def reduce(self, tensor, reduction, name):
-        (wide,) = unfolded([tf.cast(tensor, widened(tensor.dtype))])
+        (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
         operation = {
             "sum": self._hvd.Sum,
             "max": self._hvd.Max,
@@ -90,23 +90,23 @@ class HorovodCommunicator(Communicator):
         }[reduction]
         with placed(name) as named:
             reduced = self._hvd.allreduce(wide, op=operation, process_set=self._process_set, **named)
-        return tf.cast(unmerged(reduced), tensor.dtype)
+        return tf.cast(prevent_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):
         if reduction != "sum":
             return tf.split(self.reduce(tensor, reduction, name), self.size)[self.rank]
-        (wide,) = unfolded([tf.cast(tensor, widened_to_scatter(tensor.dtype))])
+        (wide,) = prevent_folding([tf.cast(tensor, reduce_scatter_dtype(tensor.dtype))])
         with placed(name) as named:
             part = self._hvd.reducescatter(wide, op=self._hvd.Sum, process_set=self._process_set, **named)
-        return tf.cast(unmerged(part), tensor.dtype)
+        return tf.cast(prevent_merging(part), tensor.dtype)
 
     def all_gather(self, tensor, name):
         def gather(part):
-            own = unfolded([part])
+            own = prevent_folding([part])
             with placed(name) as named:
-                return unmerged(self._hvd.allgather(*own, process_set=self._process_set, **named))
+                return prevent_merging(self._hvd.allgather(*own, process_set=self._process_set, **named))
 
-        return moved(tf.convert_to_tensor(tensor), gather)
+        return moved_as_bits(tf.convert_to_tensor(tensor), gather)
 
     def all_true(self, flag, name):
         # A sum of "no" votes: Sum is the one reduction that every Horovod controller has for int32.
@@ -116,11 +116,13 @@ class HorovodCommunicator(Communicator):
     def broadcast(self, tensor, root_rank, name):
         def send(value):
             # Horovod counts the root in the job, not in the group.
-            root, own = self.members[root_rank], unfolded([value])
+            root, own = self.members[root_rank], prevent_folding([value])
             with placed(name) as named:
-                return unmerged(self._hvd.broadcast(*own, root_rank=root, process_set=self._process_set, **named))
+                return prevent_merging(
+                    self._hvd.broadcast(*own, root_rank=root, process_set=self._process_set, **named)
+                )
 
-        return moved(tensor, send)
+        return moved_as_bits(tensor, send)
 
     def broadcast_variables(self, variables, root_rank):
         assigned = [
@@ -137,13 +139,13 @@ class HorovodCommunicator(Communicator):
 
         def send(blocks):
             # Blocks first and counts second: the counts are the smaller ones to copy.
-            blocks, splits = unfolded([blocks, tf.cast(counts, tf.int32)])
+            blocks, splits = prevent_folding([blocks, tf.cast(counts, tf.int32)])
             with placed(name) as named:
                 received, arrived = self._hvd.alltoall(blocks, splits=splits, process_set=self._process_set, **named)
             received_counts.append(arrived)
-            return unmerged(received)
+            return prevent_merging(received)
 
-        return moved(tensor, send), received_counts[0]
+        return moved_as_bits(tensor, send), received_counts[0]
 
     def exchange(self, numbers, meeting):
         # Read now: once the ranks have met, another one may already be restarting Horovod.

@@ -1,4 +1,4 @@
-"""Starting Horovod again with other process sets, in the middle of a job.
+"""Restarts Horovod in the middle of a job, to declare more process sets.
 
 All ranks stop Horovod, then all start it. They find each other through a key-value server; the launcher's still holds
 the addresses of the first start, which a fast rank would take for new ones, so rank 0 runs a fresh one each time.

@@ -1,4 +1,4 @@
-"""Which rank updates which variable: a fair division of a list among the ranks."""
+"""Divides variables among ranks so that each updates about as many bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one rank to another: a broadcast among exactly these two."""
+"""Send and receive between two ranks, as a broadcast in a group of these two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of a group transfer outside of optimizers, in the order it was built: compared before it first runs."""
+"""Checks that ranks of a group run the same collective operations outside of optimizers, in the same order."""
 
 from __future__ import annotations
 

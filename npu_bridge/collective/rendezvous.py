@@ -1,4 +1,4 @@
-"""Waiting for all ranks at one point of the script, but not for ever, and naming those that do not come."""
+"""A barrier of all ranks with a time limit, which names the ranks that did not come."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_u
     Args:
       together: the collective. One that waits cannot be cancelled, so it runs in a thread of its own, which is left
         behind when the time is over.
-      meeting: what the ranks meet for, unique in the job.
+      meeting: a name for this barrier, unique in the job.
       rank: this rank.
       size: number of ranks.
       give_up: makes a collective that still waits fail; called at exit where one was left behind.

@@ -1,4 +1,4 @@
-"""The communicator of a process that trains alone."""
+"""`SingleProcess`: collective operations of a process that trains alone, which return their inputs."""
 
 from __future__ import annotations
 

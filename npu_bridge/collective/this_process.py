@@ -1,4 +1,4 @@
-"""Finding the communicator of this process."""
+"""Finds the communicator of this process: Horovod's with several ranks, else that of a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gradients travel as: themselves, or 16-bit numbers that are added up in float32.
+"""Wire formats of all-reduced gradients: float32, or 16 bits on the network with sums in float32.
 
 Horovod sums 16-bit floats in 16 bits, which loses bits at every rank and is slow on processors (float16 took 2.7 times
 as long as float32 in memory), and it has no bfloat16. So a mean is made of transfers that only move bits, and is taken
@@ -27,7 +27,7 @@ _WIDTH_BYTES = 2
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
-    """The dtype gradients are rounded to before they travel; None for "none".
+    """The dtype gradients are rounded to before they are sent; None for "none".
 
     Args:
       name: one of `FORMATS`; None means "none".
@@ -44,7 +44,7 @@ def wire_dtype(name: Any, owner: str) -> tf.DType | None:
 
 
 def rounded(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The values as they travel: in `dtype`, or unchanged when they have 16 bits already."""
+    """The values as they are sent: in `dtype`, or unchanged when they have 16 bits already."""
     return values if values.dtype.size <= _WIDTH_BYTES else tf.cast(values, dtype)
 
 
@@ -65,9 +65,9 @@ def mean(communicator: Communicator, tensors: Sequence[tf.Tensor], name: str, af
     for dtype in sorted({tensor.dtype.name for tensor in tensors}):
         positions = [position for position, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
         alike = [tensors[position] for position in positions]
-        vector = tf.reshape(carriers.joined(alike), [-1])
+        vector = tf.reshape(carriers.concatenated(alike), [-1])
         means = mean_of_vector(communicator, vector, f"{name}_{dtype}", after)
-        for position, values in zip(positions, carriers.parted(means, alike)):
+        for position, values in zip(positions, carriers.split_like(means, alike)):
             results[position] = values
     return results
 

@@ -1,4 +1,4 @@
-"""What transfers are called between ranks: not by the name scopes they are built in, which may differ between ranks.
+"""Gives collective operations names that are the same on every rank, whatever name scopes ranks build them in.
 
 Horovod matches transfers by the full names of their operators. So all of them are built in one scope at the root of
 their graph, and those of the same name are numbered in the order in which they were built. Branches of a `tf.cond` and

@@ -43,7 +43,7 @@ class Call:
         self.where = f"{op} (rank {self.communicator.rank} of {self.communicator.size} in {group!r})"
 
     def error(self, problem: str, expected: str, got: Any, mend: str, kind: type = ValueError) -> Exception:
-        """An exception in the house form."""
+        """An exception with a message of where, what is wrong, expected, got and how to mend it."""
         return kind(message(self.where, problem, expected, str(got), mend))
 
     def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:

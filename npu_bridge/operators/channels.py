@@ -1,4 +1,4 @@
-"""Named queues between graphs of one process.
+"""Named queues that hand tensors from one graph of a process to another.
 
 Sessions share neither operators nor resources, so a channel is a queue of Python that operators of both sides reach by
 its name. Reading waits for what is written, and keeps one of TensorFlow's threads while it waits.
@@ -20,7 +20,7 @@ LOG_CHANNEL = "_npu_log"
 
 
 class _Channel:
-    """A queue that can end: whoever waits then, or comes later, gets the end."""
+    """A queue that can be closed: reads that wait then, or come later, are told so."""
 
     def __init__(self, has_ended: bool = False):
         self._items: queue.Queue = queue.Queue()
@@ -62,7 +62,7 @@ def end(name: str) -> tf.Operation | None:
 
 
 def _channel(name: str) -> _Channel:
-    """The channel of a name, one for the process: it is what graphs that know nothing of each other meet at."""
+    """The channel of a name, one for the process: graphs reach it by its name alone."""
     with _ONE_AT_A_TIME:
         return _made_once(name)
 

@@ -1,4 +1,4 @@
-"""Operators about where things are: scattering, non-zero elements, random choices and nearest centroids."""
+"""Index operators: scatter updates, indices of non-zero elements, random choices and nearest centroids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent networks over all time steps: one loop that knows lengths, and what happens in a step.
+"""Recurrent layers over all time steps: LSTM in one or both directions, GRU, and GRU with attention.
 
 Tensors are time-major. The part of a step that does not depend on the state is computed for all steps at once before
 the loop, so that the loop holds one small product of matrices. Past the end of a sequence its state stays, and every

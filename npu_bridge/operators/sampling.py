@@ -1,4 +1,4 @@
-"""Images between their pixels: bilinear sampling, warping, deformable convolution, and decoding to a size."""
+"""Image operators: bilinear sampling, warping, deformable convolution, and decoding with resizing."""
 
 from __future__ import annotations
 

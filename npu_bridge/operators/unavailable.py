@@ -1,4 +1,4 @@
-"""One way of saying that an operator needs a device, and what to do instead."""
+"""The error of operators that need an NPU, which says what to use instead."""
 
 from __future__ import annotations
 

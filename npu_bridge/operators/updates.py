@@ -1,4 +1,4 @@
-"""Update rules: what an optimizer computes from a gradient and its slots."""
+"""Arithmetic of optimizer updates: new values of a variable and its slots from a gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option, written once, and everything read off that one table.
+"""All options, declared once in a table, and what is generated from it: constructors, checks, readers and a page.
 
 `read_run_config` and `read_session_config` give the immutable `TrainingOptions` that engines take their
 settings from; `environment` is the only module of the package that touches environment variables.

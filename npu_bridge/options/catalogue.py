@@ -1,4 +1,4 @@
-"""The one table of every option.
+"""The table of all options, put together from the modules `table_*.py`.
 
 A new option goes into the `table_*.py` module of its topic and nowhere else.
 """

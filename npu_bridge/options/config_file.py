@@ -1,4 +1,4 @@
-"""Run configurations written as TOML: a key for each constructor value, a table for each helper object."""
+"""Reads and writes run configurations as TOML: a key for each constructor value, a table for each helper object."""
 
 from __future__ import annotations
 

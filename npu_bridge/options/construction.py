@@ -1,4 +1,4 @@
-"""Building config objects from the table: constructors, and the order of `NPURunConfig`'s checks."""
+"""Makes constructors of config classes from the option table, with the checks of `NPURunConfig` in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page `docs/options.md`, generated: `python -m npu_bridge.options.docs_page docs/options.md`."""
+"""Generates the page `docs/options.md`: `python -m npu_bridge.options.docs_page docs/options.md`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Environment variables: the one module of the library that reads or writes `os.environ`; the launcher passes it on.
+"""Reads and writes environment variables, for the whole library; the launcher alone passes on an environment too.
 
 A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
 MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
-`RANK_TABLE_FILE`, ...). Everything here looks at the live environment when called and keeps nothing. What
+`RANK_TABLE_FILE`, ...). Every function reads the environment when it is called and keeps nothing. What
 each documented variable means is written in `environment_table.py`.
 """
 

@@ -25,7 +25,7 @@ class Variable(NamedTuple):
 
     @property
     def value(self) -> str | None:
-        """What the live environment says, None when unset or empty."""
+        """The value in the environment now, None when unset or empty."""
         return read_variable(self.name)
 
 

@@ -1,4 +1,4 @@
-"""One form for every message about an option: where, what is wrong, expected, got, how to mend."""
+"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to mend it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times,
 
 
 def message(where: str, problem: str, expected: str, got: str, mend: str) -> str:
-    """The house form as one line of text, of at most `LONGEST_MESSAGE` characters: long parts lose their middle."""
+    """One line of at most `LONGEST_MESSAGE` characters, in the form of all messages: long parts lose their middle."""
     parts = [str(part) for part in (where, problem, expected, got, mend)]
     for limit in _PART_LIMITS:
         where, problem, expected, got, mend = (shortened(part, limit) for part in parts)
@@ -45,7 +45,7 @@ def shown(value: Any) -> str:
 def option_error(
     kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, mend: str
 ) -> Exception:
-    """An exception in the house form that remembers which option it is about.
+    """An exception with such a message that remembers which option it is about.
 
     Args:
       kind: `ValueError` or `TypeError`.

@@ -1,4 +1,4 @@
-"""The small languages some option texts are written in.
+"""Parsers of option values that are texts with a syntax of their own, such as step ranges or input shapes.
 
 Pure functions: text in, value out, or a ValueError. Its message carries only the reason; the caller adds
 which option of which object the text was given to.

@@ -1,4 +1,4 @@
-"""Where a job starts: the JSON file that describes it, else environment variables.
+"""Where a process finds out about its job: a JSON file that describes it, else environment variables.
 
 The file has `device_info` with the `Index` of this process, `rank_table_file`, `rank_size` and, if wanted,
 `local_checkpoint_dir`. Ranks are known from the launcher; of these only the checkpoint and the number of ranks matter.

@@ -1,4 +1,4 @@
-"""What values an option takes: one small class for each kind of value.
+"""Types of option values (integer, choice, path and so on): what each accepts, and how a session's map holds it.
 
 A kind finds the problem with a value, says what it expects (messages and the documentation page print that),
 and turns a legal value into the plain form engines read (`str`, `int`, `bool`). Limits that the NPU stack

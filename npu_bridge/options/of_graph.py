@@ -1,4 +1,4 @@
-"""The options of the run a graph belongs to, kept with the graph.
+"""Keeps the options of a run with the graph it trains, for code that has only the graph.
 
 Who builds a graph (an optimizer, say) need not know the configuration of the run, and who knows it need not
 know the builder: one publishes, the other asks. Options may also arrive after the graph was built, with the

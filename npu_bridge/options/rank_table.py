@@ -1,4 +1,4 @@
-"""Rank tables: the JSON files that say which rank runs on which device of which server.
+"""Reads rank tables: JSON files that say which rank runs on which device of which server.
 
 Three forms are read: version 1.0 (`server_list`), version 1.2 for super-nodes (`server_list` with more
 fields), and the older one with groups (`group_list`), where ranks follow the order of listing. Unknown
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.options import environment
 
-# As many ranks as the documentation knows, and a file in which they have room.
+# As many ranks as the documentation names, and a file large enough to list them.
 MOST_RANKS = 32768
 _MOST_BYTES = 8 * 2**20
 _LONGEST_QUOTE = 120

@@ -1,4 +1,4 @@
-"""Readers: an NPURunConfig or a session's ConfigProto in, one `TrainingOptions` out. And the writer back.
+"""Turns an NPURunConfig or a session's ConfigProto into `TrainingOptions`, and options back into a ConfigProto.
 
 Nothing here changes an object of the caller: session settings are copied before an entry is added.
 """

@@ -1,4 +1,4 @@
-"""Rules between options. Each rule looks at the checked, plain values and raises, warns or corrects."""
+"""Checks of several options together; each raises an error, warns, or corrects a value."""
 
 from __future__ import annotations
 

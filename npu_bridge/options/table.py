@@ -1,4 +1,4 @@
-"""The shape of one option and the table that holds them all.
+"""The classes of an option and of the table that holds all options.
 
 An `Option` is written once, in one of the `table_*.py` modules. Constructor signatures, validation, the
 session's `parameter_map`, `TrainingOptions`, configuration files and `docs/options.md` are all read off the

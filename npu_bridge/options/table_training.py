@@ -135,7 +135,7 @@ OPTIONS = (
         Boolean(),
         "Overlap gradient all-reduce with the backward pass.",
         works(
-            "False lets no gradient travel before all of them exist. NPUEstimator's model function knows it, and "
+            "False starts no all-reduce before all gradients exist. NPUEstimator's model function knows it, and "
             "any graph whose session is made before the optimizer."
         ),
         default=True,

@@ -1,4 +1,4 @@
-"""The immutable value every engine takes its settings from."""
+"""`TrainingOptions`: the checked values of all options of a run, which nothing can change."""
 
 from __future__ import annotations
 

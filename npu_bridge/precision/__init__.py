@@ -1,4 +1,4 @@
-"""Which operator computes in which dtype, and when that changes.
+"""Mixed precision: which operator types compute in 16 bits, and switching to float32 in the middle of a training.
 
 `Precision` is what the options of a run ask for. `Precision.prepare` readies session settings, and `attach` (or
 `PrecisionHook`, where somebody else makes the sessions) lets a session follow. The work is done by TensorFlow's own

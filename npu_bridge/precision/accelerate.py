@@ -1,4 +1,4 @@
-"""`accelerate_train_mode`: when the low-precision first part of a training ends. Arithmetic only.
+"""`accelerate_train_mode`: computes at which step the low-precision part of a training ends, without TensorFlow.
 
 All of it is float32, rounded after each operation, as on the NPU stack: in double precision some thresholds come
 out one step off.

@@ -1,4 +1,4 @@
-"""Single operators that do otherwise than the policy: `keep_dtype_scope`, `keep_tensors_dtypes`, `customize_dtypes`."""
+"""Exempts single operators from mixed precision: `keep_dtype_scope`, `keep_tensors_dtypes`, `customize_dtypes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The precision of functions: what `tf.function` and a compiled Keras model run.
+"""Mixed precision for `tf.function` and compiled Keras models, in eager execution.
 
 TensorFlow builds the executor of a function when it is called with settings it has not been called with before, and the
 settings are those of the calling thread. The rewriter reads its lists from the environment at that moment.

@@ -1,4 +1,4 @@
-"""Hooks: the precision of a training for sessions that somebody else makes, and its phase for TensorBoard."""
+"""Session hooks that apply mixed precision to sessions made by others, and write its phase for TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast this CPU computes in float16: measured once, and remembered for this processor and TensorFlow.
+"""Measures once how fast this CPU computes in float16, and remembers the result on disk.
 
 What the processor has units for tells little, as TensorFlow's float16 kernels use them in few operators: on a CPU with
 `avx512_fp16` training scripts took 28 to 98 times as long as in float32, and 1.7 to 4 times with float32 kernels on

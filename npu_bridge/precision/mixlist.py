@@ -1,4 +1,4 @@
-"""`modify_mixlist`: a file that changes which operator types mixed precision may reduce.
+"""`modify_mixlist`: reads a file that moves operator types between the lists of mixed precision.
 
     {
       // which types keep their dtype, and which may be reduced

@@ -1,4 +1,4 @@
-"""`precision_mode` and `precision_mode_v2` in other words: which operators may compute in which dtype."""
+"""Translates `precision_mode` and `precision_mode_v2` into a policy: which operators may compute in which dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator types a script moves between the lists of mixed precision, by calls instead of a file.
+"""Functions by which a script moves operator types between the lists of mixed precision, for one graph.
 
     register_float_function("Softmax")      # in the default graph: sessions of this graph follow
     lists = OpLists().with_half("Softmax")  # or as a value, for `from_opt_level` and `modify_mixlist`

@@ -1,4 +1,4 @@
-"""`customize_dtypes`: a file that says the dtype of single operators, or of all of one type.
+"""`customize_dtypes`: reads a file that gives the dtype of single operators, or of all of one type.
 
 # by name, which wins, and by type
 dense/MatMul::InputDtype:float32,float32,OutputDtype:float32

@@ -1,4 +1,4 @@
-"""What the options of a run ask of precision, and which policy each of its session runs follows."""
+"""`Precision`: the mixed precision that the options of a run ask for, and the policy of each of its session runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine's CPU has units for a low precision."""
+"""Tells whether this CPU has instructions for float16 or bfloat16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow's mixed-precision rewriter, as far as we steer it: its switches and its lists of operator types.
+"""Settings of TensorFlow's auto-mixed-precision graph rewriter: its switches and its lists of operator types.
 
 When a session builds an executor, the rewriter goes over a copy of the graph, inserts casts and changes the dtype of
 operators. What it may change is read from the environment at that moment, so one session can build executors of

@@ -1,4 +1,4 @@
-"""Rounding single inputs and outputs of operators that compute in float32.
+"""Rounds single inputs and outputs of operators to 16 bits, while the operators compute in float32.
 
 Pairs of casts, to the low dtype and back, go into the graph itself, before a session gets to see the operators:
 TensorFlow ignores changes of those a session knows. So the graph shows what is computed. Operators inside functions

@@ -1,4 +1,4 @@
-"""The one-way switch of an accelerated training: asked before every run, it says when low precision ends."""
+"""The switch of an accelerated training from low precision to its configured one, decided before each run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Switch:
         self._started: set[frozenset[str]] = set()
         self._fallback: Callable[[], Progress] | None = None
         self._has_warned = False
-        self._ballot: _Ballot | None = None
+        self._maximum: _MaximumOverRanks | None = None
         self._runs_to_skip = 0
 
     def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
@@ -116,12 +116,12 @@ class Switch:
         if self._runs_to_skip > 0:
             self._runs_to_skip -= 1
             return 1
-        if self._ballot is None:
-            self._ballot = _Ballot(communicator)
-        most = self._ballot.most(runs_left)
+        if self._maximum is None:
+            self._maximum = _MaximumOverRanks(communicator)
+        most = self._maximum.of(runs_left)
         self._runs_to_skip = max(most - 1, 0)
         if most == 0:
-            self._ballot.close()
+            self._maximum.close()
         return most
 
     def _say(self, text: str, *values: object) -> None:
@@ -129,8 +129,8 @@ class Switch:
             _LOG.info(text, *values)
 
 
-class _Ballot:
-    """A graph and a session in which ranks compare a number; the training's own session stays out of it."""
+class _MaximumOverRanks:
+    """The maximum of a number over all ranks, by an all-reduce in a graph and a session of its own."""
 
     def __init__(self, communicator):
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1)
@@ -139,7 +139,7 @@ class _Ballot:
             self._most = communicator.reduce(self._own, "max", "npu_bridge_precision_ballot")
         self._session = tf.compat.v1.Session(graph=graph, config=config)
 
-    def most(self, number: int) -> int:
+    def of(self, number: int) -> int:
         return int(self._session.run(self._most, {self._own: number}))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What people see of a training run: a progress line, a history, a picture and a short summary.
+"""Reports of a training run: progress line, history file, picture, TensorBoard curves, timeline and summary.
 
 Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
 """

@@ -1,4 +1,4 @@
-"""Hooks that end a training whose NaN stay: one that only skips steps, and one that applies a step of a NaN loss."""
+"""Hooks that end a training in which every step is skipped, or in which a step with a NaN loss is applied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LossScaleCollapseError(RuntimeError):
     """Every step is skipped, and no other loss scale would change that."""
 
 
-class _Look(NamedTuple):
+class _LocalValues(NamedTuple):
     """What the operators gave that one run needs on this rank alone."""
 
     run: RunView
@@ -108,7 +108,7 @@ class LossScaleCollapseHook(StepHook):
         local = _without_transfers(run)
         made_here = {tensor.name for op in local for tensor in op.outputs if tensor.dtype.is_floating}
         names = sorted(made_here & run.values)
-        return _Look(run._replace(ops=local), dict(zip(names, session.run(names, self._feeds))))
+        return _LocalValues(run._replace(ops=local), dict(zip(names, session.run(names, self._feeds))))
 
     def _state_of_loss(self, look):
         loss = self._fetches.get("loss")

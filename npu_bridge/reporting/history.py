@@ -1,4 +1,4 @@
-"""What happened at every step, kept in a file that outlives the process."""
+"""`History`: a file with loss, loss scale and skipped steps of every training step, also across restarts."""
 
 from __future__ import annotations
 

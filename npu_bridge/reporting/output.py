@@ -1,4 +1,4 @@
-"""Where lines go: one line rewritten in place on a terminal, whole lines everywhere else."""
+"""Prints progress: one line rewritten in place on a terminal, separate lines elsewhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PlainOutput:
 
 
 class SilentOutput:
-    """Says nothing: for every rank but the first."""
+    """Prints nothing: for ranks above 0."""
 
     REFRESH_SECS: float | None = None
     width: int | None = None

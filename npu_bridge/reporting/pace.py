@@ -1,4 +1,4 @@
-"""How fast a run goes: now, and on the whole."""
+"""Steps per second of a run: of late, and on the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of a training run: loss above, loss scale below, overflows and restarts marked."""
+"""Draws a training run with matplotlib: loss above, loss scale below, overflows and restarts marked."""
 
 from __future__ import annotations
 

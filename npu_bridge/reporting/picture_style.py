@@ -1,4 +1,4 @@
-"""How pictures with axes look here: their quiet colours, and what is left out."""
+"""The matplotlib style of all pictures with axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of a plan: step time over ranks, and how much of it is communication that nothing hides."""
+"""Draws a plan for n ranks: step time over ranks, and how much of it is communication that nothing hides."""
 
 from __future__ import annotations
 

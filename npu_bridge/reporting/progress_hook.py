@@ -1,4 +1,4 @@
-"""`ProgressHook`: the one line a person watches while a model trains."""
+"""`ProgressHook`: shows a progress line while a session trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line that says where a training run stands. Pure text: no TensorFlow, no clock, no terminal."""
+"""Formats the progress line of a training; text only, without TensorFlow, clock or terminal."""
 
 from __future__ import annotations
 

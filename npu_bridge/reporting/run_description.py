@@ -1,4 +1,4 @@
-"""The first line of a run: what it runs on."""
+"""Formats the first line of a run: TensorFlow's version, devices, ranks and precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session hook under all reports: watches loss, loss scale and skipped steps of every step."""
+"""Base class of reporting hooks: fetches loss, loss scale and skipped steps of every step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Recording some steps of a training whose script knows nothing about it, for `npu-run --timeline`.
+"""Records traces of some training steps of a script, for `npu-run --timeline`.
 
-A recorder stands around every `run` of every session of a rank. Runs that train are counted, by the global step where
+A recorder wraps `run` of every session of a rank. Runs that train are counted, by the global step where
 the graph has one; those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written
 after the last of these steps, so that reading does not keep other ranks waiting in a step that is still to come.
 """

@@ -1,4 +1,4 @@
-"""Where the time of one training step goes on one rank, and how much of it is an exposed tail.
+"""Computes from a recorded step how long it computes, communicates and waits for communication (the exposed tail).
 
 The tail is what comes after the backward pass. It is exposed while gradients or decisions are on their way and this
 rank computes nothing meanwhile: neither updates nor anything else. Transfers that hide behind computation cost nothing.
@@ -155,7 +155,7 @@ def _with_wire_times(trace, start_secs, handed_over):
     for transfer in sorted(trace.transfers, key=lambda transfer: transfer.end_ms):
         all_here_ms = max(transfer.begin_ms, (handed_over[transfer.name] - start_secs) * 1000)
         before = transfers[-1] if transfers else None
-        if before is not None and _travel_together(before, transfer, all_here_ms):
+        if before is not None and _are_sent_together(before, transfer, all_here_ms):
             wire_ms = before.wire_ms
         else:
             wire_ms = all_here_ms if before is None else max(all_here_ms, before.end_ms)
@@ -163,7 +163,7 @@ def _with_wire_times(trace, start_secs, handed_over):
     return dataclasses.replace(trace, transfers=tuple(transfers))
 
 
-def _travel_together(before, transfer, all_here_ms):
+def _are_sent_together(before, transfer, all_here_ms):
     """Whether Horovod joined two transfers: it unpacks what it joined as one arrives after the other.
 
     Fragments and decisions are never joined. Ours: how much later the next one may arrive.

@@ -1,4 +1,4 @@
-"""The few numbers that are left when a run is over."""
+"""`Summary`: the figures shown when a run has ended, such as steps, time and the last loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of one training step, as SVG: who worked when, and the exposed tail, shaded.
+"""Draws one training step as SVG: what computed and communicated when, with the exposed tail shaded.
 
 Written by hand, so that a recorded job needs no drawing package; any browser shows it.
 """

@@ -1,4 +1,4 @@
-"""What the ranks of a job recorded, put together: one picture, one file of facts, one line."""
+"""Merges the recorded steps of all ranks into one picture, one JSON file and one line of text."""
 
 from __future__ import annotations
 

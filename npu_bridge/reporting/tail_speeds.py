@@ -1,4 +1,4 @@
-"""How fast a job computes and sends its gradients, from steps that were recorded."""
+"""Measures from recorded steps how fast a job computes its gradients and how fast it all-reduces them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from npu_bridge.reporting.step_trace import StepTrace
 
 
 def measured_speeds(traces: Sequence[StepTrace]) -> Speeds | None:
-    """The speeds of the lowest rank, medians over its steps; None when no gradient was seen to travel.
+    """The speeds of the lowest rank, medians over its steps; None when no gradient was all-reduced.
 
     The forward pass ends where a line from the last gradient back through the first transfer's comes to no bytes. One
     transfer with all of them does not tell; then it is taken to be the usual share of the computation.

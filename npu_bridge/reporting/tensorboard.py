@@ -1,4 +1,4 @@
-"""Curves of a training for TensorBoard: a hook, which every `NPUEstimator` has, and a callback for Keras."""
+"""Writes curves of a training for TensorBoard: a hook, which every `NPUEstimator` has, and a callback for Keras."""
 
 from __future__ import annotations
 
@@ -171,9 +171,7 @@ class _Scalars:
             self._steps_since = 0
         self._steps_since += steps
 
-    def write(
-        self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None
-    ) -> None:
+    def write(self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None) -> None:
         """Writes what is known and finite, and how many steps were tried in a second since the last time."""
         now = self._clock()
         pace = None

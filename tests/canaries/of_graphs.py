@@ -96,7 +96,7 @@ def _():
 def _():
     found = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def function():
         found.append(graphs.is_branch_or_body(v1.get_default_graph()))
         return tf.cond(tf.constant(True), branch, branch)
@@ -109,24 +109,24 @@ def _():
     expect(found == [False, True, True], f"functions and branches are {found}")
 
 
-@canary_of(graphs.is_compiled_by_xla)
+@canary_of(graphs.is_compiled_by_xla, eagerly=True)
 def _():
     found = []
 
     def step():
         found.append(graphs.is_compiled_by_xla(v1.get_default_graph()))
+        return tf.constant(1.0)
 
     for is_compiled in (False, True):
-        tf.function(step, jit_compile=is_compiled).get_concrete_function()
+        tf.function(step, autograph=False, jit_compile=is_compiled)()
     expect(found == [False, True], f"compiled functions are {found}")
 
 
 @canary_of(graphs.function_definition, graphs.function_definitions)
 def _():
-    called = tf.function(lambda: tf.constant(1.0) + tf.random.uniform([])).get_concrete_function()
-    called()
-    name = called.name.decode()
     graph = v1.get_default_graph()
+    tf.function(lambda: tf.constant(1.0) + tf.random.uniform([]), autograph=False)()
+    (name,) = {op.get_attr("f").name for op in graph.get_operations() if op.type == "StatefulPartitionedCall"}
     expect(graphs.function_definition(graph, "canary") is None, "a function was found that is not there")
     types_in = {node.op for node in graphs.function_definition(graph, name).node_def}
     expect("RandomUniform" in types_in, f"the function holds {types_in}")

@@ -104,7 +104,7 @@ def _():
 def _():
     inner = tf.Module()
     inner.part = tf.Variable(3.0)
-    outer = type("Outer", (training.delegating_trackable(),), {})(inner)
+    outer = type("Outer", (training.delegating_trackable(), tf.saved_model.Asset), {})(inner)
     with tempfile.TemporaryDirectory() as folder:
         path = tf.train.Checkpoint(owner=outer).write(f"{folder}/canary")
         value = tf.train.load_checkpoint(path).get_tensor("owner/part/.ATTRIBUTES/VARIABLE_VALUE")
@@ -121,7 +121,7 @@ def _():
             v1.keras.backend.get_session()
             expect(session.run(v1.is_variable_initialized(variable)), "Keras does not initialise the variable")
         finally:
-            v1.keras.backend.clear_session()
+            v1.keras.backend.set_session(None)
 
 
 @canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)
@@ -163,7 +163,7 @@ def _():
     expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
 
 
-@canary_of(training.bulk_saver_builder, eagerly=True)
+@canary_of(training.bulk_saver_builder)
 def _():
     variable_and_loss()
     own = type("Own", (training.bulk_saver_builder(),), {})()
