@@ -1,7 +1,8 @@
 """Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
 
 Horovod lacks some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as any
-dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum.
+dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. Where the ops around
+a transfer hide which numbers are sent, the graph notes it (`note_exchange`), so that passes need not recognise them.
 
 TensorFlow 2.15 takes Horovod's operators for pure functions: it evaluates one with constant inputs while it optimises
 the graph (constant folding), and replaces two with the same inputs by one. If it does so on one rank only, the others
@@ -31,6 +32,8 @@ _SAME_BITS = {
 
 # As many as make 64 bytes in 16 bits and more, which is what TensorFlow calls aligned.
 _ALIGNED_ELEMENTS = 32
+_SENT_BY = "_npu_bridge_sent_by"
+_ENDS = ("Bitcast", "HorovodAllgather")  # types of ops at which it is noted; to look into all is slow
 
 
 def all_reduce_dtype(dtype: tf.DType) -> tf.DType:
@@ -43,12 +46,44 @@ def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
     return _SCATTER_WIDER.get(dtype, dtype)
 
 
-def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any]) -> tf.Tensor:
-    """Applies `move`, which only copies elements, to a tensor of any dtype: bit for bit as one that Horovod has."""
+def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any], is_noted: bool = False) -> tf.Tensor:
+    """Applies `move`, which only copies elements, to a tensor of any dtype: bit for bit as one that Horovod has.
+
+    Args:
+      tensor: what to move.
+      move: gets a tensor of a dtype that Horovod knows.
+      is_noted: whether a changed dtype is noted in the graph; see `note_exchange`.
+    """
     carrier = _SAME_BITS.get(tensor.dtype)
     if carrier is None:
         return move(tensor)
-    return tf.bitcast(move(tf.bitcast(tensor, carrier)), tensor.dtype)
+    bits = tf.bitcast(tensor, carrier)
+    result = tf.bitcast(move(bits), tensor.dtype)
+    return note_exchange(bits, result) if is_noted and tensor.dtype.is_floating else result
+
+
+def note_exchange(first: tf.Tensor, arrived: tf.Tensor) -> tf.Tensor:
+    """Notes in a graph that floating-point numbers are sent to other ranks and come back; gives `arrived`.
+
+    Of what arrives no number is larger than the largest one that some rank has sent.
+
+    Args:
+      first: the output of the first op on the way; the op's first input are the numbers that are sent.
+      arrived: the numbers that come back, of the dtype of those that are sent; a later note for it replaces this one.
+    """
+    if not tf.executing_eagerly():
+        set_attribute(arrived.op, _SENT_BY, attr_value_pb2.AttrValue(s=first.op.name.encode()))
+    return arrived
+
+
+def sender_of(op: tf.Operation) -> tf.Operation | None:
+    """The op whose first input was sent for what arrives in the output of `op`; None where nothing is noted."""
+    if op.type not in _ENDS or _SENT_BY not in op.node_def.attr:
+        return None
+    try:
+        return op.graph.get_operation_by_name(op.get_attr(_SENT_BY).decode())
+    except KeyError:  # a copy in another graph, under other names
+        return None
 
 
 def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.graph.operators import computed_ops
 from npu_bridge.tf_internals.sessions import SessionMethods, session_methods, set_session_methods
 
 _MARK = "_npu_bridge_transfer"  # set by `carriers.prevent_merging`; copies of an operator keep it
@@ -131,15 +132,9 @@ def _act(session, ops, fed):
 
 def _transfers_before(ops: Iterable[tf.Operation], fed: set[str]) -> set[str]:
     """The marks of the transfers that a run of these operators takes part in."""
-    found, seen, stack = set(), set(), list(ops)
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
+    found = set()
+    for op in computed_ops(ops, fed):
         if op.type.startswith("Horovod"):
             mark = op.node_def.attr[_MARK].s if _MARK in op.node_def.attr else b""
             found.add(mark.decode())
-        stack += [tensor.op for tensor in op.inputs if tensor.name not in fed]
-        stack += op.control_inputs
     return found

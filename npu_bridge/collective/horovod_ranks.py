@@ -106,7 +106,7 @@ class HorovodCommunicator(Communicator):
             with placed(name) as named:
                 return prevent_merging(self._hvd.allgather(*own, process_set=self._process_set, **named))
 
-        return moved_as_bits(tf.convert_to_tensor(tensor), gather)
+        return moved_as_bits(tf.convert_to_tensor(tensor), gather, is_noted=True)
 
     def all_true(self, flag, name):
         # A sum of "no" votes: Sum is the one reduction that every Horovod controller has for int32.

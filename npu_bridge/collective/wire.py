@@ -78,7 +78,7 @@ def _mean_of_two(communicator, vector, name, after):
     (total,) = communicator.all_reduce([pairs], name, average=False, after=after)
     # Unsigned, because only there is wrapping around part of the arithmetic.
     others = tf.bitcast(total, tf.uint32) - tf.bitcast(pairs, tf.uint32)
-    other = tf.reshape(tf.bitcast(others, vector.dtype), [-1])
+    other = tf.reshape(carriers.note_exchange(pairs, tf.bitcast(others, vector.dtype)), [-1])
     return (tf.cast(own, tf.float32) / 2 + tf.cast(other, tf.float32) / 2)[:size]
 
 
@@ -92,6 +92,7 @@ def _mean_of_many(communicator, vector, name, after):
     parts = tf.cast(tf.reshape(received, [communicator.size, part]), tf.float32) * prescale
     own_mean = tf.reduce_sum(parts, axis=0) / (communicator.size * prescale)
     means = communicator.all_gather(tf.cast(own_mean, vector.dtype), f"{name}_means")
+    means = carriers.note_exchange(padded, means)
     return tf.cast(means, tf.float32)[:size]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.variables import changed_variables
 from npu_bridge.options.errors import message
 
 # How Keras 2.15 refuses a loss that is a tensor, in both generations, and how its current one names its step counter.
 _REFUSAL = "`tape` is required"
 _COUNTER = "iteration"
-# What takes a variable and does not change it. Keras optimizers take no reference variables.
-_READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
 _MEND = (
     "Put NPUOptimizer or NPUDistributedOptimizer around it and call minimize(loss, global_step), or take an optimizer "
     "of tf.compat.v1.train."
@@ -51,19 +51,11 @@ def check_train_op(train_op: Any, owner: str) -> None:
     Raises:
       ValueError: the step is such a one.
     """
-    trained = {variable.handle.op for variable in tf.compat.v1.trainable_variables() if hasattr(variable, "handle")}
-    counts, seen, frontier = False, set(), [getattr(train_op, "op", train_op)]
-    while frontier:
-        op = frontier.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        sources = [tensor.op for tensor in op.inputs]
-        frontier += [*op.control_inputs, *sources]
-        if op.type not in _READERS and any(source in trained for source in sources):
-            return
-        counts |= op.type == "AssignAddVariableOp" and sources[0].name.rpartition("/")[2].startswith(_COUNTER)
-    if counts:
+    ops = computed_ops([getattr(train_op, "op", train_op)])
+    trainable = {variable.op.name for variable in tf.compat.v1.trainable_variables()}
+    counters = (op.inputs[0].op.name for op in ops if op.type == "AssignAddVariableOp")
+    counts = any(name.rpartition("/")[2].startswith(_COUNTER) for name in counters)
+    if counts and not changed_variables(ops) & trainable:
         problem = "the train_op counts a step of a Keras optimizer and updates no variable"
         expected = "a step that trains"
         raise ValueError(message(owner, problem, expected, "what apply_gradients of a Keras optimizer gave", _MEND))

@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections, conditions
-from npu_bridge.gradients.ancestry import sources_of
 from npu_bridge.gradients.dense_or_sparse import sum_repeated_rows, values_of
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.loss_scaling import in_true_units
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.graph.operators import sources_among
 
 # The name under which the NPU stack's documentation and scripts know the decision.
 _FETCHED_NAME = "overflow_status_reduce_all"
@@ -137,4 +137,4 @@ def _changed_and_their_sources(step):
     given_ids = {id(grad) for grad in step.gradients}
     changed = [grad for grad in step.gradients if id(grad) not in delivered_ids]
     replaced = [grad for grad in delivered if id(grad) not in given_ids]
-    return changed, sources_of(changed, replaced)
+    return changed, sources_among(replaced, changed)

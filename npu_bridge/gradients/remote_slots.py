@@ -1,17 +1,15 @@
-"""Slots that live on other ranks: how they start from rank 0's checkpoint and get into the next one.
+"""Checkpoints of sharded optimizer slots: rank 0 saves and restores the slots of all ranks through staging variables.
 
-Only rank 0 writes checkpoints, and a slot lives on the rank that owns its variable. So rank 0's graph has a *carrier*
-for every slot of another rank: a variable with the slot's name, in host memory. A carrier holds the slot's value from
-the initialisation or a restore until the first update, and from a checkpoint until the next update; otherwise it is
-empty. To a saver it is a variable like any other, so checkpoints are those of a training without sharding, and jobs
-with any number of ranks, sharding or not, continue each other's.
+Only rank 0 writes checkpoints, and a slot is on the rank that owns its variable. So rank 0's graph has a *staging
+variable* for every slot of another rank: of the slot's name, in host memory. It holds the slot's value from the
+initialisation or a restore until the first update, and from a checkpoint until the next update; otherwise it is empty.
+To a saver it is a variable like any other, so checkpoints are those of a training without sharding, and jobs with any
+number of ranks, sharding or not, continue each other's.
 
-Reading a carrier for a checkpoint first asks the owners for their slots. They must be listening: in a session with
-hooks a rank listens after every step until rank 0 says that it is done, else in `listen`. Where they do not, the read
-fails; an outdated slot is never written.
-
-Asking is a broadcast of 1 from rank 0, followed by one all-to-all for every sharded optimizer of the graph; a broadcast
-of 0 says that rank 0 is done.
+Why it is no simpler: scripts save with any saver, at any time, on rank 0 alone. So reading a staging variable itself
+has to gather (a broadcast of 1 from rank 0, then one all-to-all for each sharded optimizer), the owners must be known
+to take part (`end_round` after steps in sessions with hooks, else `listen`; a broadcast of 0 ends it), and a read that
+finds no partners must fail rather than wait for ever or save an outdated slot.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import tensorflow as tf
 
 from npu_bridge.collective.carriers import run_in_any_case
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.options.errors import message
@@ -96,9 +95,9 @@ class RemoteSlots:
     def __init__(self, ranks: Communicator):
         self.ranks = ranks
         self._parts = []
-        with _apart():
+        with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
             is_hooked, is_listened_to = _Flag("is_hooked"), _Flag("is_listened_to")
-            self._is_stale = _Flag("is_stale")  # what carriers held before the first update
+            self._is_stale = _Flag("is_stale")  # what staging variables held before the first update
             self._has_moved = _Flag("has_moved")  # since rank 0 was last done
             self._hook, self._listen_to, self._unlisten = is_hooked.set(), is_listened_to.set(), is_listened_to.clear()
             self._moved, self._forget_move = self._has_moved.is_set(), self._has_moved.clear()
@@ -109,7 +108,7 @@ class RemoteSlots:
             self.refreshed = tf.group(self.asked, name="refreshed")
 
     def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> Part:
-        """Makes the slots of some variables, each on its owner, and carriers for them on rank 0.
+        """Makes the slots of some variables, each on its owner, and staging variables for them on rank 0.
 
         Args:
           inner: the optimizer they are slots of.
@@ -120,11 +119,11 @@ class RemoteSlots:
         return part
 
     def variables(self) -> list:
-        """The slots in this rank's graph, carriers included: those that differ from rank to rank."""
+        """The slots in this rank's graph, staging variables included: those that differ from rank to rank."""
         return [slot for part in self._parts for slots in part.slots_by_owner for slot in slots]
 
     def distribute(self) -> tf.Operation:
-        """Gives owners what rank 0's carriers hold, where they hold anything; collective."""
+        """Gives owners what rank 0's staging variables hold, where they hold anything; collective."""
         return tf.group(*self.distributions())
 
     def distributions(self) -> list[tf.Operation]:
@@ -160,7 +159,7 @@ class RemoteSlots:
 
     @contextlib.contextmanager
     def listened_to(self, session):
-        """Inside, on rank 0, carriers can be read, because the other ranks call `listen`; collective."""
+        """Inside, on rank 0, staging variables can be read, because the other ranks call `listen`; collective."""
         session.run(self._listen_to)
         try:
             yield
@@ -177,7 +176,7 @@ class RemoteSlots:
         session.run(self.asked, {self._is_done: True})
 
     def _ask(self, may_ask):
-        """Tells the others that rank 0 asks (1) or is done (0); nothing while carriers hold what is current."""
+        """Tells the others that rank 0 asks (1) or is done (0); nothing while staging variables are current."""
 
         def tell():
             with tf.compat.v1.name_scope(_SCOPE):
@@ -196,7 +195,8 @@ class Part:
 
     Attributes:
       graph: where they are.
-      slots_by_owner: for every rank, its slots in this graph: variables on the owner, carriers on rank 0, else none.
+      slots_by_owner: for every rank, its slots in this graph: variables on the owner, staging variables on rank 0,
+        else none.
       sent: op that sends this rank's slots to rank 0, on ranks above 0.
       distributed: op that gives this rank's slots the values that rank 0 has for them, if it has any.
     """
@@ -207,12 +207,12 @@ class Part:
         rank = whole.ranks.rank
         here = range(whole.ranks.size) if rank == 0 else [rank]
         others = {owner: variables_by_owner[owner] for owner in here if owner != rank}
-        inner.make_slots_apart(variables_by_owner[rank], others, _make_carrier)
+        inner.make_slots_apart(variables_by_owner[rank], others, _make_staging_variable)
         self.slots_by_owner = [
             _slots_of(inner, variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
         ]
-        self._carriers = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
-        with _apart():
+        self._staging = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
+        with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
             if rank == 0:
                 self.distributed = self._give(f"given_{number}")
                 self._refresh(f"gathered_{number}")
@@ -221,48 +221,48 @@ class Part:
                 self.distributed = self._take(f"given_{number}")
 
     def note_update(self) -> tf.Operation:
-        """An op that notes that an update happened: carriers are out of date, and are emptied."""
-        fillable = [carrier for carrier in self._carriers if _true_shape(carrier).num_elements()]
+        """An op that notes that an update happened: staging variables are out of date, and are emptied."""
+        fillable = [staging for staging in self._staging if _true_shape(staging).num_elements()]
         if not fillable:
             return self._whole.note_update()
 
         def empty():
             return tf.group(
                 *[
-                    tf.raw_ops.AssignVariableOp(resource=carrier.handle, value=tf.zeros([0], carrier.dtype))
-                    for carrier in self._carriers
+                    tf.raw_ops.AssignVariableOp(resource=staging.handle, value=tf.zeros([0], staging.dtype))
+                    for staging in self._staging
                 ]
             )
 
-        with _apart_in_place(), classic_control_flow():
+        with _on_host(), classic_control_flow():
             is_full = tf.reduce_prod(tf.raw_ops.VariableShape(input=fillable[0].handle)) > 0
             emptied = tf.cond(is_full, empty, tf.no_op)
         return tf.group(emptied, self._whole.note_update())
 
     def _refresh(self, name):
-        """Lets a read of a carrier for a checkpoint fetch what is current first."""
+        """Lets a read of a staging variable for a checkpoint fetch what is current first."""
 
         def gather():
             with tf.compat.v1.name_scope(_SCOPE):
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
                 # Without slots too, the others send and wait for whoever takes what they send.
-                return tf.group(*(_assign_words(self.slots_by_owner[1:], words) or [run_in_any_case(words)]))
+                return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [run_in_any_case(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
         # All parts are fetched at a time, also those added after a saver was made.
         add_control_inputs(self._whole.refreshed, [gathered.op if isinstance(gathered, tf.Tensor) else gathered])
-        for carrier in self._carriers:
-            _read_after(carrier, self._whole.refreshed)
+        for staging in self._staging:
+            _read_after(staging, self._whole.refreshed)
 
     def _send(self, name):
-        words = _words([slot.read_value() for slot in self.slots_by_owner[self._whole.ranks.rank]])
+        words = _packed_values(self.slots_by_owner[self._whole.ranks.rank])
         counts = [tf.size(words), *[0] * (self._whole.ranks.size - 1)]
         return run_in_any_case(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
 
     def _give(self, name):
-        words = [_words([slot.read_value() for slot in slots]) for slots in self.slots_by_owner[1:]]
+        words = [_packed_values(slots) for slots in self.slots_by_owner[1:]]
         counts = tf.stack([0, *map(tf.size, words)])
         return run_in_any_case(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
 
@@ -271,7 +271,7 @@ class Part:
         words, _ = ranks.all_to_all(tf.zeros([0], tf.int64), [0] * ranks.size, name)
         slots = [self.slots_by_owner[ranks.rank]]
         with classic_control_flow():
-            return tf.group(tf.cond(tf.size(words) > 0, lambda: tf.group(*_assign_words(slots, words)), tf.no_op))
+            return tf.group(tf.cond(tf.size(words) > 0, lambda: tf.group(*_assign_packed(slots, words)), tf.no_op))
 
 
 class _Flag:
@@ -295,20 +295,13 @@ class _Flag:
 
 
 @contextlib.contextmanager
-def _apart():
-    """Inside, ops are out of the caller's conditions and dependencies, on the host and under `_SCOPE`."""
-    with tf.init_scope(), tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
-        yield
-
-
-@contextlib.contextmanager
-def _apart_in_place():
-    """Like `_apart`, but the caller's conditions and dependencies hold."""
+def _on_host():
+    """Inside, ops are on the host and under `_SCOPE`."""
     with tf.device("/cpu:0"), tf.compat.v1.name_scope(_SCOPE):
         yield
 
 
-def _make_carrier(next_creator, **arguments):
+def _make_staging_variable(next_creator, **arguments):
     """A variable creator: the same variable, but it can be empty and is in host memory."""
     arguments.update(shape=tf.TensorShape(None), validate_shape=False)
     if "use_resource" in arguments:
@@ -323,51 +316,26 @@ def _slots_of(inner, variables):
     return [slot for slot in slots if slot is not None]
 
 
-def _read_after(carrier, op):
-    """Makes what savers read of a carrier wait for `op`; the read's input must stay the variable's handle."""
+def _read_after(staging, op):
+    """Makes what savers read of a staging wait for `op`; the read's input must stay the variable's handle."""
     with tf.control_dependencies([op]):
-        value = tf.raw_ops.ReadVariableOp(resource=carrier.handle, dtype=carrier.dtype)
-    set_read_tensor(carrier, value)
+        value = tf.raw_ops.ReadVariableOp(resource=staging.handle, dtype=staging.dtype)
+    set_read_tensor(staging, value)
 
 
 def _true_shape(slot):
     return slot.initial_value.shape
 
 
-def _words(tensors):
-    """The tensors' bytes one after the other, as a vector of int64, the last one filled up with zeros."""
-    joined = tf.concat([_bytes(tensor) for tensor in tensors] or [tf.zeros([0], tf.uint8)], axis=0)
-    filled = tf.pad(joined, [[0, -tf.size(joined) % 8]])
-    return tf.bitcast(tf.reshape(filled, [-1, 8]), tf.int64)
+def _packed_values(slots):
+    return packed([slot.read_value() for slot in slots])
 
 
-def _bytes(tensor):
-    if tensor.dtype == tf.bool:
-        tensor = tf.cast(tensor, tf.uint8)
-    return tf.reshape(tf.bitcast(tf.reshape(tensor, [-1]), tf.uint8), [-1])
-
-
-def _assign_words(slots_by_owner, words):
-    """Ops that assign the slots of some owners what each owner's `_words` hold."""
-    sizes = [[_true_shape(slot).num_elements() * slot.dtype.size for slot in slots] for slots in slots_by_owner]
-    fills = [-sum(own) % 8 for own in sizes]
-    parts = iter(
-        tf.split(
-            tf.reshape(tf.bitcast(words, tf.uint8), [-1]),
-            [size for own, fill in zip(sizes, fills) for size in (*own, fill)],
-        )
-    )
-    assigned = []
-    for slots in slots_by_owner:
-        assigned += [tf.compat.v1.assign(slot, _from_bytes(next(parts), slot)).op for slot in slots]
-        next(parts)  # what the last word was filled up with
-    return assigned
-
-
-def _from_bytes(part, slot):
-    dtype = slot.dtype.base_dtype
-    if dtype == tf.bool:
-        value = tf.cast(part, tf.bool)
-    else:
-        value = tf.bitcast(part if dtype.size == 1 else tf.reshape(part, [-1, dtype.size]), dtype)
-    return tf.reshape(value, _true_shape(slot))
+def _assign_packed(slots_by_owner, words):
+    """Ops that assign the slots of some owners what each owner's `_packed_values` hold."""
+    specs = [[tf.TensorSpec(_true_shape(slot), slot.dtype.base_dtype) for slot in slots] for slots in slots_by_owner]
+    return [
+        tf.compat.v1.assign(slot, value).op
+        for slots, values in zip(slots_by_owner, unpacked(words, specs))
+        for slot, value in zip(slots, values)
+    ]

@@ -230,20 +230,14 @@ def _sent_values(config: Any, table: OptionTable) -> dict[str, Any]:
     return sent
 
 
-def _helper_objects(config: Any, table: OptionTable) -> dict[str, Any]:
-    """The config object and its helper objects by owner name; None for a helper that is not set."""
-    owners = {RUN_CONFIG: config}
-    # An owner's helpers may hold helpers of their own, so the loop runs until nothing new turns up.
-    pending = [RUN_CONFIG]
-    while pending:
-        owner = pending.pop()
-        for option in table.of(owner):
-            if isinstance(option.kind, Helper):
-                holder = owners[owner]
-                helper = None if holder is None else getattr(holder, option.attribute)
-                owners[option.kind.owner] = helper
-                pending.append(option.kind.owner)
-    return owners
+def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) -> dict[str, Any]:
+    """A config object and its helper objects by owner name; None for a helper that is not set."""
+    found = {owner: holder}
+    for option in table.of(owner):
+        if isinstance(option.kind, Helper):
+            helper = None if holder is None else getattr(holder, option.attribute)
+            found.update(_helper_objects(helper, table, option.kind.owner))
+    return found
 
 
 def _values_without_key(config: Any, table: OptionTable) -> dict[str, Any]:

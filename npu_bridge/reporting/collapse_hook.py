@@ -8,9 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
+from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session.overflow_hook import find_origin, place_in_script
-from npu_bridge.session.run_view import WAYS_BACK, RunView, view_of
+from npu_bridge.session.run_view import RunView, view_of
 
 # A scale falls to 1 in some dozens of steps; who skips as many again at 1 has another problem (ours).
 _MOST_IN_A_ROW = 100
@@ -154,8 +155,7 @@ def _without_transfers(run) -> tuple:
     fed = {tensor.op for tensor in run.fed}
     local = dict.fromkeys(fed)
     for op in run.ops:
-        needed = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-        is_here = all(other in local or other.type in WAYS_BACK for other in needed)
+        is_here = all(other in local or other.type in BACK_EDGES for other in needed_ops(op))
         if is_here and not op.type.startswith(_TRANSFERS):
             local[op] = None
     return tuple(op for op in local if op not in fed)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.graph.search import search
+from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
 _TRANSFER = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
@@ -21,7 +23,6 @@ _FRAGMENT = re.compile(r"_fragment_(\d+)")
 # as batch normalization over ranks has one, is none of them.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
-_WRITER = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$)")
 # They only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
 
@@ -133,9 +134,12 @@ class _Kinds:
         self.decisions = {name for name in self.transfers if _is_decision(nodes[name])}
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients
-        written = {name for name, node in nodes.items() if _WRITER.match(node.op)}
-        self.updates = (_reached(gradients | self.decisions, _waiting(nodes)) | written) - self.transfers
-        self.before = _reached(gradients or written, _sources(nodes)) - self.updates - self.transfers
+        written = {name for name, node in nodes.items() if changes_variable(node.op)}
+        sources, waiting = _sources(nodes), _waiting(nodes)
+        after = set(search(gradients | self.decisions, lambda name: waiting.get(name, ())))
+        self.updates = (after | written) - self.transfers
+        self.before = set(search(gradients or written, lambda name: sources.get(name, ())))
+        self.before -= self.updates | self.transfers
 
     def computes(self, name: str) -> bool:
         """Whether an operator belongs to forward and backward pass, or to nothing in particular."""
@@ -166,13 +170,3 @@ def _waiting(nodes) -> dict[str, list[str]]:
         for source in sources:
             waiting.setdefault(source, []).append(name)
     return waiting
-
-
-def _reached(names, neighbours: Mapping[str, Sequence[str]]) -> set[str]:
-    reached, frontier = set(), list(names)
-    while frontier:
-        name = frontier.pop()
-        if name not in reached:
-            reached.add(name)
-            frontier.extend(neighbours.get(name, ()))
-    return reached

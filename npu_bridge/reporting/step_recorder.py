@@ -11,7 +11,6 @@ import atexit
 import json
 import logging
 import os
-import re
 import socket
 import weakref
 from collections.abc import Callable
@@ -20,16 +19,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from npu_bridge.graph.operators import computed_ops, elements_of
+from npu_bridge.graph.variables import trained_variables, variable_behind
 from npu_bridge.reporting.step_reading import read_step, sends_gradients
 from npu_bridge.session import steps_per_run
-from npu_bridge.session.run_view import computed_ops, elements_of
-from npu_bridge.tf_internals.graphs import function_definition
 from npu_bridge.tf_internals.sessions import chrome_trace
 
 _LOG = logging.getLogger(__name__)
-# What an optimizer ends in; Assign is left out, as initializers and restored checkpoints are made of it.
-_TRAINS = re.compile(r"(Resource)?(Sparse)?Apply|ResourceScatter|Scatter(Add|Sub|NdAdd|NdSub)")
-_GATES = ("Switch", "RefSwitch", "Enter", "RefEnter", "Identity")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
 
 
@@ -154,31 +150,9 @@ def _traced(session, options):
 
 def _has_update(graph, ops):
     global_step = tf.compat.v1.train.get_global_step(graph)
-    counter = None if global_step is None else global_step.op
     if any(sends_gradients(op.name, op.type) for op in ops):
         return True
-    for op in ops:
-        if op.type in _INCREMENTS and counter is not None and _behind_gates(op.inputs[0].op) is counter:
-            return True
-    return any(_TRAINS.match(kind) for kind in _types_in(graph, ops))
-
-
-def _behind_gates(op):
-    """The variable a conditional hands to the ops inside it."""
-    while op.type in _GATES:
-        op = op.inputs[0].op
-    return op
-
-
-def _types_in(graph, ops):
-    """Types of operators, those in the functions they call included."""
-    nodes, seen = [op.node_def for op in ops], set()
-    while nodes:
-        node = nodes.pop()
-        yield node.op
-        names = [value.func.name for value in node.attr.values() if value.HasField("func")]
-        for name in [node.op, *names]:
-            function = function_definition(graph, name) if name not in seen else None
-            seen.add(name)
-            if function is not None:
-                nodes.extend(function.node_def)
+    counted = (variable_behind(op.inputs[0]) for op in ops if op.type in _INCREMENTS)
+    return bool(global_step is not None and global_step.op.name in counted) or bool(
+        trained_variables(graph, ops, assignments_count=False)
+    )

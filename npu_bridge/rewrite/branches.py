@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.tf_internals.graphs import function_definition
 
 TYPES = ("If", "StatelessIf")
@@ -58,25 +59,8 @@ def exchange_in(op: tf.Operation) -> Exchange | None:
 
 def transfers_inside(op: tf.Operation) -> list[str]:
     """Names of what sends floating-point numbers to other ranks in the functions that an op runs; mostly none."""
-    return [f"{op.name}/{node.name}" for node in _nodes_run_by(op) if _is_transfer(node)]
-
-
-def _nodes_run_by(op) -> Iterator[Any]:
-    if op.type in CALLS:
-        names, seen = _functions_of(op.node_def), set()
-        while names:
-            name = names.pop()
-            function = function_definition(op.graph, name) if name not in seen else None
-            seen.add(name)
-            if function is not None:
-                for node in function.node_def:
-                    names += _functions_of(node)
-                    yield node
-
-
-def _functions_of(node):
-    single = [value.func.name for value in node.attr.values() if value.HasField("func")]
-    return single + [function.name for value in node.attr.values() for function in value.list.func]
+    inside = nodes_in_functions(op.graph, [op.node_def]) if op.type in CALLS else ()
+    return [f"{op.name}/{node.name}" for node in inside if _is_transfer(node)]
 
 
 def _is_transfer(node):

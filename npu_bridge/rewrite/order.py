@@ -1,4 +1,4 @@
-"""The order in which a graph's gradients are sent, so that small urgent traffic is not queued behind all of them."""
+"""The order in which a graph's gradients are all-reduced: few at a time, so that an urgent small one need not queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from npu_bridge.collective import fragments, groups
-from npu_bridge.rewrite.index import GraphIndex
+from npu_bridge.graph.index import GraphIndex
 from npu_bridge.rewrite.report import Fragment
 from npu_bridge.rewrite.transfers import Transfer
 from npu_bridge.tf_internals.graphs import update_input

@@ -1,10 +1,14 @@
-"""The pass that frees the tail: what does not need the last gradients no longer waits for them.
+"""Tail optimisation of graphs that others have built: updates no longer wait for the last gradient of the all-reduce.
 
 In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
-update waits for the check. So nothing is updated until the last byte has come over the wire. The pass takes the
-decision from the local gradients instead, before they travel: when no rank is near an overflow, the check is bound to
-pass. One number is exchanged for that. Every update then waits for this decision and for its own gradient. When some
-rank is near an overflow, the check that was there decides, as it did, so the numbers stay the same in every case.
+update waits for the check: nothing is updated until the last all-reduce is done. The pass decides from the local
+gradients instead, before they are sent: when no rank is near an overflow, the check must pass. One integer is
+all-reduced for that. Every update then waits for this decision and for its own gradient. When some rank is near an
+overflow, the check that was there decides, as it did, so the numbers stay the same in every case.
+
+Why it is no simpler: `True if sure else check` is a condition whose second branch is in the graph already, and
+`tf.cond` builds its branches anew. So the pass makes the condition of its parts: a Switch for every reduced gradient
+that enters the check, and a Merge for the outcome, of whose two inputs always exactly one is computed.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import logging
 import tensorflow as tf
 
 from npu_bridge.collective import Communicator
+from npu_bridge.graph.index import GraphIndex
 from npu_bridge.rewrite import branches
-from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
-from npu_bridge.rewrite.index import GraphIndex
 from npu_bridge.rewrite.order import issue_in_order
+from npu_bridge.rewrite.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.rewrite.report import NO_GRADIENTS, Fragment, TailingReport
 from npu_bridge.rewrite.transfers import find_transfers, hidden_transfer
 from npu_bridge.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
@@ -66,10 +70,10 @@ def _freed(graph, communicator):
         return report
     dependent = index.followers([transfer.op for transfer in transfers])
     decisions = _decisions(index, dependent)
-    certainty = Certainty({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
+    bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
         for number, decision in enumerate(decisions):
-            _free(decision, f"{_SCOPE}_{number}", index, certainty, communicator, report)
+            _free(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
         if report.has_changed:
             report.fragments = issue_in_order(transfers, index, communicator.size)
     if not report.has_changed:
@@ -80,7 +84,7 @@ def _freed(graph, communicator):
             )
             report.advice = f"There is nothing to do, unless the script can train without {known_last}"
         else:
-            report.unchanged_because, report.advice = _reason_without_check(index, dependent, certainty)
+            report.unchanged_because, report.advice = _reason_without_check(index, dependent, bounds)
     return report
 
 
@@ -96,9 +100,9 @@ def _reason_against(transfers, index, communicator):
     return ("", "") if transfers else (NO_GRADIENTS, "")
 
 
-def _reason_without_check(index, dependent, certainty):
+def _reason_without_check(index, dependent, bounds):
     for op in index.ops:
-        if op.type in branches.CALLS and op.name in dependent and not certainty.is_transfer(op):
+        if op.type in branches.CALLS and op.name in dependent and not bounds.is_transfer(op):
             return (
                 f"what is done with reduced gradients is inside a function: {op.name}",
                 "Do it outside of tf.function",
@@ -125,21 +129,21 @@ def _behind_identities(tensor):
     return tensor
 
 
-def _free(decision, name, index, certainty, communicator, report):
+def _free(decision, name, index, bounds, communicator, report):
     readers = index.readers(decision)
     context = control_flow_context(decision.op)
     try:
-        sure_here = certainty.is_true(decision)
+        sure_here = bounds.is_true(decision)
     except UnknownCheckError as error:
-        if certainty.is_made_of_transfers(decision):
+        if bounds.is_made_of_transfers(decision):
             report.kept[decision.op.name] = f"{error} is known only when the last one has arrived"
         return
     sure = communicator.all_true(sure_here, name)
-    _skip_check_when(sure, decision, index, certainty)
-    # A merge is ready as soon as one of its inputs is; the other one never comes.
+    _skip_check_when(sure, decision, index, bounds)
+    # The branch for `sure`: True, and otherwise not computed; the other branch is the check.
     _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
     if context is not None:
-        # A decision inside a condition comes only when that condition holds; so must the early one.
+        # A decision inside a condition is computed only when that holds; so must the early one be.
         at_once = brought_into(context, at_once)
     early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
     for op, position in readers:
@@ -147,14 +151,14 @@ def _free(decision, name, index, certainty, communicator, report):
     report.freed[decision.op.name] = [op.name for op, _ in readers]
 
 
-def _skip_check_when(sure, decision, index, certainty):
-    """Keeps reduced gradients from what serves the check alone when its outcome is known, so that it costs nothing."""
-    members = certainty.ops_between_transfers_and(decision.op, index)
+def _skip_check_when(sure, decision, index, bounds):
+    """Makes a check the branch for `not sure`: what serves the check alone is not computed otherwise."""
+    members = bounds.ops_between_transfers_and(decision.op, index)
     serving = set()
     for op in reversed(members):
         users = {user.name for user in index.users(op)}
         is_alone = users <= serving and not control_outputs(op)
-        if op is decision.op or (is_alone and not certainty.is_transfer(op)):
+        if op is decision.op or (is_alone and not bounds.is_transfer(op)):
             serving.add(op.name)
     reaching = {op.name for op in members} - serving
     switched = {}

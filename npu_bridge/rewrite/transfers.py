@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from npu_bridge.rewrite import branches, encoded
+from npu_bridge.collective.carriers import sender_of
+from npu_bridge.rewrite import branches
 from npu_bridge.rewrite.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 from npu_bridge.tf_internals.graphs import control_flow_context
 
@@ -69,17 +70,14 @@ def is_flag_transfer(op: tf.Operation) -> bool:
 
 
 def _transfer(op):
-    if op.type in SUMS and op.outputs:
-        if not op.outputs[0].dtype.is_floating:
-            return _of_way(encoded.way_of_swap(op))
+    sender = sender_of(op)
+    if sender is not None:
+        return Transfer(op, sender, ((0, 0),), 1.0, op.outputs[0].dtype, adds_up=False)
+    if op.type in SUMS and op.outputs and op.outputs[0].dtype.is_floating:
         factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor"))
         return _out_of_its_branch(Transfer(op, op, _straight(op), factor, op.outputs[0].dtype))
-    if op.type in JOINS and op.outputs:
-        way = encoded.way_of_mean(op) or encoded.way_of_join(op)
-        if way is not None:
-            return _of_way(way)
-        if op.outputs[0].dtype.is_floating:
-            return _out_of_its_branch(Transfer(op, op, _straight(op), 1.0, op.outputs[0].dtype, adds_up=False))
+    if op.type in JOINS and op.outputs and op.outputs[0].dtype.is_floating:
+        return _out_of_its_branch(Transfer(op, op, _straight(op), 1.0, op.outputs[0].dtype, adds_up=False))
     if op.type in branches.TYPES:
         exchange = branches.exchange_in(op)
         if exchange is not None:
@@ -89,12 +87,6 @@ def _transfer(op):
 
 def _straight(op):
     return tuple((position, position) for position in range(len(op.outputs)))
-
-
-def _of_way(way):
-    if way is None:
-        return None
-    return Transfer(way.end, way.entry, ((0, 0),), 1.0, way.end.outputs[0].dtype, adds_up=False)
 
 
 def _out_of_its_branch(transfer):

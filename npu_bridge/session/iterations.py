@@ -26,12 +26,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from npu_bridge.graph.operators import computed_ops
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
 from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.session.loop_threads import POOL, LoopThreads
-from npu_bridge.session.run_view import computed_ops
 from npu_bridge.tf_internals.graphs import opened_for_changes
 from npu_bridge.tf_internals.sessions import content_of, run_metadata_buffer, run_options_buffer
 

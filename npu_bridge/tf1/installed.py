@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 
+from npu_bridge.graph.search import search
 from npu_bridge.tf1.tables import MODULES, NAMES
 
 __all__ = ["find_missing"]
@@ -27,6 +28,8 @@ _API = {
 }
 _INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 _ANYTHING = "*"
+# What a module may define names in the parts of.
+_COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
 
 
 def find_missing(name: str) -> str | None:
@@ -101,15 +104,11 @@ def _names_of(module: str) -> frozenset[str]:
         return frozenset([_ANYTHING])
     tree = ast.parse(source)
     found: set[str] = set()
-    waiting: list[ast.AST] = list(tree.body)
-    while waiting:
-        node = waiting.pop()
+    for node in search(tree.body, lambda node: ast.iter_child_nodes(node) if isinstance(node, _COMPOUND) else ()):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             found.add(_ANYTHING if node.name == "__getattr__" else node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
-        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)):
-            waiting.extend(ast.iter_child_nodes(node))
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}

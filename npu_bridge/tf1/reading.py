@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from npu_bridge.graph.search import search
 from npu_bridge.tf1.journal import Place
 
 __all__ = ["FileFacts", "Use", "read_file", "read_tree"]
@@ -77,22 +79,21 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
       script: the script's path.
       roots: folders in which modules are looked for, that of the script first.
     """
-    waiting, seen = [os.path.abspath(script)], set()
-    while waiting and len(seen) < _MOST_FILES:
-        path = waiting.pop(0)
-        if os.path.realpath(path) in seen:
-            continue
-        seen.add(os.path.realpath(path))
-        facts = read_file(path)
-        yield facts
-        for name, level in facts.modules:
-            if level:
-                folder = path
-                for _ in range(level):
-                    folder = os.path.dirname(folder)
-                waiting.extend(_files_of(name, [folder]))
-            else:
-                waiting.extend(_files_of(name, roots))
+    start = os.path.abspath(script)
+    read: dict[str, FileFacts] = {}
+    known = {os.path.realpath(start): start}  # a file that has several names is read under the first one
+
+    def imported(path):
+        for name, level in read[path].modules:
+            folder = path
+            for _ in range(level):
+                folder = os.path.dirname(folder)
+            for file in _files_of(name, [folder] if level else roots):
+                yield known.setdefault(os.path.realpath(file), file)
+
+    for path in itertools.islice(search([start], imported), _MOST_FILES):
+        read[path] = read_file(path)
+        yield read[path]
 
 
 def _files_of(name: str, folders: Sequence[str]) -> list[str]:

@@ -130,7 +130,7 @@ def test_sharing_the_update_changes_no_bit(on_ranks, rank_count, cases):
         own_slots = [result[case][1][1] for result in results]
         for rank, result in enumerate(results):
             assert_same_bits(result[case][1][0], expected)
-            # what the slots here take, carriers of the slots elsewhere included
+            # what the slots here take, staging variables for the slots elsewhere included
             assert result[case][1][2] == sum(value.nbytes for value in own_slots[rank].values())
             assert bool(own_slots[rank]) == bool(SLOTS_EACH[case[0]])
         # every slot is on exactly one rank, and has the value it has without sharding

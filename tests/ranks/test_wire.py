@@ -12,6 +12,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from npu_bridge.rewrite import free_the_tail
+from npu_bridge.rewrite.transfers import find_transfers
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 
 tf1 = tf.compat.v1
@@ -154,6 +156,31 @@ def test_bfloat16_has_the_range_of_float32(on_ranks):
     for variable, step in on_ranks(2, one_large_gradient, "unscaled", "bfloat16", [2.0**100, 2.0**100]):
         np.testing.assert_array_equal(variable, np.float32([-(2.0**100), -1.0]))
         assert step == 1
+
+
+@in_graph
+def found_by_the_pass(format_name):
+    """On a rank: what the pass of tail optimisation finds of a dense and a sparse gradient, and where they are sent."""
+    table, kernel = (tf1.get_variable(name, [4, 3], use_resource=True) for name in ("table", "kernel"))
+    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2, 1])) + tf.reduce_sum(tf.square(kernel))
+    WRAPPERS["nested"](OPTIMIZERS["momentum"](), format_name).minimize(loss)
+    graph = tf1.get_default_graph()
+    transfers = find_transfers(graph.get_operations())
+    sizes = [[tensor.shape.num_elements() for tensor in transfer.sent] for transfer in transfers]
+    dtypes = {tensor.dtype.name for transfer in transfers for tensor in (*transfer.sent, *transfer.arrived)}
+    senders = {transfer.entry.name for transfer in transfers}
+    report = free_the_tail(graph, collective.current())
+    return sizes, dtypes, len(senders), list(report.freed), report.kept
+
+
+@pytest.mark.parametrize("rank_count", [2, 3])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_the_pass_of_tail_optimisation_finds_what_travels_in_16_bits(on_ranks, rank_count, format_name):
+    for sizes, dtypes, senders, freed, kept in on_ranks(rank_count, found_by_the_pass, format_name):
+        assert len(sizes) == senders == 2
+        assert 12 in [size for (size,) in sizes]  # the dense one, filled up to a multiple of the ranks
+        assert dtypes == {format_name}
+        assert freed and kept == {}
 
 
 def test_an_unknown_format_is_refused_with_the_choices():

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.session.run_view import computed_ops, elements_of, view_of
+from npu_bridge.session.run_view import view_of
 from tests.session.models import FEATURES, LABELS, build, classic
 
 tf1 = tf.compat.v1
-
-
-def test_every_operator_comes_after_those_it_needs(graph):
-    loss, train_op = build(tf.constant(FEATURES), tf.constant(LABELS))
-    ops = computed_ops([train_op, loss])
-    place = {op: number for number, op in enumerate(ops)}
-    assert len(place) == len(ops)
-    for op in ops:
-        assert all(place[needed.op] < place[op] for needed in op.inputs)
-        assert all(place[needed] < place[op] for needed in op.control_inputs)
 
 
 def test_what_is_fed_is_not_computed(graph):
     first = tf.constant(1.0, name="first")
     second = tf.negative(first, name="second")
     third = tf.negative(second, name="third")
-    assert [op.name for op in computed_ops([third])] == ["first", "second", "third"]
     view = view_of(graph, [third], {second: 5.0})
     assert [op.name for op in view.ops] == ["third"]
     assert view.values == {"second:0", "third:0"}
@@ -79,15 +67,6 @@ def test_runs_with_the_same_updates_have_the_same_purpose(graph):
     assert view_of(graph, train_op).purpose == view_of(graph, {"x": [loss, train_op], "hook": step}).purpose
     assert view_of(graph, loss).purpose == {"mean_loss:0"} != view_of(graph, step).purpose
     assert view_of(graph, tf1.global_variables_initializer()).purpose != view_of(graph, train_op).purpose
-
-
-def test_all_that_a_session_takes_is_understood(graph):
-    tensor = tf.constant([1.0], name="t")
-    sparse = tf.sparse.SparseTensor(np.zeros((1, 1), np.int64), tensor, [1])
-    variable = tf1.get_variable("v", [1])
-    found = elements_of(graph, {"a": (tensor, [sparse]), "b": variable, object: "t:0", "c": variable.op})
-    assert [element.name for element in found].count("t:0") == 3
-    assert elements_of(graph, ["no_such_thing", None, 3]) == []
 
 
 def test_no_text_resource_or_reference_is_looked_at(graph):

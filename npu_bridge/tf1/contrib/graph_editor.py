@@ -6,6 +6,7 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.graph.search import search as _search
 from npu_bridge.tf_internals import graphs
 
 
@@ -75,16 +76,11 @@ def _walk(seeds, neighbours, within_ops, stop_at, inclusive):
     seeds = make_list_of_op(seeds)
     limits = None if within_ops is None else set(make_list_of_op(within_ops))
     stops = set(make_list_of_op(stop_at or []))
-    found, seen, wave = [], set(seeds), list(seeds)
-    while wave:
-        found += wave
-        following = []
-        for op in wave:
-            for other in [] if op in stops else neighbours(op):
-                if other not in seen and (limits is None or other in limits):
-                    seen.add(other)
-                    following.append(other)
-        wave = following
+
+    def onwards(op):
+        return [] if op in stops else [other for other in neighbours(op) if limits is None or other in limits]
+
+    found = list(_search(seeds, onwards))
     return found if inclusive else [op for op in found if op not in seeds]
 
 

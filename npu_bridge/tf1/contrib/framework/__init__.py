@@ -42,6 +42,7 @@ from tf_slim.ops.variables import (
     variable,
 )
 
+from npu_bridge.graph.search import search as _search
 from npu_bridge.tf1.contrib.framework.tensor_util import (
     assert_same_float_dtype,
     assert_scalar,
@@ -95,13 +96,12 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
       A new GraphDef.
     """
     nodes = {node.name: node for node in graph_def.node}
-    inside, stack = set(), list(output_nodes)
-    while stack:
-        name = stack.pop().split(":")[0].lstrip("^")
-        if name in input_nodes or name in inside:
-            continue
-        inside.add(name)
-        stack.extend(nodes[name].input)
+
+    def inner(references):
+        names = [reference.split(":")[0].lstrip("^") for reference in references]
+        return [name for name in names if name not in input_nodes]
+
+    inside = set(_search(inner(output_nodes), lambda name: inner(nodes[name].input)))
     fused = tf.NodeDef(name=op_name, op=op_type, input=list(input_nodes))
     fused.attr["_output_types"].list.type.extend(tf.as_dtype(each).as_datatype_enum for each in output_dtypes)
     fused.attr["_output_quantized"].b = output_quantized

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_bridge.rewrite.certainty import Certainty, UnknownCheckError
-from npu_bridge.rewrite.index import GraphIndex
+from npu_bridge.graph.index import GraphIndex
+from npu_bridge.rewrite.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.rewrite.transfers import Transfer
 
 tf1 = tf.compat.v1
@@ -50,7 +50,7 @@ class Exchange:
             self.arrived, self.outcome = arrived, check(arrived)
             transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float32)
             dependent = GraphIndex(self.graph).followers([arrived.op])
-            self.certain = Certainty({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
+            self.certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(self.outcome)
             self.session = tf1.Session()
 
     def is_certain(self, local):
@@ -108,7 +108,7 @@ def test_numbers_that_only_move_may_fill_their_dtype(graph, adds_up):
     outcome = all_finite(tf.reshape(arrived, [2, 2]))
     transfer = Transfer(arrived.op, arrived.op, ((0, 0),), 1.0, tf.float16, adds_up)
     dependent = GraphIndex(graph).followers([arrived.op])
-    certain = Certainty({arrived.op.name: transfer}, dependent, RANKS).is_true(outcome)
+    certain = OverflowBounds({arrived.op.name: transfer}, dependent, RANKS).is_true(outcome)
     with tf1.Session() as session:
         assert session.run(certain) == (not adds_up)
 

@@ -1,4 +1,4 @@
-"""A view of a graph for passes: who uses what, and what comes before what. Built in one walk over all ops."""
+"""A snapshot of a graph for passes that change it: who reads what, and what is computed from what."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from npu_bridge.graph.operators import producers
+from npu_bridge.graph.search import search
+
 
 class GraphIndex:
-    """The ops of a graph as they are now; ops that are added later are unknown to it.
+    """The operators of a graph as they are now; those that are added later are unknown to it.
 
     Args:
       graph: a TF 1 graph.
@@ -35,28 +38,8 @@ class GraphIndex:
 
     def followers(self, ops: Iterable[tf.Operation]) -> set:
         """Names of the ops that are computed from some of these, through data alone; these included."""
-        return self._spread(ops, self.users)
+        return {op.name for op in search(ops, self.users)}
 
-    def ancestors(self, ops: Iterable[tf.Operation], through_control: bool = False) -> set:
-        """Names of the ops these are computed from, these included.
-
-        Args:
-          ops: where to start.
-          through_control: count control edges, too: then it is all that these wait for.
-        """
-
-        def before(op):
-            waited = [tensor.op for tensor in op.inputs]
-            return [*waited, *op.control_inputs] if through_control else waited
-
-        return self._spread(ops, before)
-
-    @staticmethod
-    def _spread(ops, neighbours):
-        reached, frontier = set(), list(ops)
-        while frontier:
-            op = frontier.pop()
-            if op.name not in reached:
-                reached.add(op.name)
-                frontier.extend(neighbours(op))
-        return reached
+    def ancestors(self, ops: Iterable[tf.Operation]) -> set:
+        """Names of the ops these are computed from, through data alone; these included."""
+        return {op.name for op in search(ops, lambda op: producers(op.inputs))}

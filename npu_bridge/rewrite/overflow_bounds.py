@@ -1,4 +1,4 @@
-"""What is certain about reduced gradients, told from this rank's own ones before anything has travelled.
+"""Overflow bounds: which checks of reduced gradients must pass, told from local gradients before they are all-reduced.
 
 A reduced gradient is no larger than the number of ranks times the largest local one. So when the local ones are far
 enough from overflow on every rank, a check that tests reduced ones for Inf and NaN must pass, and its outcome is known
@@ -12,6 +12,7 @@ import math
 
 import tensorflow as tf
 
+from npu_bridge.graph.search import search
 from npu_bridge.rewrite.transfers import is_flag_transfer
 from npu_bridge.tf_internals.graphs import control_flow_context
 
@@ -29,8 +30,8 @@ class UnknownCheckError(Exception):
     """A check is made of ops whose outcome cannot be told early; the message names the op."""
 
 
-class Certainty:
-    """Builds, op by op, what is known about tensors that depend on transfers.
+class OverflowBounds:
+    """Builds, op by op, bounds of tensors that depend on transfers, and what follows for checks of them.
 
     Args:
       transfers: the transfers by the name of their op.
@@ -63,16 +64,12 @@ class Certainty:
 
     def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
         """False when transfers only decide whether the tensor is computed, and its value has nothing of them."""
-        reached, frontier = set(), [tensor.op]
-        while frontier:
-            op = frontier.pop()
-            if op.name in self._transfers:
-                return True
-            if op.name not in reached and self._depends(op):
-                reached.add(op.name)
-                sources = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
-                frontier.extend(source.op for source in sources)
-        return False
+
+        def sources(op):
+            data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
+            return [source.op for source in data if self._depends(source.op)]
+
+        return any(op.name in self._transfers for op in search([tensor.op], sources))
 
     def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
         """The ops that depend on transfers and that `op` depends on, both included, in graph order."""
@@ -121,9 +118,9 @@ class Certainty:
             return self._every(self.is_false, op)
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
-    def _every(self, certainty, op):
+    def _every(self, is_certain, op):
         """Of all boolean inputs; others are axes and shapes."""
-        parts = [certainty(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
+        parts = [is_certain(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
         return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
 
     def _no_votes(self, votes):

@@ -1,0 +1,48 @@
+"""Which operators are inside TF 1 loops and conditions, read from the operators alone.
+
+The control-flow contexts that TensorFlow keeps beside a graph are lost when it is imported from a definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.graph.operators import NOTHING_FED, needed_ops
+
+# How many loops, and how many conditions, an operator leads into (+1) or out of (-1).
+_LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
+_CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
+
+
+class Depth(NamedTuple):
+    """How deep inside control flow an operator is: in how many `while` frames, and in how many `cond` branches."""
+
+    loops: int = 0
+    conditions: int = 0
+
+
+def depths_of(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
+    """The depth of operators; a condition inside a loop counts until the loop's exit at the latest.
+
+    Args:
+      ops: operators, every one after those it needs, as `computed_ops` gives them.
+      fed: names of tensors whose value is given.
+    """
+    found: dict[tf.Operation, Depth] = {}
+    for op in ops:
+        known = [found[other] for other in needed_ops(op, fed) if other in found]  # not known: a way back
+        loops = max((depth.loops for depth in known), default=0) + _LOOPS.get(op.type, 0)
+        conditions = max((depth.conditions for depth in known), default=0) + _CONDITIONS.get(op.type, 0)
+        found[op] = Depth(max(loops, 0), max(conditions, 0))
+    return found
+
+
+def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
+    """Operators grouped by how deep inside control flow they are; those at `Depth()` surely run, once."""
+    groups: dict[Depth, list[tf.Operation]] = {}
+    for op, depth in depths_of(ops, fed).items():
+        groups.setdefault(depth, []).append(op)
+    return groups

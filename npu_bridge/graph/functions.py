@@ -1,0 +1,37 @@
+"""The functions of a graph's library that its nodes call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.graph.search import search
+from npu_bridge.tf_internals.graphs import function_definition
+
+
+def called_functions(node: Any) -> list[str]:
+    """Names of the functions in the attributes of a `NodeDef`."""
+    attributes = node.attr.values()
+    single = [value.func.name for value in attributes if value.HasField("func")]
+    return single + [function.name for value in attributes for function in value.list.func]
+
+
+def nodes_in_functions(graph: tf.Graph, nodes: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of all functions that some nodes call, also through other functions; each function once.
+
+    Args:
+      graph: the graph with the functions; names it does not know are passed over.
+      nodes: `NodeDef`s. A node may also have a function's name as its type.
+    """
+
+    def names_in(nodes):
+        names = (name for node in nodes for name in (node.op, *called_functions(node)))
+        return [name for name in names if function_definition(graph, name) is not None]
+
+    def body(name):
+        return function_definition(graph, name).node_def
+
+    for name in search(names_in(nodes), lambda name: names_in(body(name))):
+        yield from body(name)

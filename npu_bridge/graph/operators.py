@@ -1,0 +1,108 @@
+"""Operators of a `tf.Graph`: what they need, who uses them, and which of them a run computes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.graph.search import dependency_order, search
+
+# Operators that lead back to the entrance of a TF 1 loop.
+BACK_EDGES = ("NextIteration", "RefNextIteration")
+NOTHING_FED: frozenset[str] = frozenset()
+
+
+def elements_of(graph: tf.Graph, structure: Any) -> list:
+    """The tensors and operators in anything `session.run` takes; what it would not take is left out."""
+    if isinstance(structure, Mapping):
+        parts: Iterable = structure.values()
+    elif isinstance(structure, (list, tuple)):
+        parts = structure
+    else:
+        leaves = tf.nest.flatten(structure, expand_composites=True)
+        return [element for leaf in leaves for element in _element(graph, leaf)]
+    return [element for part in parts for element in elements_of(graph, part)]
+
+
+def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+    """The operators behind tensors, and operators as they are.
+
+    Args:
+      elements: tensors and operators.
+      fed: names of tensors whose value is given, so that nothing has to be computed for them.
+    """
+    return [
+        element if isinstance(element, tf.Operation) else element.op
+        for element in elements
+        if isinstance(element, tf.Operation) or element.name not in fed
+    ]
+
+
+def needed_ops(op: tf.Operation, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+    """What an operator waits for: the producers of its inputs, then its control inputs."""
+    return [*producers(op.inputs, fed), *op.control_inputs]
+
+
+def consumers(op: tf.Operation) -> list[tf.Operation]:
+    """The operators that read an output of one, as the graph is now; one entry for each reading."""
+    return [user for tensor in op.outputs for user in tensor.consumers()]
+
+
+def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
+    """The operators that have to run for some tensors and operators, every one after those it needs.
+
+    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else.
+
+    Args:
+      elements: tensors and operators.
+      fed: names of tensors whose value is given.
+    """
+    order: dict[tf.Operation, None] = {}
+
+    def needed_before(op):
+        return [other for other in needed_ops(op, fed) if other.type not in BACK_EDGES and other not in order]
+
+    starts = producers(elements, fed)
+    while starts:
+        found = dependency_order(starts, needed_before)
+        order.update(dict.fromkeys(found))
+        back = [other for op in found for other in needed_ops(op, fed) if other.type in BACK_EDGES]
+        starts = [op for op in dict.fromkeys(back) if op not in order]
+    return list(order)
+
+
+def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
+    """Those candidates that some result is computed from, through data alone.
+
+    A gradient read back from an accumulator variable is not computed from this step's gradients, and one that was
+    clipped is. A candidate that only another candidate was made of is none. Executed eagerly nothing is recorded, so
+    all candidates are taken as sources.
+
+    Args:
+      candidates: dense or sparse tensors.
+      results: dense or sparse tensors of the same graph.
+    Returns:
+      Sub-list of `candidates`, in order.
+    """
+    if not results or not candidates or tf.executing_eagerly():
+        return list(candidates) if results else []
+    sought = set(_ops_of(candidates))
+    reached = set(search(_ops_of(results), lambda op: () if op in sought else producers(op.inputs)))
+    return [candidate for candidate in candidates if reached.intersection(_ops_of([candidate]))]
+
+
+def _ops_of(values):
+    return [
+        part.op
+        for value in values
+        for part in ((value.values, value.indices) if isinstance(value, tf.IndexedSlices) else (value,))
+    ]
+
+
+def _element(graph, leaf):
+    try:
+        return [graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)]
+    except (KeyError, TypeError, ValueError):
+        return []

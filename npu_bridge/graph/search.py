@@ -1,0 +1,51 @@
+"""The two searches of any graph: breadth first, and in the order of dependencies."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Every node that can be reached, once each, breadth first; the starts come first.
+
+    A node is given before its neighbours are asked for, so a caller may stop early.
+
+    Args:
+      starts: where to begin.
+      neighbours: gives the nodes that one leads to; may give none to end the search there.
+    """
+    waiting = collections.deque(dict.fromkeys(starts))
+    seen = set(waiting)
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        new = [other for other in dict.fromkeys(neighbours(node)) if other not in seen]
+        seen.update(new)
+        waiting.extend(new)
+
+
+def dependency_order(starts: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """Every node that can be reached, each after all it needs; of a cycle one edge is left out.
+
+    Nodes are visited in the order in which `starts` and `needs` give them, so the result is the same on every rank
+    where these are.
+
+    Args:
+      starts: what is wanted.
+      needs: gives the nodes that one needs.
+    """
+    done: dict[Node, None] = {}
+    entered: set[Node] = set()
+    stack = list(starts)[::-1]
+    while stack:
+        node = stack[-1]
+        if node in entered:
+            done.setdefault(stack.pop())
+        else:
+            entered.add(node)
+            stack.extend(other for other in [*needs(node)][::-1] if other not in entered)
+    return list(done)

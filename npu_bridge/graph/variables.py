@@ -1,0 +1,114 @@
+"""Which variables operators change, and whether a run trains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.operators import consumers
+from npu_bridge.graph.search import search
+from npu_bridge.tf_internals.graphs import function_definition, is_reference
+
+# Kernels of optimizers also after TensorFlow has fused them; ScatterNd and its kin make new tensors.
+_CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")
+_VARIABLES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
+_FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
+_CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
+# A run made of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
+_MOVING = frozenset(
+    {
+        "Cast",
+        "Const",
+        "ExpandDims",
+        "HorovodBroadcast",
+        "Identity",
+        "IdentityN",
+        "NoOp",
+        "Placeholder",
+        "ReadVariableOp",
+        "Reshape",
+        "Shape",
+        "Squeeze",
+    }
+)
+
+
+def changes_variable(op_type: str) -> bool:
+    """Whether operators of a type change a variable: assignments and kernels of optimizers."""
+    return _CHANGES.match(op_type) is not None
+
+
+def variable_behind(tensor: tf.Tensor) -> str | None:
+    """The name of the variable whose handle or reference a tensor is; None for everything else."""
+    is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
+    while is_handle:
+        op = tensor.op
+        if op.type in _VARIABLES:
+            return op.name
+        if op.type not in _FORWARDING:
+            return None
+        tensor = op.inputs[0]
+    return None
+
+
+def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
+    """Names of the variables that some operators change, in functions they call, too."""
+    return _uses_of_variables(ops)[0]
+
+
+def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:
+    """Names of the trainable variables that a run changes by what it computes from them; empty when it does not train.
+
+    Initializers do not train, even where a variable starts from the value of another one.
+
+    Args:
+      graph: the graph of the operators, with the collection of its trainable variables.
+      ops: what the run computes.
+      assignments_count: False for variables that kernels of optimizers change: what is assigned may also be weights
+        that are clipped after a step.
+    """
+    variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    initializers = {variable.initializer for variable in variables}
+    changed, read, computes = _uses_of_variables((op for op in ops if op not in initializers), assignments_count)
+    trainable = {variable.op.name for variable in variables}
+    return frozenset(changed & read & trainable) if computes else frozenset()
+
+
+def variables_updated_from(values: Iterable) -> list:
+    """The trainable variables of a TF 1 graph that some tensors are used to update, in the order of their making.
+
+    Args:
+      values: tensors and `tf.IndexedSlices`.
+    """
+    tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
+    if not tensors:
+        return []
+    trainable = tensors[0].graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    by_name = {getattr(variable, "handle", variable).op.name: variable for variable in trainable}
+    users = search([user for tensor in tensors for user in tensor.consumers()], consumers)
+    updated = {tensor.op.name for op in users for tensor in op.inputs}
+    return [variable for name, variable in by_name.items() if name in updated]
+
+
+def _uses_of_variables(ops, assignments_count=True):
+    """Names of the variables that are changed and of those that are read, and whether anything is computed."""
+    changed, read, computes = set(), set(), False
+    for op in ops:
+        is_call = op.type in _CALLING or function_definition(op.graph, op.type) is not None
+        types = [node.op for node in nodes_in_functions(op.graph, [op.node_def])] if is_call else [op.type]
+        changing = [kind for kind in types if changes_variable(kind)]
+        has_kernel = any("Assign" not in kind for kind in changing)
+        reads_what_it_changes = has_kernel or (is_call and bool(changing))
+        if reads_what_it_changes or not (changing or op.type in _MOVING or op.type in _VARIABLES):
+            computes = True
+        for position, tensor in enumerate(op.inputs):
+            variable = variable_behind(tensor)
+            if variable is not None:
+                if (has_kernel or (changing and assignments_count)) and (position == 0 or is_call):
+                    changed.add(variable)
+                if reads_what_it_changes or not changing or position > 0:
+                    read.add(variable)
+    return changed, read, computes
