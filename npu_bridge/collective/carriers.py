@@ -1,8 +1,9 @@
 """Prepares tensors for Horovod 0.28: casts dtypes, concatenates, and prevents constant folding of its operators.
 
 Horovod lacks some dtypes. An all-gather, a broadcast or an all-to-all only copies elements, so it can send them as any
-dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. Where the ops around
-a transfer hide which numbers are sent, the graph notes it (`note_exchange`), so that passes need not recognise them.
+dtype of the same width. An all-reduce adds them up, so it needs a dtype that can represent the sum. Where the ops
+around a transfer hide which numbers are sent, the graph notes it (`note_exchange`), so that passes need not recognise
+them.
 
 TensorFlow 2.15 takes Horovod's operators for pure functions: it evaluates one with constant inputs while it optimises
 the graph (constant folding), and replaces two with the same inputs by one. If it does so on one rank only, the others
