@@ -60,16 +60,18 @@ def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list
       fed: names of tensors whose value is given.
     """
     order: dict[tf.Operation, None] = {}
+    back: list[tf.Operation] = []
 
     def needed_before(op):
-        return [other for other in needed_ops(op, fed) if other.type not in BACK_EDGES and other not in order]
+        needed = needed_ops(op, fed)
+        back.extend(other for other in needed if other.type in BACK_EDGES)
+        return [other for other in needed if other.type not in BACK_EDGES and other not in order]
 
     starts = producers(elements, fed)
     while starts:
-        found = dependency_order(starts, needed_before)
-        order.update(dict.fromkeys(found))
-        back = [other for op in found for other in needed_ops(op, fed) if other.type in BACK_EDGES]
+        order.update(dict.fromkeys(dependency_order(starts, needed_before)))
         starts = [op for op in dict.fromkeys(back) if op not in order]
+        back.clear()
     return list(order)
 
 

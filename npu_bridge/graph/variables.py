@@ -71,7 +71,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
         that are clipped after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
-    initializers = {variable.initializer for variable in variables}
+    initializers = {getattr(variable, "initializer", None) for variable in variables}
     changed, read, computes = _uses_of_variables((op for op in ops if op not in initializers), assignments_count)
     trainable = {variable.op.name for variable in variables}
     return frozenset(changed & read & trainable) if computes else frozenset()
