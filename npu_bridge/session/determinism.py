@@ -1,4 +1,4 @@
-"""`deterministic`: the same run gives the same bits."""
+"""The option `deterministic`: seeds and deterministic kernels, so that the same run gives the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks for a plain session, which has none of its own."""
+"""Calls `SessionRunHook`s around the runs of a plain session, which takes none by itself."""
 
 from __future__ import annotations
 

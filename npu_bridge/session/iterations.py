@@ -1,4 +1,4 @@
-"""`iterations_per_loop`: a `session.run` of the training step trains several, and fetches from the last one.
+"""The option `iterations_per_loop`: one `session.run` of the training step trains N steps and fetches from the last.
 
 A script names its training step by grouping it as `IterationOp`. Whenever a session that trains in loops is asked for
 this op, all steps but the last are trained first, then the run goes on as it was asked for. So what is fetched is from
