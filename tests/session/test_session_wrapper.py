@@ -1,4 +1,4 @@
-"""Engines around a session: their order, what goes through them, and that nothing else changes the class of sessions."""
+"""Engines around a session: their order, what goes through them, and one place that changes the class of sessions."""
 
 from __future__ import annotations
 
