@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals.graphs import creation_number, is_reference
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.tf_internals.graphs import is_reference
 
 tf1 = tf.compat.v1
 _SCOPE = "iteration_loop"
@@ -86,7 +87,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     Ranks: local.
     """
     step, fed = list(step), frozenset(fed)
-    copied = [op for op in _computed_ops(step, fed) if not _is_shared(op)]
+    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
     reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
     if reasons:
         raise NotLoopableError(reasons)
@@ -126,18 +127,6 @@ def _definition_of(graph, copied, fed):
         controls = [f"^{other.name}" for other in op.control_inputs if other.name in inside]
         node.input[:] = [*map(source, op.inputs), *controls]
     return definition, outer
-
-
-def _computed_ops(step, fed):
-    """What a step computes and what that needs, in the same order on every rank."""
-    found: dict[tf.Operation, None] = {}
-    stack = list(step)
-    while stack:
-        op = stack.pop()
-        if op not in found:
-            found[op] = None
-            stack.extend([*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs])
-    return sorted(found, key=creation_number)
 
 
 def _is_shared(op):
