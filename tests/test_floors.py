@@ -19,6 +19,7 @@ FLOORS = {
     "npu_bridge._machine": GROUND,
     "npu_bridge._lazy": GROUND,
     "npu_bridge._after_import": GROUND,
+    "npu_bridge._session_wrapper": GROUND,
     "npu_bridge._tensorflow": GROUND,
     "npu_bridge._key_value_server": GROUND,
     "npu_bridge.tf_internals": GROUND,

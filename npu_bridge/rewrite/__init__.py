@@ -4,8 +4,7 @@ A pass takes a graph and returns a report; it never runs a session. Where it can
 report says why.
 """
 
-from npu_bridge.rewrite.loop import put_in_loop
-from npu_bridge.rewrite.loop_nodes import InGraphLoop, NotLoopableError
+from npu_bridge.rewrite.loop import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.rewrite.report import TailingReport
 from npu_bridge.rewrite.tailing import free_the_tail
 

@@ -1,33 +1,29 @@
-"""The pass that puts training steps into a loop of the graph: one op trains as many steps as it is told.
+"""Copies a training step into a `while_loop` of its graph, so that one operator trains several steps in a row.
 
-Everything a step computes is copied into the body of a TF 1 loop. Its iterations run strictly one after the other, so
-the copy computes what running the original step again would.
-
-Not every step can be copied. Some operators keep state in themselves, others belong to the ranks. For such steps the
-pass changes nothing and says why. The seeded random number generator of a dropout keeps state, too; its copy can share
-it (`loop_draws.py`).
+Variables, iterators and tables stay outside, where the loop shares them with the original step. Iterations run strictly
+one after the other, so a loop computes what running the original step again would. A step is not copied, and the reason
+is given, where one of its operators keeps state in itself (a seeded random operator, say), belongs to all ranks, or is
+part of a loop already.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.rewrite.loop_draws import (
-    RANDOM,
-    add_function,
-    add_place_of_call,
-    draw_in_call,
-    draws_unseeded_numbers,
-    name_of_call,
-    place_of_call,
-)
-from npu_bridge.rewrite.loop_nodes import LOOP_OPS, InGraphLoop, LoopNodes, NotLoopableError, copy_name, ops_inside
-from npu_bridge.rewrite.loop_savings import LoopSavings
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.tf_internals.graphs import is_reference
 
+tf1 = tf.compat.v1
+_SCOPE = "iteration_loop"
+_LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
+# Operators that negotiate by name among ranks: a copy would be another participant.
+_COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
 # Marked as stateful, but what they keep is in a variable, an iterator or a table.
-_STATE_ELSEWHERE = (
+_STATE_IN_RESOURCES = (
     "Assert",
     "Assign",
     "DeepCopy",
@@ -38,8 +34,44 @@ _STATE_ELSEWHERE = (
     "Resource",
     "VarIsInitializedOp",
 )
-# They negotiate by name: a copy would be another participant.
-_AMONG_RANKS = ("Collective", "Horovod", "Nccl")
+# Random operators that keep their generator in themselves; without a seed, other numbers are as good.
+_RANDOM_TYPES = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
+
+class NotLoopableError(Exception):
+    """Says why a step cannot be copied into a loop.
+
+    Attributes:
+      is_only_random: whether seeded random operators are all that stands against it.
+    """
+
+    def __init__(self, reasons: dict[tf.Operation, str]):
+        super().__init__(next(iter(reasons.values())))
+        self.is_only_random = all(op.type in _RANDOM_TYPES for op in reasons)
+
+
+class InGraphLoop(NamedTuple):
+    """Training steps as one operator.
+
+    Attributes:
+      op: trains them; to be run as a target.
+      count: int64 scalar placeholder: how many steps.
+    """
+
+    op: tf.Operation
+    count: tf.Tensor
 
 
 def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
@@ -55,47 +87,74 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     Ranks: local.
     """
     step, fed = list(step), frozenset(fed)
-    inside = ops_inside(step, fed)
-    calls = _calls_that_draw(inside)
-    reasons = {op: reason for op in inside if op not in calls and (reason := _reason_against_a_copy(op))}
+    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
+    reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
     if reasons:
-        raise NotLoopableError(reasons, is_only_random=all(op.type in RANDOM for op in reasons))
-    nodes, savings = LoopNodes(inside, fed), LoopSavings(inside, fed)
-    for name, same in savings.same_values.items():
-        nodes.replace(graph.get_tensor_by_name(name), nodes.source(same))
-    for op in inside:
-        if op in calls:
-            add_place_of_call(nodes, op, reads=savings.inputs.get(op.name))
-        else:
-            nodes.copy(op, reads=savings.inputs.get(op.name), kind=savings.types.get(op.name, op.type))
-    nodes.count_on(after=map(copy_name, step))
-    functions = {op: add_function(nodes, op, call) for op, call in calls.items()}
-    end, count = nodes.import_into(graph)
-    for op, call in calls.items():
-        draw_in_call(graph.get_operation_by_name(_sibling(end, place_of_call(op))), call, functions[op])
-    return InGraphLoop(end, count, shared=tuple(op.name for op in calls))
+        raise NotLoopableError(reasons)
+    definition, outer = _definition_of(graph, copied, fed)
+
+    def train_once(number):
+        done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
+        with tf.control_dependencies(done):
+            return number + 1
+
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
+        with tf.name_scope(_SCOPE), _classic_control_flow():
+            count = tf1.placeholder(tf.int64, [], name="count")
+            start = tf.constant(0, tf.int64)
+            reached = tf1.while_loop(lambda number: number < count, train_once, [start], parallel_iterations=1)
+    return InGraphLoop(reached.op, count)
 
 
-def _calls_that_draw(inside):
-    """The names of calls that can share the kernels of seeded random operators, by operator."""
-    calls: dict[tf.Operation, str] = {}
-    for op in inside:
-        if op.type in RANDOM and not draws_unseeded_numbers(op):
-            call = name_of_call(op, calls.values())
-            if call:
-                calls[op] = call
-    return calls
+def _definition_of(graph, copied, fed):
+    """The operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it."""
+    definition, outer = tf1.GraphDef(), {}
+    definition.versions.CopyFrom(graph.graph_def_versions)
+    inside = {op.name for op in copied}
+
+    def source(tensor):
+        if tensor.op.name in inside and tensor.name not in fed:
+            return tensor.name
+        name = f"outer_{tensor.name.replace(':', '_')}:0"
+        outer[name] = tensor
+        return name
+
+    for op in copied:
+        node = definition.node.add()
+        node.CopyFrom(op.node_def)
+        # Placement next to a variable: on a machine without other devices it says nothing.
+        node.attr.pop("_class", None)
+        controls = [f"^{other.name}" for other in op.control_inputs if other.name in inside]
+        node.input[:] = [*map(source, op.inputs), *controls]
+    return definition, outer
 
 
-def _sibling(op, name):
-    return f"{op.name.rpartition('/')[0]}/{name}"
+def _is_shared(op):
+    """Whether an operator only gives access to something that outlives a step: a variable, an iterator, a table."""
+    if op.type == "Placeholder":
+        return True
+    gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
+    return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
 
 
 def _reason_against_a_copy(op):
-    if op.type in LOOP_OPS:
+    if op.type in _LOOP_TYPES:
         return f"{op.name} is part of a loop of its own"
-    if op.type.startswith(_AMONG_RANKS):
+    if op.type.startswith(_COLLECTIVE_TYPES):
         return f"{op.name} ({op.type}) belongs to all ranks"
-    if op.op_def.is_stateful and not op.type.startswith(_STATE_ELSEWHERE) and not draws_unseeded_numbers(op):
+    is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
+    if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
         return f"{op.name} ({op.type}) keeps state in itself"
     return ""
+
+
+@contextlib.contextmanager
+def _classic_control_flow():
+    """Inside, `while_loop` makes the operators of TF 1, which can hand in reference variables."""
+    was_on = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if was_on:
+            tf1.enable_control_flow_v2()

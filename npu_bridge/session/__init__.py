@@ -1,7 +1,7 @@
-"""What options do to a session of stock TensorFlow; one file for each effect.
+"""Gives sessions of stock TensorFlow what options ask for: one file for each option or group of options.
 
 Everything here takes `TrainingOptions` and nothing else: never a config object, never an environment variable
-of its own. `effects.py` is the face: settings for a session, hooks for its runs, settings of a graph. A
+of its own. `effects.py` is where others come in: settings for a session, hooks for its runs, settings of a graph. A
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 

@@ -1,4 +1,4 @@
-"""Saving checkpoints: a save that fails, or is killed, leaves no trace and takes nothing away."""
+"""Saves checkpoints so that a save that fails or is killed leaves no files behind and keeps the older checkpoints."""
 
 from __future__ import annotations
 

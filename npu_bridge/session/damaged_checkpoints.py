@@ -1,4 +1,4 @@
-"""Checkpoints that a crash or a disk has damaged: found before they are restored, with the newest intact one.
+"""Checks checkpoints for damage before they are restored, and finds the newest intact one.
 
 TensorFlow finds out when it restores, with an error for each kind of damage that names a node of the graph. And where
 the file `checkpoint`, which says which one is the newest, cannot be read, it starts from initial values without a word.

@@ -1,4 +1,4 @@
-"""`deterministic`: the same run gives the same bits."""
+"""The option `deterministic`: seeds and deterministic kernels, so that the same run gives the same bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.tf_internals.sessions import is_deterministic, set_deterministic
@@ -66,30 +67,28 @@ def run_deterministically(session: tf.compat.v1.Session) -> None:
     threads that build a graph meanwhile need a seed for random operators.
 
     Args:
-      session: a `Session` or `InteractiveSession`; its class becomes a subclass of what it was.
+      session: a `Session` or `InteractiveSession`.
     """
-    if not isinstance(session, _DeterministicSession):
-        session.__class__ = type(type(session).__name__, (_DeterministicSession, type(session)), {})
+    if find_engine(session, _Determinism) is None:
+        add_engine(session, _Determinism())
 
 
-class _DeterministicSession:
-    """Mixed into a session's class: wherever it builds or runs kernels, which ask the switch."""
+class _Determinism(SessionEngine):
+    """Has the switch on wherever a session builds or runs kernels, which ask for it."""
 
-    def _call_tf_sessionrun(self, *arguments):
+    place = Place.DETERMINISM
+
+    def call_kernels(self, session, call, *arguments):
         with _switch().on():
-            return super()._call_tf_sessionrun(*arguments)
+            return self.inner.call_kernels(session, call, *arguments)
 
-    def _call_tf_sessionprun(self, *arguments):
+    def set_up_partial_run(self, session, fetches, feeds):
         with _switch().on():
-            return super()._call_tf_sessionprun(*arguments)
+            return self.inner.set_up_partial_run(session, fetches, feeds)
 
-    def partial_run_setup(self, fetches, feeds=None):
+    def prepare_call(self, session, callable_options):
         with _switch().on():
-            return super().partial_run_setup(fetches, feeds)
-
-    def _make_callable_from_options(self, callable_options):
-        with _switch().on():
-            made = super()._make_callable_from_options(callable_options)
+            made = self.inner.prepare_call(session, callable_options)
 
         def run(*arguments, **keywords):
             with _switch().on():

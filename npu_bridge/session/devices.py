@@ -1,4 +1,4 @@
-"""Which GPUs a session sees."""
+"""Chooses the GPUs that a session of this rank may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face of the room: settings for a session, hooks for its runs, settings of a graph."""
+"""Applies options to a session: changes its ConfigProto, makes hooks for its runs, sets the seed of its graph."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Hooks for a plain session, which has none of its own."""
+"""Calls `SessionRunHook`s around the runs of a plain session, which takes none by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import tensorflow as tf
+
+from npu_bridge._session_wrapper import Place, SessionEngine, add_engine
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
@@ -15,38 +17,38 @@ def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.S
     grow.
 
     Args:
-      session: a `Session` or `InteractiveSession`; its class becomes a subclass of what it was. Functions from
-        `make_callable` and `partial_run` are not watched.
+      session: a `Session` or `InteractiveSession`. Functions from `make_callable` and `partial_run` are not watched.
       hooks: the hooks; nothing changes when there are none.
     """
     if hooks:
-        session._npu_bridge_hooks = tuple(hooks)
-        session.__class__ = type(type(session).__name__, (_HookedSession, type(session)), {})
+        add_engine(session, _Hooks(hooks))
 
 
-class _HookedSession:
-    """Mixed into a session's class."""
+class _Hooks(SessionEngine):
+    """Calls hooks around each run."""
 
-    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        hooks = self._npu_bridge_hooks
+    place = Place.HOOKS
+
+    def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
+        self._hooks = tuple(hooks)
+
+    def run(self, session, fetches, feed_dict, options, run_metadata):
         asked = tf.estimator.SessionRunArgs(fetches, feed_dict, options)
-        context = tf.estimator.SessionRunContext(original_args=asked, session=self)
-        watched = [(hook, hook.before_run(context)) for hook in hooks]
-        extra = [args.fetches if args is not None else [] for _, args in watched]
-        if any(extra):
-            outcome = super().run({"asked": fetches, "watched": extra}, feed_dict, options, run_metadata)
-        else:
-            outcome = {
-                "asked": super().run(fetches, feed_dict, options, run_metadata),
-                "watched": [[] for _ in extra],
-            }
-        for (hook, _), results in zip(watched, outcome["watched"]):
+        context = tf.estimator.SessionRunContext(original_args=asked, session=session)
+        answers = [hook.before_run(context) for hook in self._hooks]
+        watched = [args.fetches if args is not None else [] for args in answers]
+        if any(watched):
+            fetches = {"asked": fetches, "watched": watched}
+        outcome = self.inner.run(session, fetches, feed_dict, options, run_metadata)
+        if not any(watched):
+            outcome = {"asked": outcome, "watched": watched}
+        for hook, results in zip(self._hooks, outcome["watched"]):
             hook.after_run(context, tf.estimator.SessionRunValues(results, options, run_metadata))
         return outcome["asked"]
 
-    def close(self):
+    def close(self, session):
         try:
-            for hook in self._npu_bridge_hooks:
-                hook.end(self)
+            for hook in self._hooks:
+                hook.end(session)
         finally:
-            super().close()
+            self.inner.close(session)

@@ -1,4 +1,4 @@
-"""`host_call` of an estimator's spec: a function whose operators run with every step, such as summaries."""
+"""`host_call` of an `NPUEstimatorSpec`: a function whose operators run with every step, such as summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint that a job says its training starts from."""
+"""Chooses the checkpoint to warm-start from: the caller's, the job file's or that of an environment variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which threads a loop of small steps runs on: the pool's, or that of the caller alone."""
+"""Chooses the faster threads for repeated small steps: TensorFlow's inter-op pool, or the calling thread alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four variables in which a graph says how many steps its sessions train in one run.
+"""The four documented variables of a graph that hold the number of steps in one `session.run`.
 
 Scripts of this interface create and load them. Here the first counts, the others belong to the form.
 """

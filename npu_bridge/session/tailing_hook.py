@@ -1,4 +1,4 @@
-"""Tail optimisation of graphs that other optimizers have built, before their session runs."""
+"""A hook that applies tail optimisation to a graph before its first run, whoever made its optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook under dumps and overflow detection: hands over chosen tensors of chosen runs."""
+"""A base class of hooks that fetch chosen tensors in chosen runs; dumps and overflow detection are such hooks."""
 
 from __future__ import annotations
 

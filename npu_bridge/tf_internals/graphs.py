@@ -55,11 +55,6 @@ def attributes_of_new_operators(graph: tf.Graph, attributes: Mapping[str, Any]) 
     return graph._attr_scope(dict(attributes))
 
 
-def creation_number(op: tf.Operation) -> int:
-    """The place of an operator among those of its graph, in the order in which they were made (`_id`, TF 2.15)."""
-    return op._id
-
-
 def is_reference(dtype: tf.DType) -> bool:
     """Whether a dtype is that of a TF 1 reference variable (`DType._is_ref_dtype`, TF 2.15)."""
     return dtype._is_ref_dtype

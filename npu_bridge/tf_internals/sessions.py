@@ -71,18 +71,6 @@ def run_options_buffer(options: tf.compat.v1.RunOptions) -> Iterator[Any]:
         pywrap_tf_session.TF_DeleteBuffer(buffer)
 
 
-@contextlib.contextmanager
-def run_metadata_buffer() -> Iterator[Any]:
-    """Yields what `do_run` fills with RunMetadata (`pywrap_tf_session.TF_NewBuffer`, TF 2.15)."""
-    from tensorflow.python.client import pywrap_tf_session
-
-    buffer = pywrap_tf_session.TF_NewBuffer()
-    try:
-        yield buffer
-    finally:
-        pywrap_tf_session.TF_DeleteBuffer(buffer)
-
-
 def content_of(buffer: Any) -> bytes:
     """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session

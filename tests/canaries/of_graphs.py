@@ -50,12 +50,6 @@ def _():
     expect(op.get_attr("_canary") == 3, "the operator has no such attribute")
 
 
-@canary_of(graphs.creation_number)
-def _():
-    first, second = tf.no_op(), tf.no_op()
-    expect(graphs.creation_number(first) < graphs.creation_number(second), "numbers do not grow")
-
-
 @canary_of(graphs.is_reference)
 def _():
     variable = v1.get_variable("v", [], use_resource=False)

@@ -44,17 +44,6 @@ def _():
     expect(v1.RunOptions.FromString(given) == options, "run options come in another form")
 
 
-@canary_of(sessions.run_metadata_buffer)
-def _():
-    value = tf.constant(1.0)
-    options = v1.RunOptions(output_partition_graphs=True)
-    with v1.Session() as session, sessions.run_metadata_buffer() as metadata:
-        with sessions.run_options_buffer(options) as buffer:
-            sessions.session_methods().do_run(session, None, [], [value], {}, buffer, metadata)
-        filled = v1.RunMetadata.FromString(sessions.content_of(metadata))
-    expect(len(filled.partition_graphs) == 1, "the metadata is empty")
-
-
 @canary_of(sessions.is_remote, sessions.is_closed, sessions.mark_as_not_begun)
 def _():
     session = v1.Session()

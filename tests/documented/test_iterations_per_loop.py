@@ -1,22 +1,34 @@
-"""`set_iteration_per_loop`, `IterationPerLoop` and `SetIterationsVarHook`, in every kind of session a script makes."""
+"""`iterations_per_loop` as scripts ask for it: in every kind of session they make, and in an `NPUEstimator`."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.estimator.npu import npu_session, util
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_helpers import npu_config_proto
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, SetIterationsVarHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import with_entry
+from npu_bridge.options.errors import say_once
+from npu_bridge.reporting import History, HistoryHook, ProgressHook
+from npu_bridge.session import steps_per_run
+from tests.reporting.stepping import Clock
+from tests.training import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1
 LOOP = 4
 LOADED = {"iterations_per_loop": LOOP - 1, "loop_cond": 0, "zero": 0, "one": 1}
+OVERFLOWING = 12
 
 
 @pytest.fixture
@@ -40,55 +52,33 @@ def check_variables(graph):
         assert variable not in tf1.global_variables()
 
 
-def test_one_step_is_the_train_op_itself(graph, count):
-    step = count.assign_add(1).op
-    assert util.set_iteration_per_loop(None, step) is step
-    assert util.set_iteration_per_loop(None, step, iterations_per_loop=1) is step
-    assert not tf1.local_variables()
-
-
-@pytest.mark.parametrize("steps, error", [(0, ValueError), (-1, ValueError), (2.0, TypeError), (None, TypeError)])
-def test_illegal_numbers_of_steps(graph, count, steps, error):
-    step = count.assign_add(1).op
-    loop = util.IterationPerLoop()
-    loop.create_iteration_per_loop_var(step)
-    for call in (
-        lambda: util.set_iteration_per_loop(None, step, steps),
-        lambda: loop.load_iteration_per_loop_var(None, steps),
-    ):
-        with pytest.raises(error, match="iterations_per_loop"):
-            call()
-
-
-def test_the_train_op_is_an_operation(graph, count):
+def test_illegal_arguments(graph, count):
+    step, loop = count.assign_add(1).op, util.IterationPerLoop()
+    with pytest.raises(AttributeError, match="create_iteration_per_loop_var"):
+        loop.load_iteration_per_loop_var(None, 5)
     for train_op in (count.assign_add(1), count, "count", None):
         with pytest.raises(ValueError, match="train_op"):
             util.set_iteration_per_loop(None, train_op, 5)
         with pytest.raises(ValueError, match="train_op"):
             util.IterationPerLoop().create_iteration_per_loop_var(train_op)
-
-
-def test_iteration_per_loop_with_a_finalized_graph(graph, count):
-    loop = util.IterationPerLoop()
-    step = loop.create_iteration_per_loop_var(count.assign_add(1).op)
-    assert step.name == "IterationOp"
-    with tf1.train.MonitoredTrainingSession() as session:
-        session.run(step)
-        assert session.run(count) == 1
-        loop.load_iteration_per_loop_var(session, LOOP)
-        assert loaded_values(session) == LOADED
-        session.run(step)
-        assert session.run(count) == 1 + LOOP
-        loop.load_iteration_per_loop_var(session)
-        assert session.run(util.create_or_get_var("iterations_per_loop")) == 0
-        session.run(step)
-        assert session.run(count) == 2 + LOOP
-    check_variables(graph)
-
-
-def test_loading_needs_creating():
-    with pytest.raises(AttributeError, match="create_iteration_per_loop_var"):
-        util.IterationPerLoop().load_iteration_per_loop_var(None, 5)
+    assert util.set_iteration_per_loop(None, step) is step
+    assert util.set_iteration_per_loop(None, step, iterations_per_loop=1) is step
+    assert not tf1.local_variables()
+    loop.create_iteration_per_loop_var(step)
+    for steps, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (None, TypeError)):
+        with pytest.raises(error, match="iterations_per_loop"):
+            util.set_iteration_per_loop(None, step, steps)
+        with pytest.raises(error, match="iterations_per_loop"):
+            loop.load_iteration_per_loop_var(None, steps)
+    for steps, error in ((0, ValueError), ("5", TypeError)):
+        with pytest.raises(error, match="SetIterationsVarHook: iterations_per_loop"):
+            SetIterationsVarHook(steps)
+    hook = SetIterationsVarHook()  # what is missing is found out when it loads
+    with pytest.raises(TypeError, match="SetIterationsVarHook: iterations_per_loop"):
+        with tf1.train.MonitoredTrainingSession(hooks=[hook]):
+            pass
+    with pytest.raises(ValueError, match="iterations_per_loop"):
+        NPURunConfig(iterations_per_loop=2, mix_compile_mode=True)
 
 
 def test_two_variables_of_a_name_are_an_error(graph):
@@ -98,14 +88,20 @@ def test_two_variables_of_a_name_are_an_error(graph):
         util.create_or_get_var("one")
 
 
-def test_illegal_numbers_of_the_hook(graph, count):
-    for steps, error in ((0, ValueError), ("5", TypeError)):
-        with pytest.raises(error, match="SetIterationsVarHook: iterations_per_loop"):
-            SetIterationsVarHook(steps)
-    hook = SetIterationsVarHook()  # what is missing is found out when it loads
-    with pytest.raises(TypeError, match="SetIterationsVarHook: iterations_per_loop"):
-        with tf1.train.MonitoredTrainingSession(hooks=[hook]):
-            pass
+def test_the_number_of_steps_may_change_in_a_finalized_graph(graph, count):
+    loop = util.IterationPerLoop()
+    step = loop.create_iteration_per_loop_var(count.assign_add(1).op)
+    assert step.name == "IterationOp"
+    with tf1.train.MonitoredTrainingSession() as session:
+        session.run(step)
+        assert session.run(count) == 1
+        for size, reached in ((LOOP, 1 + LOOP), (1, 2 + LOOP), (2, 4 + LOOP)):
+            loop.load_iteration_per_loop_var(session, size)
+            assert loaded_values(session) == {**LOADED, "iterations_per_loop": size - 1}
+            assert steps_per_run(session._tf_sess()) == size
+            session.run(step)
+            assert session.run(count) == reached
+    check_variables(graph)
 
 
 @pytest.mark.parametrize("option, warns", [(5, False), (4, True)])
@@ -121,11 +117,30 @@ def test_what_is_loaded_wins_over_the_session_key(graph, count, monkeypatch, cap
     assert ("4 in the options of the session and 5 in the variable" in caplog.text) == warns
 
 
+class Seen(tf.estimator.SessionRunHook):
+    """What a hook fetches, and the global step before and after every run."""
+
+    def __init__(self, fetched):
+        self.fetched, self.values, self.steps = fetched, [], []
+
+    def before_run(self, run_context):
+        self.asked = run_context.original_args.fetches
+        self.before = self._step(run_context)
+        return tf.estimator.SessionRunArgs(self.fetched)
+
+    def after_run(self, run_context, run_values):
+        self.values.append(run_values.results)
+        self.steps.append((self.before, self._step(run_context)))
+
+    def _step(self, run_context):
+        return int(run_context.session.run(tf1.train.get_global_step(run_context.session.graph)))
+
+
 class Model:
     """A weight that each step sets to the number of its batch, 0, 1, 2, ..."""
 
     def __init__(self):
-        number = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(100)).get_next()
+        self.number = number = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(100)).get_next()
         self.weight = tf1.get_variable("weight", initializer=tf.constant(-1, tf.int64))
         self.step = tf1.train.get_or_create_global_step()
         self.train_op = tf.group(self.weight.assign(number), tf1.assign_add(self.step, 1))
@@ -170,12 +185,19 @@ def monitored(folder):
         yield session
 
 
-SESSIONS = (plain, interactive, supervised, supervised_and_stopped, monitored)
-
-
-@pytest.mark.parametrize("open_session", SESSIONS)
-@pytest.mark.parametrize("way", ["IterationPerLoop", "set_iteration_per_loop"])
-def test_steps_in_a_run(open_session, way, graph, tmp_path):
+@pytest.mark.parametrize(
+    "open_session, way",
+    [
+        (plain, "IterationPerLoop"),
+        (plain, "set_iteration_per_loop"),
+        (interactive, "set_iteration_per_loop"),
+        (supervised_and_stopped, "set_iteration_per_loop"),
+        (monitored, "set_iteration_per_loop"),
+    ],
+)
+def test_steps_in_a_run(open_session, way, graph, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "npu_bridge")
+    say_once.cache_clear()
     model, loop = Model(), util.IterationPerLoop()
     if way == "IterationPerLoop":
         loop_op = loop.create_iteration_per_loop_var(model.train_op)
@@ -192,10 +214,11 @@ def test_steps_in_a_run(open_session, way, graph, tmp_path):
             assert session.run([model.step, model.weight]) == [LOOP * loops, LOOP * loops - 1]
         session.run(model.train_op)  # one step
         assert session.run(model.step) == 3 * LOOP + 1
+    assert "one-shot iterator" in caplog.text
     check_variables(graph)
 
 
-@pytest.mark.parametrize("open_session", [supervised, supervised_and_stopped, monitored])
+@pytest.mark.parametrize("open_session", [supervised, monitored])
 def test_a_finalized_graph_says_how_to(open_session, graph, tmp_path):
     model = Model()
     with open_session(str(tmp_path)) as session:
@@ -229,14 +252,110 @@ def test_hooks_of_a_monitored_session_work_in_loops(graph, tmp_path):
 
     loop_op = tf.group(model.train_op, name="IterationOp")
     scaffold = tf1.train.Scaffold()
+    seen = Seen(model.number)
     hooks = [
         SetIterationsVarHook(LOOP),
+        seen,
         NPUCheckpointSaverHook(str(tmp_path), save_steps=6, scaffold=scaffold, listeners=[Listener()]),
         tf.estimator.StopAtStepHook(last_step=14),
     ]
     with tf1.train.SingularMonitoredSession(hooks, scaffold, config=npu_config_proto()) as session:
-        assert loaded_values(session) == LOADED
+        assert loaded_values(session.raw_session()) == LOADED
         while not session.should_stop():
             session.run(loop_op)
     check_variables(graph)
+    assert seen.values == [3, 7, 11, 15], "those of the last step"
     assert saved == [0, 8, 16], "saved, and ended, after the loop in which it was due"
+
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4, 1], initializer=tf1.random_normal_initializer(seed=1))
+    predictions = tf.matmul(features, kernel)
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return NPUEstimatorSpec(mode, predictions={"value": predictions, "first": features[:, 0]})
+    loss = tf.reduce_mean(tf.square(predictions - labels), name="the_loss")
+    metrics = {"batches": tf1.metrics.mean(1.0)}
+    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
+    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), loss_scale_manager=manager, is_loss_scale=True)
+    tf1.summary.scalar("summarized", loss)
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
+
+
+def input_fn(batches=40):
+    features = np.random.RandomState(5).randn(4 * batches, 4).astype("f")
+    labels = np.sum(features, axis=1, keepdims=True)
+    if batches > OVERFLOWING:
+        features[4 * OVERFLOWING, 0] = np.inf  # the loss is infinite, but not NaN
+    return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
+
+
+def estimator(folder, loop, **options):
+    options = {"save_checkpoints_steps": 10, "log_step_count_steps": None, **options}
+    return NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(folder), iterations_per_loop=loop, **options))
+
+
+def variables_of(trained):
+    return {name: trained.get_variable_value(name) for name in trained.get_variable_names()}
+
+
+def checkpoints_of(folder):
+    names = [name for name in os.listdir(folder) if name.endswith(".index")]
+    return sorted(int(name.removeprefix("model.ckpt-").removesuffix(".index")) for name in names)
+
+
+def summaries_in(folder, tag):
+    events = [name for name in os.listdir(folder) if name.startswith("events")]
+    found = []
+    for name in events:
+        for event in tf1.train.summary_iterator(os.path.join(folder, name)):
+            found.extend(event.step for value in event.summary.value if value.tag == tag)
+    return found
+
+
+def test_loops_leave_the_checkpoint_of_single_steps(tmp_path):
+    seen, looped = Seen("the_loss:0"), estimator(tmp_path / "looped", 5)
+    looped.train(input_fn, hooks=[seen], max_steps=20)
+    assert seen.steps == [(0, 5), (5, 10), (10, 14), (14, 19), (19, 24)]  # one step is skipped
+    assert checkpoints_of(tmp_path / "looped") == [0, 10, 24]
+    assert seen.asked[0].name == "IterationOp"
+    seen_singly, single = Seen("the_loss:0"), estimator(tmp_path / "single", 1)
+    single.train(lambda: input_fn().take(25), hooks=[seen_singly])
+    assert_same_bits(variables_of(looped), variables_of(single))
+    assert seen.values == seen_singly.values[4::5]
+
+
+def test_whole_loops_are_trained_and_told_and_evaluation_takes_one_batch_at_a_time(tmp_path, caplog):
+    seen, trained = Seen("the_loss:0"), estimator(tmp_path, 4)
+    trained.train(input_fn, hooks=[seen], max_steps=6)
+    assert seen.steps == [(0, 4), (4, 8)]
+    assert "got 6. Use 8" in caplog.text
+    caplog.clear()
+    trained.train(input_fn, steps=4, hooks=[seen])  # resumed
+    assert seen.steps[2:] == [(8, 12)]
+    assert "the last loop" not in caplog.text
+    assert trained.evaluate(lambda: input_fn(batches=8), steps=3)["global_step"] == 12
+    predicted = [row["first"] for row in trained.predict(lambda: input_fn(batches=8))]
+    np.testing.assert_array_equal(predicted, np.random.RandomState(5).randn(32, 4).astype("f")[:, 0])
+    assert trained.get_variable_value("global_step") == 12
+
+
+def test_files_and_reports_come_after_loops_and_count_steps_until_data_ends(tmp_path):
+    out, history, clock = io.StringIO(), str(tmp_path / "history.jsonl"), Clock()
+
+    class Tick(tf.estimator.SessionRunHook):
+        def before_run(self, run_context):
+            clock.now += 0.5
+
+    progress = ProgressHook(every_n_steps=8, stream=out, clock=clock)
+    hooks = [Tick(), progress, HistoryHook(history, every_n_steps=8)]
+    trained = estimator(tmp_path, 4, save_checkpoints_steps=6, save_summary_steps=4, log_step_count_steps=8)
+    trained.train(lambda: input_fn().skip(OVERFLOWING + 1), hooks=hooks)  # of 27 batches
+    assert trained.get_variable_value("global_step") == 27
+    assert checkpoints_of(tmp_path) == [0, 8, 16, 24, 27]
+    assert set(summaries_in(tmp_path, "summarized")) == {4, 12, 20}
+    assert set(summaries_in(tmp_path, "global_step/sec")) <= {12, 20}
+    lines = [line.split(" | ")[0].split(" (")[0] for line in out.getvalue().splitlines()]
+    assert lines == ["step 4", "step 12", "step 20", "step 27"]
+    assert " | 8.00 steps/s" in out.getvalue().splitlines()[2]
+    assert [row.step for row in History(history).rows] == [4, 12, 20]

@@ -55,7 +55,7 @@ def test_without_an_entry_tensorflow_gets_what_was_given(arguments, monkeypatch)
     monkeypatch.setattr(_Recording, "__init__", decorator_tf_session(_Recording.__init__))
     session = _Recording(*arguments)
     assert all(reached is argument for reached, argument in zip(session.reached, arguments))
-    assert "_npu_bridge_hooks" not in vars(session) and type(session) is _Recording
+    assert "_npu_bridge_engines" not in vars(session) and type(session) is _Recording
 
 
 def test_plain_sessions_differ_in_soft_placement_only():
