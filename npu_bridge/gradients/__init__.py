@@ -5,14 +5,13 @@ puts a pipeline around somebody else's optimizer. The stages: `loss_scaling.py`,
 `narrow_variables.py`. A new feature is a new file beside them.
 """
 
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.loss_scaling import LossScaling
-from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import ShardedOptimizer, SharedUpdate
 from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.loss_scaling import LossScaling
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 
 __all__ = [
     "AllReduce",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_bridge.gradients.keras_shared import AroundKeras
+from npu_bridge.gradients.keras.shared import AroundKeras
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline

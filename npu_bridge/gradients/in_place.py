@@ -9,12 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_journey import KerasJourney
-from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.keras.pipeline import KerasJourney
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
 _LOG = logging.getLogger(__name__)

@@ -17,6 +17,8 @@ from npu_bridge.options.errors import message
 from npu_bridge.tf_internals import training
 from npu_bridge.tf_internals.graphs import shared_name, update_input
 
+_MARK = "_averages_over_ranks"
+
 
 class InnerOptimizer(abc.ABC):
     """What a pipeline needs from the optimizer it is put around."""
@@ -78,6 +80,20 @@ def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
         f"{type(optimizer).__name__}. Pass the optimizer object itself."
     )
+
+
+def mark_as_distributed(optimizer: Any) -> None:
+    """Notes on the object that its gradients are averaged; whoever wraps it next will know."""
+    object.__setattr__(optimizer, _MARK, True)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """True for an optimizer that carries the mark, or is a Keras loss-scale optimizer around one that does."""
+    while optimizer is not None:
+        if getattr(optimizer, _MARK, False):
+            return True
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return False
 
 
 class _Tf1Optimizer(InnerOptimizer):

@@ -10,9 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.learning_rate import publish_learning_rate
-from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message
@@ -109,7 +107,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             self._inner.prepare(updated)
         step.make_slots = lambda: self._inner.make_slots(updated)
         update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
-        publish_learning_rate(self._inner.optimizer)
+        collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_gradients([grad for grad, _ in grads_and_vars])
         return update
 

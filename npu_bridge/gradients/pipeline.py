@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
-from npu_bridge.gradients import conditions
-from npu_bridge.gradients.dense_or_sparse import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
+from npu_bridge.gradients.graph_mode import building_graph, tensors_if
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
@@ -166,7 +165,7 @@ class Pipeline:
 
         if tf.executing_eagerly() and not bool(step.is_due):
             made.grads_and_vars = step.grads_and_vars
-        tensors = iter(conditions.tensors_if(step.is_due, exchange, pass_by))
+        tensors = iter(tensors_if(step.is_due, exchange, pass_by))
         step.is_usable_here = None if made.is_usable_here is None else next(tensors)
         step.should_apply = None if made.should_apply is None else next(tensors)
         step.carried = {key: next(tensors) for key in made.carried}

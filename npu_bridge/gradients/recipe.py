@@ -8,14 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.loss_scaling import LossScaling
-from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.order import check_stage
-from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.loss_scaling import LossScaling
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 from npu_bridge.options.errors import message, shown
 
 

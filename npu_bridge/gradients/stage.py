@@ -8,7 +8,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
-from npu_bridge.gradients import conditions
+from npu_bridge.gradients.graph_mode import run_if, tensors_if
 
 
 @dataclasses.dataclass
@@ -65,11 +65,11 @@ class Step:
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
-        return make() if self.is_due is None else conditions.tensors_if(self.is_due, make, otherwise)
+        return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
 
     def run_when_due(self, run: Callable[[], Any]) -> Any:
         """Runs an update in a step that is due, and nothing in any other; returns the op."""
-        return run() if self.is_due is None else conditions.run_if(self.is_due, run)
+        return run() if self.is_due is None else run_if(self.is_due, run)
 
     def is_skipped(self) -> tf.Tensor:
         """True when this step should have updated the variables and does not; the decision must have been taken."""

@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 )
 from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
-from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explained
+from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
 from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph, read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook

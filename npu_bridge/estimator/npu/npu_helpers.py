@@ -15,8 +15,8 @@ from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCa
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.gradients.keras_optimizer import keras_optimizer
-from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.keras.optimizer import keras_optimizer
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
 from npu_bridge.options import environment, of_graph, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME

@@ -16,8 +16,8 @@ from npu_bridge.gradients import (
     ShardedOptimizer,
 )
 from npu_bridge.gradients.in_place import distribute_in_place
-from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
-from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call

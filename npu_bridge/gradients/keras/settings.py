@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of
-from npu_bridge.gradients.skip_record import SkipRecord
+from npu_bridge.gradients.stages.overflow import SkipRecord
 
 
 @dataclasses.dataclass(frozen=True)

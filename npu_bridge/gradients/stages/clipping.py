@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
-from npu_bridge.gradients.overflow import squared_halves
+from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options.errors import message, shown
 

@@ -10,11 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.clipping import positive
-from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
-from npu_bridge.gradients.kept import kept_variable
-from npu_bridge.gradients.loss_scaling import in_true_units
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
+from npu_bridge.gradients.graph_mode import variable_like
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.clipping import positive
 from npu_bridge.options.errors import message, say_once, shown
 
 
@@ -119,7 +118,7 @@ class _Sparsified(AllReduce, abc.ABC):
     def _residual(self, variable: Any) -> Any:
         key = variable.ref()
         if key not in self._residual_of:
-            made = kept_variable(variable, type(self).__name__, "not_sent", tf.float32)
+            made = variable_like(variable, type(self).__name__, "not_sent", tf.float32)
             setattr(self.state()["not_sent"], f"residual_{len(self._residual_of)}", made)
             self._residual_of[key] = made
         return self._residual_of[key]

@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.keras_current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
-from npu_bridge.gradients.keras_legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
-from npu_bridge.gradients.keras_settings import KerasSettings
-from npu_bridge.gradients.keras_shared import AroundKeras
-from npu_bridge.gradients.nesting import is_distributed
+from npu_bridge.gradients.inner import is_distributed
+from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
+from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
+from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import AroundKeras
 from npu_bridge.options.errors import message
 
 PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)

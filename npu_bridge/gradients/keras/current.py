@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+from npu_bridge.gradients.keras.shared import AroundKeras, ScalesLoss, delegated
 
 _LOG = logging.getLogger(__name__)
 

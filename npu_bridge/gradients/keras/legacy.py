@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+from npu_bridge.gradients.keras.shared import AroundKeras, ScalesLoss, delegated
 from npu_bridge.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 
 _Base = tf.keras.optimizers.legacy.Optimizer

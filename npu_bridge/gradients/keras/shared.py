@@ -10,10 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_journey import KerasJourney
-from npu_bridge.gradients.keras_settings import KerasSettings
-from npu_bridge.gradients.nesting import mark_as_distributed
+from npu_bridge.gradients.inner import adapt, mark_as_distributed
+from npu_bridge.gradients.keras.pipeline import KerasJourney
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
 from npu_bridge.tf_internals.training import delegating_trackable, track
 
