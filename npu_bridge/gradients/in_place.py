@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
-from npu_bridge.gradients.keras.pipeline import KerasJourney
+from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stages.all_reduce import AllReduce
@@ -72,24 +72,24 @@ class _Once:
 
     def __init__(self, owner):
         self._owner = owner
-        self._journeys = []
+        self._pipelines = []
         self._is_inside = False
 
     def giving_pairs(self, optimizer, method_name, name):
         """Replaces a method that returns (gradient, variable) pairs."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def method(*arguments, **keywords):
             pairs = self._call(original, arguments, keywords)
-            return pairs if self._is_inside else self._averaged(journey, optimizer, pairs)
+            return pairs if self._is_inside else self._averaged(pipeline, optimizer, pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
     def giving_gradients(self, optimizer, method_name, name):
         """Replaces a method `(loss, params)` that returns gradients."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
@@ -97,39 +97,38 @@ class _Once:
             gradients = self._call(original, (loss, params), {})
             if self._is_inside:
                 return gradients
-            pairs = self._averaged(journey, optimizer, list(zip(gradients, tf.nest.flatten(params))))
+            pairs = self._averaged(pipeline, optimizer, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
         object.__setattr__(optimizer, method_name, method)
 
     def before_update(self, optimizer, method_name, name):
         """Replaces the method that every update sends its pairs through."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def method(grads_and_vars):
             pairs = list(grads_and_vars)
-            went_before = [earlier.forget(pairs) for earlier in self._journeys]
+            went_before = [earlier.forget(pairs) for earlier in self._pipelines]
             if not any(went_before):
-                pairs = self._averaged(journey, optimizer, pairs)
-                journey.forget(pairs)
+                pairs = self._averaged(pipeline, optimizer, pairs)
+                pipeline.forget(pairs)
             return original(pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
-    def _averaged(self, journey, optimizer, pairs):
-        pairs = journey.combined_once(pairs)
+    def _averaged(self, pipeline, optimizer, pairs):
+        pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        journey.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
+        pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
         return pairs
 
-    def _journey(self, optimizer, name):
+    def _pipeline_of(self, optimizer, name):
         pipeline = Pipeline([AllReduce(name)])
         pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
-        journey = KerasJourney(pipeline, None, self._owner)
-        self._journeys.append(journey)
-        return journey
+        self._pipelines.append(KerasPipeline(pipeline, None, self._owner))
+        return self._pipelines[-1]
 
     def _call(self, original, arguments, keywords):
         was_inside, self._is_inside = self._is_inside, True

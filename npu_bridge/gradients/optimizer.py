@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import tensorflow as tf
@@ -11,6 +10,7 @@ from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message
@@ -46,7 +46,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         initialise_with_keras(variables_of(pipeline.state()))
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = []
+        self._open_steps = OpenSteps()
         self._has_computed = False
 
     @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
@@ -83,7 +83,8 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             # After the inner optimizer, so that of several around one another the outermost has the last word.
             collections.publish(collections.UNSCALED_LOSS, loss)
         delivered = self._pipeline.combine(step, grads_and_vars)
-        self._remember(step)
+        self._open_steps.keep(step, [variable for _, variable in delivered])
+        self._has_computed = True
         return delivered
 
     @tf.autograph.experimental.do_not_convert
@@ -156,31 +157,16 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             return lambda: self._pipeline.scale(loss(), step)
         return self._pipeline.scale(loss, step)
 
-    def _remember(self, step):
-        self._has_computed = True
-        context = _building_context()
-        self._open_steps = [(where, other) for where, other in self._open_steps if where is context]
-        if context is None:
-            self._open_steps.clear()  # eager steps come one after the other
-        self._open_steps.append((context, step))
-
     def _recall(self, grads_and_vars):
         """The step these gradients belong to: the latest one computed here for at least these variables."""
-        given = {id(variable) for _, variable in grads_and_vars}
-        for context, step in reversed(self._open_steps):
-            if context is _building_context() and given <= {id(variable) for _, variable in step.grads_and_vars}:
-                return dataclasses.replace(step)
-        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
+        step = self._open_steps.latest_of([variable for _, variable in grads_and_vars])
+        if step is None and self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
             _LOG.warning(
                 "%s: these gradients were not averaged over the ranks, because they did not come from "
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
             )
-        return Step()
-
-
-def _building_context():
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return step or Step()
 
 
 def _check_nesting(optimizer, pipeline, owner):

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+WIRE_WITHOUT_RANKS = "%s: wire=%r has no effect because is_distributed is False."
 
 
 class NPUOptimizer(PipelineOptimizer):
@@ -90,7 +91,7 @@ class NPUOptimizer(PipelineOptimizer):
             _LOG.warning(WITHOUT_LOSS_SCALE, "NPUOptimizer")
         wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
         if wire_dtype is not None and not is_distributed:
-            _LOG.info("NPUOptimizer: wire=%r has no effect because is_distributed is False.", wire)
+            _LOG.info(WIRE_WITHOUT_RANKS, "NPUOptimizer", wire)
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
         pipeline = pipeline_of(
             name,

@@ -10,7 +10,7 @@ from npu_bridge.gradients.inner import is_distributed
 from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
 from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.keras.shared import AroundKeras
+from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.options.errors import message
 
 PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
@@ -69,7 +69,7 @@ def _check_nesting(optimizer, settings, owner):
                 "LossScaleOptimizer(npu_keras_optimizer(opt)).",
             )
         )
-    if isinstance(optimizer, AroundKeras) or (settings.is_distributed and is_distributed(optimizer)):
+    if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         raise ValueError(
             message(
                 owner,

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.collective import wire as wire_formats
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
@@ -26,6 +27,7 @@ class KerasSettings:
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
       stages: what else happens to gradients.
+      wire: format in which gradients are sent: "none", "float16" or "bfloat16".
     """
 
     name: str
@@ -35,6 +37,7 @@ class KerasSettings:
     decides_together: bool = False
     counts_skipped_steps: bool = False
     stages: tuple = ()
+    wire: str = "none"
 
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
@@ -45,6 +48,7 @@ class KerasSettings:
             is_distributed=self.is_distributed,
             is_joint=(self.is_distributed or self.decides_together) if is_scaled else None,
             is_tailed=self.is_tailing_optimization,
+            wire_dtype=wire_formats.wire_dtype(self.wire, self.name),
             stages=self.stages,
             record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
             owner=self.name,

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
-from npu_bridge.gradients.keras.pipeline import KerasJourney
+from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
 from npu_bridge.tf_internals.training import delegating_trackable, track
 
-_OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_journey", "_state", "_averages_over_ranks")
+_OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
 
 # AutoGraph would translate this package when a user's tf.function calls into it: for half a minute, to no effect.
@@ -31,7 +31,7 @@ def delegated(name: str):
     return method
 
 
-class AroundKeras(delegating_trackable()):
+class PipelineMixin(delegating_trackable()):
     """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
 
     The base class is never initialised: the state is the inner optimizer's. For checkpoints too this object is the
@@ -48,7 +48,7 @@ class AroundKeras(delegating_trackable()):
         pipeline = settings.pipeline(optimizer)
         self._optimizer = optimizer
         self._settings = settings
-        self._journey = KerasJourney(pipeline, adapt(optimizer, settings.name), settings.name)
+        self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
@@ -123,7 +123,7 @@ class AroundKeras(delegating_trackable()):
         return sorted(names - {*_OWN_ATTRIBUTES, "inner_optimizer"})
 
 
-class ScalesLoss:
+class LossScaleMixin:
     """Adds what an optimizer with loss scaling offers, as `tf.keras.mixed_precision.LossScaleOptimizer` does."""
 
     @property
@@ -171,7 +171,7 @@ class ScalesLoss:
         Returns:
           The same, multiplied by the loss scale.
         """
-        return self._journey.scaled_loss(loss)
+        return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def get_unscaled_gradients(self, grads):
@@ -181,4 +181,4 @@ class ScalesLoss:
           grads: list of gradients of a scaled loss, or None.
         Ranks: collective with several ranks.
         """
-        return self._journey.unscaled(grads)
+        return self._pipeline.unscale(grads)
