@@ -1,4 +1,4 @@
-"""What is checked about a collective before anything travels. Every message names the op and the rank."""
+"""What is checked about a collective before anything is sent. Every message names the op and the rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.operators.unavailable import not_available
 from npu_bridge.options.errors import message, nearest
 
 REDUCIBLE = (
@@ -59,7 +61,7 @@ class Call:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
             raise self.error(
-                f"{name} has a dtype that does not travel",
+                f"{name} has a dtype that cannot be sent",
                 ", ".join(dtype.name for dtype in dtypes),
                 f"{tensor.dtype.name} of shape {tensor.shape}",
                 "Cast it.",
@@ -76,6 +78,20 @@ class Call:
                 "shape ()",
                 "Use tensor[None].",
             )
+
+    def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, its first dimension a multiple of the group's size; ValueError where it is known not to be."""
+        self.has_rows(tensor)
+        rows, size = tensor.shape[0], self.communicator.size
+        if rows is not None and rows % size:
+            problem, got = "the first dimension does not divide among the ranks", f"shape {tensor.shape}"
+            raise self.error(problem, f"a multiple of rank_size={size}", got, "Pad the tensor.")
+        if rows is not None:
+            return tensor
+        text = f"{self.where}: the first dimension must be a multiple of {size}."
+        check = tf.debugging.assert_equal(tf.shape(tensor)[0] % size, 0, message=text)
+        with tf.control_dependencies([check] if check is not None else []):
+            return tf.identity(tensor)
 
     def rank_size(self, rank_size: Any) -> None:
         """ValueError when `rank_size` is not the size of the group."""
@@ -96,6 +112,30 @@ class Call:
                 repr(rank),
                 "Ranks are counted in the group: see get_group_rank_from_world_rank.",
             )
+
+    def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
+        """The communicator of this rank and another one of the group, which must be a group of just these two."""
+        self.group_rank(other, name)
+        if not is_integer(sr_tag):
+            raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
+        communicator = self.communicator
+        if other == communicator.rank:
+            raise self.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
+        if tf.executing_eagerly():
+            expected = "a graph or a tf.function"
+            raise self.error("tags are not known eagerly", expected, "eager execution", "Wrap it.", RuntimeError)
+        first, second = communicator.members[communicator.rank], communicator.members[other]
+        pair = groups.of_this_process().find_pair(first, second, groups.find(groups.WORLD))
+        if pair is None:
+            raise self.error(
+                "there is no direct way between the two ranks",
+                f"a group of just ranks {first} and {second}",
+                f"a group of {communicator.size} ranks",
+                f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "
+                f"elsewhere; or use broadcast or all_to_all_v.",
+                NotImplementedError,
+            )
+        return pair
 
     def reduction(self, reduction: Any) -> None:
         """ValueError for an unknown reduction."""
@@ -157,3 +197,8 @@ class Call:
 def is_integer(value: Any) -> bool:
     """True for a Python or numpy integer that is not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def addresses_needed(op: str, alternative: str) -> NotImplementedError:
+    """The error of a collective that works on device addresses."""
+    return not_available(f"hccl_ops.{op}", "an access by raw device address", alternative)
