@@ -1,4 +1,4 @@
-"""The stages of an optimizer as text."""
+"""Lists the stages of an optimizer, in their order, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_bridge.options.errors import message, shown
 
 
 def explain(optimizer: Any) -> str:
-    """What gradients meet on their way, in the order in which they do.
+    """The stages that gradients go through, in their order.
 
     Args:
       optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,

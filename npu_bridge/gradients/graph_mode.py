@@ -1,4 +1,4 @@
-"""What TF 1 graphs, functions and eager execution do differently: and variables that stages keep."""
+"""What TF 1 graphs, functions and eager execution do differently: conditions, and state variables."""
 
 from __future__ import annotations
 

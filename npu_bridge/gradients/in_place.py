@@ -1,4 +1,4 @@
-"""Making an existing optimizer average its gradients over the ranks, without a wrapper around it."""
+"""Makes an existing optimizer average its gradients over the ranks, without a wrapper around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody else's optimizer, whatever its family, behind one small interface.
+"""The optimizer that updates the variables, whatever its family, behind one small interface.
 
 Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
 kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask which family they hold.
@@ -83,7 +83,7 @@ def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
 
 
 def mark_as_distributed(optimizer: Any) -> None:
-    """Notes on the object that its gradients are averaged; whoever wraps it next will know."""
+    """Notes on the optimizer that its gradients are averaged, for whatever is put around it."""
     object.__setattr__(optimizer, _MARK, True)
 
 
@@ -123,7 +123,7 @@ class _Tf1Optimizer(InnerOptimizer):
 
 
 class _KerasFamily(InnerOptimizer):
-    """What both Keras families share: gradients are taken the TF 1 way, and nobody counts `global_step` for us."""
+    """What both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
 
     def compute_gradients(self, loss, **arguments):
         differentiator = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.0)

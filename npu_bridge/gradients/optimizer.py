@@ -1,4 +1,4 @@
-"""A pipeline of stages around somebody else's optimizer, as a TF 1 optimizer."""
+"""A pipeline of gradient transformations around another optimizer, as an optimizer of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
       optimizer: a TF 1, Keras legacy or Keras optimizer.
-      pipeline: the stages a gradient meets.
+      pipeline: the stages that gradients go through.
       name: name of this optimizer.
     Raises:
       TypeError: `optimizer` is none.
@@ -71,8 +71,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         Ranks: collective where the pipeline communicates.
         """
         step = self._pipeline.begin()
+        scale = self._pipeline.scale
         grads_and_vars = self._inner.compute_gradients(
-            self._scaled(loss, step),
+            (lambda: scale(loss(), step)) if callable(loss) else scale(loss, step),
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
@@ -151,11 +152,6 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._inner.make_slots(var_list)
-
-    def _scaled(self, loss, step):
-        if callable(loss):
-            return lambda: self._pipeline.scale(loss(), step)
-        return self._pipeline.scale(loss, step)
 
     def _recall(self, grads_and_vars):
         """The step these gradients belong to: the latest one computed here for at least these variables."""

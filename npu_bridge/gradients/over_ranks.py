@@ -1,4 +1,4 @@
-"""Means and reductions of single gradients over the ranks, outside of any optimizer."""
+"""Reduces gradients over the ranks for scripts that call `npu_allreduce` themselves, without an optimizer of ours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     Args:
       values: dense tensors and `tf.IndexedSlices`.
       reduction: "mean", "sum", "max", "min" or "prod"; sparse ones are summed for all but "mean".
-      fusion: how sums travel: 0 one by one, 1 in the fragments of the group's split strategy
+      fusion: how sums are sent: 0 one by one, 1 in the fragments of the group's split strategy
         where it fits that many values, 2 all together.
       group: name of the group; a mean divides by its size.
     Returns:

@@ -1,4 +1,4 @@
-"""The one recipe by which every optimizer's pipeline is made."""
+"""Makes the pipeline of every optimizer from its options: which gradient transformations it has."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pipeline_of(
       is_distributed: average gradients over the ranks.
       is_joint: decide about a step together with the other ranks; by default where a scaled loss is distributed or the
         update is shared.
-      is_tailed: with a manager and several ranks, decide before the last fragment travels.
-      wire_dtype: the 16-bit dtype gradients are rounded to before they travel, or None.
+      is_tailed: with a manager and several ranks, decide before the last fragment is all-reduced.
+      wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None.
       is_sharded: ranks share the work of the update.
       stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
       record: a stage that remembers what was skipped, where a manager makes a step skippable.

@@ -1,4 +1,4 @@
-"""What a stop on a gradient's journey can do, and what travels."""
+"""`Stage`, the base class of gradient transformations, and `Step`, one training step's gradients between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.gradients.graph_mode import run_if, tensors_if
 
 @dataclasses.dataclass
 class Step:
-    """One training step's gradients on their way to the variables.
+    """One training step's gradients, between the backward pass and the update.
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
@@ -22,7 +22,7 @@ class Step:
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
         asked, still multiplied by `divisor`): tensors, `tf.IndexedSlices` or Nones in the order of `grads_and_vars`;
-        None when it sends nothing. Whoever judges or transfers local gradients takes them from here.
+        None when it sends nothing. Local gradients are judged and transferred from here.
       is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
@@ -77,7 +77,7 @@ class Step:
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
 
 
-# Where a stage can stand, in the order in which a gradient comes by.
+# Where a stage can stand, in the order in which gradients go through.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
     "accumulate",  # gradients of several batches are added up on this rank
@@ -96,7 +96,7 @@ PLACES = (
 
 
 class Stage:
-    """One stop on a gradient's journey. Every hook passes on what it gets unless a stage overrides it.
+    """One gradient transformation. Every hook leaves what it gets unchanged unless a stage overrides it.
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 

@@ -1,4 +1,4 @@
-"""What is checked about a collective before anything is sent. Every message names the op and the rank."""
+"""Checks the arguments of a collective before anything is sent; messages name the op and the rank."""
 
 from __future__ import annotations
 

@@ -225,12 +225,12 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
     counts = call.per_rank(send_counts, "send_counts")
     displacements = call.per_rank(send_displacements, "send_displacements")
     call.fits(flat, counts, displacements)
-    arriving = (
+    expected = (
         call.per_rank(recv_counts, "recv_counts"),
         call.per_rank(recv_displacements, "recv_displacements"),
     )
     name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
-    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, name, call.op)
+    received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")
 
 
@@ -244,7 +244,7 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
-      Vector of the blocks that arrived, in rank order.
+      Vector of the received blocks, in rank order.
     Raises, Ranks: as `all_to_all_v`.
     """
     call = Call("hccl_ops.all_to_all_v_c", group)
@@ -265,8 +265,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
             "Row r, column c is the number of elements rank r sends to rank c.",
         )
     sent = call.per_rank(matrix[rank], "row of send_count_matrix")
-    arriving = call.per_rank(matrix[:, rank], "column of send_count_matrix")
-    blocks, places = (sent, _one_after_the_other(sent)), (arriving, _one_after_the_other(arriving))
+    received_counts = call.per_rank(matrix[:, rank], "column of send_count_matrix")
+    blocks, places = (sent, _one_after_the_other(sent)), (received_counts, _one_after_the_other(received_counts))
     call.fits(flat, *blocks)
     name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
     received = exchange_blocks(communicator, flat, blocks, places, name, call.op)

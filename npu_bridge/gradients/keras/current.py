@@ -1,4 +1,4 @@
-"""Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`) with a pipeline."""
+"""A pipeline around Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`)."""
 
 from __future__ import annotations
 

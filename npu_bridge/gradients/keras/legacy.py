@@ -1,4 +1,4 @@
-"""Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`) with a pipeline."""
+"""A pipeline around Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`)."""
 
 from __future__ import annotations
 

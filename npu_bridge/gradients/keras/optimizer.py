@@ -1,4 +1,4 @@
-"""A pipeline around a Keras optimizer, as a Keras optimizer of the same generation."""
+"""Chooses the wrapper for a Keras optimizer by its generation, and refuses what cannot be wrapped."""
 
 from __future__ import annotations
 

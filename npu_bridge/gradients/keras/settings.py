@@ -1,4 +1,4 @@
-"""What a Keras optimizer with a pipeline is made of, in a form that can be saved with a model."""
+"""The arguments of a Keras optimizer with a pipeline, in a form that can be saved with a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KerasSettings:
       name: name of the optimizer, and prefix of its transfers' names.
       manager: the loss-scale manager; None for no loss scaling.
       is_distributed: average gradients over the ranks.
-      is_tailing_optimization: decide about a step before the last fragment travels; needs both of the above.
+      is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
       decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.

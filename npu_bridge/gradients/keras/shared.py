@@ -1,4 +1,4 @@
-"""What Keras optimizers with a pipeline have in common, whatever their generation."""
+"""Base classes of Keras optimizers with a pipeline, of either generation."""
 
 from __future__ import annotations
 

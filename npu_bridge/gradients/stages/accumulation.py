@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of several batches are added up, exchanged once and applied once."""
+"""Gradient accumulation: the gradients of several batches are added up, all-reduced once and applied once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REDUCTIONS = ("mean", "sum")
 class Accumulate(Stage):
     """Adds up the gradients of `steps` batches on each rank; only the last batch of such a window updates.
 
-    In a window there are one exchange between the ranks, one decision about overflows, one update, one count of
+    In a window there are one all-reduce, one decision about overflows, one update, one count of
     `global_step` (or `iterations`, which schedules read) and one move of the loss scale. If the gradients of one batch
     are not usable, the whole window is left out and the next one begins with zeros. With "mean" and a loss that is a
     mean over the batch, `steps` batches train as one batch of their sum would.
@@ -99,7 +99,7 @@ class Accumulate(Stage):
 
         def as_computed(position, grad):
             total = windows[position].total()
-            if step.divisor is not None:  # multiplied again for the way to the other ranks
+            if step.divisor is not None:  # multiplied again, to be all-reduced
                 total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
             return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
 

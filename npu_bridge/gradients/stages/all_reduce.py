@@ -31,7 +31,7 @@ class AllReduce(Stage):
 
     Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
     summed, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
-    by the loss scale. In a 16-bit wire format they are rounded, nothing else: the mean is taken in float32 on the way.
+    by the loss scale. In a 16-bit wire format they are rounded, nothing else: the mean is taken in float32.
     When the decision about the step is known early, only the last fragment waits for it, if it is not large. When the
     options of the run say `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
 
@@ -106,7 +106,7 @@ class AllReduce(Stage):
         results, sent, most = {}, [], fragments.most_in_flight()
         sizes_bytes = [_static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
-        # A large one would leave the link idle: what the decision sets free keeps the processor from sending it.
+        # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
         waits_for_decision = set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size) else set()
         for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size)):
             waits_for = [] if len(sent) < most else [sent[-most]]
@@ -120,7 +120,7 @@ class AllReduce(Stage):
 
 
 class _Mean:
-    """Gradients are sent in their own dtype and arrive as means; sparse ones come with every row once.
+    """Gradients are sent in their own dtype and received as means, sparse ones with every row once.
 
     Attributes:
       size: number of ranks.
@@ -165,7 +165,7 @@ class _FiniteSum(_Mean):
 
 
 class _RoundedMean(_Mean):
-    """Gradients are sent in 16 bits and arrive as means."""
+    """Gradients are sent in 16 bits and received as means."""
 
     def reduce(self, tensors, name, after):
         return wire.mean(self._communicator, tensors, name, after)
@@ -236,7 +236,7 @@ def _overlaps_backward_pass():
 
 
 def _static_bytes(tensor):
-    """Bytes of a tensor as far as its static shape tells; 0 for an unknown shape."""
+    """Bytes of a tensor by its static shape; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 

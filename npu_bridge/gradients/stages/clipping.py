@@ -39,8 +39,7 @@ class ClipByGlobalNorm(Stage):
 
     def reduced(self, step):
         with tf.name_scope("ClipByGlobalNorm"):
-            # Only with every row once is the norm that of the dense gradient.
-            step.map(lambda grad: sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad)
+            step.map(_with_rows_once)  # only then is the norm that of the dense gradient
             if not step.gradients:
                 return
             halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]

@@ -35,7 +35,9 @@ class LossScaling(Stage):
 
     def begin(self, step):
         self._warn_of_sharing()
-        step.loss_scale = _snapshot(self._manager.get_loss_scale())
+        scale = tf.convert_to_tensor(self._manager.get_loss_scale())
+        # A TF 1 reference variable gives out its own buffer: a late reader would see the value after the update.
+        step.loss_scale = tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale
         step.multiplied_by(step.loss_scale)
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
 
@@ -68,12 +70,3 @@ class LossScaling(Stage):
             mend = "Make a manager for each."
             kind = type(self._manager).__name__
             say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))
-
-
-def _snapshot(scale):
-    """The scale as it is now, whatever happens to the variable behind it later in the same run.
-
-    A TF 1 reference variable hands out its own buffer: a late reader would see the value after this step's update.
-    """
-    scale = tf.convert_to_tensor(scale)
-    return tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale

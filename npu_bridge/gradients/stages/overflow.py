@@ -87,7 +87,7 @@ class OverflowCheck(Stage):
         if step.should_apply is not None and not changed:
             return step.should_apply
         if step.is_usable_here is not None and not changed:
-            # What an early decision is taken from, once everything has arrived.
+            # What an early decision is taken from, once all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in step.gradients]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = has_finite_norm(step.gradients + sources)
@@ -127,11 +127,15 @@ class NarrowVariableGuard(Stage):
         if not any(_is_narrow(variable) for variable in updated):
             return apply()
         narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
-        old_values = [_copy_of(variable) for variable in narrow]
+        copy_of = (lambda value: tf.raw_ops.DeepCopy(x=value)) if building_graph() else tf.identity
+        old_values = [copy_of(tf.convert_to_tensor(variable)) for variable in narrow]
         with tf.control_dependencies(old_values):
             update = apply()
+        kept = []
         with tf.control_dependencies([] if update is None else [update]):
-            kept = [variable.assign(_finite_or(variable, old)) for variable, old in zip(narrow, old_values)]
+            for variable, old in zip(narrow, old_values):
+                new = variable.read_value()
+                kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
         return update if update is None or tf.executing_eagerly() else tf.group(update, *kept)
 
 
@@ -140,18 +144,8 @@ def _is_narrow(variable):
     return dtype.is_floating and dtype.size < tf.float32.size
 
 
-def _copy_of(variable):
-    value = tf.convert_to_tensor(variable)
-    return tf.raw_ops.DeepCopy(x=value) if building_graph() else tf.identity(value)
-
-
-def _finite_or(variable, old):
-    new = variable.read_value()
-    return tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)
-
-
 class SkipRecord(Stage):
-    """Remembers how many steps were skipped, and whether the last one was; changes nothing on the way.
+    """Counts skipped steps and remembers whether the last one was skipped; changes no gradient.
 
     Args:
       optimizer: a Keras optimizer whose `iterations` is to count skipped steps too; None for updates alone.
