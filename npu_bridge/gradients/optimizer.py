@@ -102,7 +102,13 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: there is no gradient at all.
         """
         grads_and_vars = list(grads_and_vars)
-        step = self._recall(grads_and_vars)
+        step = self._open_steps.latest_of([variable for _, variable in grads_and_vars]) or Step()
+        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
+            _LOG.warning(
+                "%s: these gradients were not averaged over the ranks, because they did not come from "
+                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
+                self.get_name(),
+            )
         step.grads_and_vars = grads_and_vars
         updated = [variable for grad, variable in grads_and_vars if grad is not None]
         if updated:
@@ -152,17 +158,6 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._inner.make_slots(var_list)
-
-    def _recall(self, grads_and_vars):
-        """The step these gradients belong to: the latest one computed here for at least these variables."""
-        step = self._open_steps.latest_of([variable for _, variable in grads_and_vars])
-        if step is None and self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
-            _LOG.warning(
-                "%s: these gradients were not averaged over the ranks, because they did not come from "
-                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
-                self.get_name(),
-            )
-        return step or Step()
 
 
 def _check_nesting(optimizer, pipeline, owner):
