@@ -12,8 +12,7 @@ from npu_bridge import collective
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
 _LOG = logging.getLogger(__name__)
@@ -33,11 +32,7 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
     Raises:
       TypeError: it is no such optimizer.
     """
-    families = (
-        tf.compat.v1.train.Optimizer,
-        tf.keras.optimizers.legacy.Optimizer,
-        tf.keras.optimizers.Optimizer,
-    )
+    families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
         raise TypeError(
             f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or the "
@@ -125,7 +120,7 @@ class _Once:
         return pairs
 
     def _pipeline_of(self, optimizer, name):
-        pipeline = Pipeline([AllReduce(name)])
+        pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
         pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
         self._pipelines.append(KerasPipeline(pipeline, None, self._owner))
         return self._pipelines[-1]

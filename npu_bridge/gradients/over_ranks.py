@@ -137,11 +137,5 @@ def _check(values, reduction):
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
         raise ValueError(
-            message(
-                "npu_allreduce",
-                "there is nothing to reduce",
-                "tensors",
-                f"None at {missing}",
-                "Leave those out.",
-            )
+            message("npu_allreduce", "there is nothing to reduce", "tensors", f"None at {missing}", "Leave those out.")
         )

@@ -14,16 +14,7 @@ from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.operators.unavailable import not_available
 from npu_bridge.options.errors import message, nearest
 
-REDUCIBLE = (
-    tf.int8,
-    tf.int16,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-)
+REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 BROADCASTABLE = (*MOVABLE, tf.bool, tf.complex64, tf.complex128)
 _LARGEST_FUSION_ID = 2**31 - 1
@@ -73,10 +64,7 @@ class Call:
         """ValueError for a scalar."""
         if tensor.shape.rank == 0:
             raise self.error(
-                "a scalar has no first dimension",
-                "a tensor of rank 1 or more",
-                "shape ()",
-                "Use tensor[None].",
+                "a scalar has no first dimension", "a tensor of rank 1 or more", "shape ()", "Use tensor[None]."
             )
 
     def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -152,10 +140,7 @@ class Call:
         """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
-                "unknown fusion mode",
-                f"fusion in {list(allowed)}",
-                repr(fusion),
-                "Use 0: it changes no result.",
+                "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: it changes no result."
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:
@@ -172,10 +157,7 @@ class Call:
         size = self.communicator.size
         if not vector.shape.is_compatible_with([size]):
             raise self.error(
-                f"{name} does not have one entry per rank",
-                f"shape ({size},)",
-                f"shape {vector.shape}",
-                "Add entries.",
+                f"{name} does not have one entry per rank", f"shape ({size},)", f"shape {vector.shape}", "Add entries."
             )
         known = tf.get_static_value(vector)
         if known is not None and (known < 0).any():

@@ -225,10 +225,7 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
     counts = call.per_rank(send_counts, "send_counts")
     displacements = call.per_rank(send_displacements, "send_displacements")
     call.fits(flat, counts, displacements)
-    expected = (
-        call.per_rank(recv_counts, "recv_counts"),
-        call.per_rank(recv_displacements, "recv_displacements"),
-    )
+    expected = (call.per_rank(recv_counts, "recv_counts"), call.per_rank(recv_displacements, "recv_displacements"))
     name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
     received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")

@@ -67,14 +67,7 @@ class NPUEstimator(tf.estimator.Estimator):
     """
 
     def __init__(
-        self,
-        model_fn=None,
-        model_dir=None,
-        config=None,
-        params=None,
-        job_start_file="",
-        warm_start_from=None,
-        **of_tpu,
+        self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None, **of_tpu
     ):
         accept_tpu_keywords("NPUEstimator", of_tpu)
         if not isinstance(config, NPURunConfig):

@@ -11,10 +11,7 @@ from npu_bridge import collective
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
-from npu_bridge.gradients import (
-    PipelineOptimizer,
-    ShardedOptimizer,
-)
+from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
