@@ -50,19 +50,19 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
 
 
 def _replace_methods(optimizer, owner):
-    once = _Once(owner)
+    once = _AveragedOnce(owner)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        once.giving_pairs(optimizer, "compute_gradients", _NAME)
+        once.replace_giver_of_pairs(optimizer, "compute_gradients", _NAME)
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        once.giving_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
-        once.giving_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
-        once.before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
+        once.replace_giver_of_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
+        once.replace_giver_of_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
+        once.replace_method_before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
     else:
-        once.giving_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
-        once.before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
+        once.replace_giver_of_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
+        once.replace_method_before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
 
 
-class _Once:
+class _AveragedOnce:
     """Methods of one optimizer that average gradients, each gradient once, though some call one another."""
 
     def __init__(self, owner):
@@ -70,7 +70,7 @@ class _Once:
         self._pipelines = []
         self._is_inside = False
 
-    def giving_pairs(self, optimizer, method_name, name):
+    def replace_giver_of_pairs(self, optimizer, method_name, name):
         """Replaces a method that returns (gradient, variable) pairs."""
         original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
@@ -82,7 +82,7 @@ class _Once:
 
         object.__setattr__(optimizer, method_name, method)
 
-    def giving_gradients(self, optimizer, method_name, name):
+    def replace_giver_of_gradients(self, optimizer, method_name, name):
         """Replaces a method `(loss, params)` that returns gradients."""
         original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
@@ -97,7 +97,7 @@ class _Once:
 
         object.__setattr__(optimizer, method_name, method)
 
-    def before_update(self, optimizer, method_name, name):
+    def replace_method_before_update(self, optimizer, method_name, name):
         """Replaces the method that every update sends its pairs through."""
         original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 

@@ -125,7 +125,7 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         step.is_transformed = bool(self._transforming)
-        step.is_in_doubt = not all(stage.keeps_usable for stage in self._transforming)
+        step.needs_recheck = not all(stage.keeps_usable for stage in self._transforming)
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
             for stage in self._stages:

@@ -29,7 +29,7 @@ class Step:
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
       is_transformed: True when a stage after the verdict changes gradients.
-      is_in_doubt: True when one of these does not promise that usable gradients stay usable.
+      needs_recheck: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
       carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
@@ -44,7 +44,7 @@ class Step:
     delivered: list = dataclasses.field(default_factory=list)
     is_due: tf.Tensor | None = None
     is_transformed: bool = False
-    is_in_doubt: bool = False
+    needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
     carried: dict = dataclasses.field(default_factory=dict)
 

@@ -82,7 +82,7 @@ class OverflowCheck(Stage):
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
-        if step.is_in_doubt:
+        if step.needs_recheck:
             changed = step.gradients
         if step.should_apply is not None and not changed:
             return step.should_apply
@@ -92,7 +92,7 @@ class OverflowCheck(Stage):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = has_finite_norm(step.gradients + sources)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
-        is_of_this_batch = sources or step.is_in_doubt or len(changed) < len(step.gradients)
+        is_of_this_batch = sources or step.needs_recheck or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
                 verdict = tf.logical_and(verdict, earlier)
