@@ -6,14 +6,14 @@ They stand in one order, whatever the order of the list; docs/stages.md shows it
 `tf.GradientTape` uses `pipeline`.
 """
 
-from npu_bridge.gradients.accumulation import Accumulate
-from npu_bridge.gradients.centralisation import CentralizeGradients
-from npu_bridge.gradients.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
 from npu_bridge.gradients.explanation import explain
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
-from npu_bridge.gradients.sparsification import Threshold, TopK
 from npu_bridge.gradients.stage import PLACES, Stage, Step
+from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.gradients.stages.centralisation import CentralizeGradients
+from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.stages.sparsification import Threshold, TopK
 
 __all__ = [
     "PLACES",

@@ -1,18 +1,17 @@
-"""A training step is a gradient's journey; every feature is one stop on it.
+"""Gradient transformations between the backward pass and the update, around any optimizer.
 
-`stage.py` defines a stop (`Stage`) and what travels (`Step`), `pipeline.py` runs a list of stages, `optimizer.py`
-puts a pipeline around somebody else's optimizer. The stages: `loss_scaling.py`, `all_reduce.py`, `overflow.py` and
-`narrow_variables.py`. A new feature is a new file beside them.
+`stage.py` defines a transformation (`Stage`) and what one training step hands from one to the next (`Step`); those
+there are stand in `stages/`, a file for each kind, and a new one is a new file beside them. `pipeline.py` calls them,
+`optimizer.py` puts a pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers.
 """
 
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.loss_scaling import LossScaling
-from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import ShardedOptimizer, SharedUpdate
 from npu_bridge.gradients.stage import Stage, Step
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.loss_scaling import LossScaling
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 
 __all__ = [
     "AllReduce",

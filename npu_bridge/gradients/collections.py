@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.tf_internals.graphs import current_control_flow_context
+from npu_bridge.tf_internals.graphs import current_control_flow_context, read_tensor
+from npu_bridge.tf_internals.training import learning_rates
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step
@@ -40,3 +41,21 @@ def publish(name: Any, tensor: Any) -> None:
     """
     if building_graph() and current_control_flow_context(tf.compat.v1.get_default_graph()) is None:
         tf.compat.v1.add_to_collection(name, tensor)
+
+
+def publish_learning_rate(optimizer: Any) -> None:
+    """Publishes what an optimizer's update, which is built already, reads as its learning rate.
+
+    Graph: an entry in a collection, a tensor or a number, and no operator. An optimizer that does not tell, or computes
+    the rate inside a function (a schedule of Keras, say), publishes nothing.
+    """
+    if not building_graph():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    for rate in learning_rates(optimizer):
+        tensor = read_tensor(rate)
+        # What is made behind the gate of loss scaling cannot be fetched.
+        is_fetchable = isinstance(tensor, tf.Tensor) and tensor.graph is graph and graph.is_fetchable(tensor)
+        if is_fetchable or isinstance(rate, float):
+            publish(LEARNING_RATE, tensor if is_fetchable else rate)
+            return

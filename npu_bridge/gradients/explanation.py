@@ -1,10 +1,10 @@
-"""The stages of an optimizer as text."""
+"""Lists the stages of an optimizer, in their order, as text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from npu_bridge.gradients.keras_shared import AroundKeras
+from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
@@ -12,7 +12,7 @@ from npu_bridge.options.errors import message, shown
 
 
 def explain(optimizer: Any) -> str:
-    """What gradients meet on their way, in the order in which they do.
+    """The stages that gradients go through, in their order.
 
     Args:
       optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
@@ -36,13 +36,13 @@ def explain(optimizer: Any) -> str:
 def _pipelines(optimizer):
     if isinstance(optimizer, Pipeline):
         return [optimizer]
-    if isinstance(optimizer, AroundKeras):
-        return [optimizer._journey.pipeline]
+    if isinstance(optimizer, PipelineMixin):
+        return [optimizer._pipeline.pipeline]
     if not isinstance(optimizer, PipelineOptimizer):
         expected, mend = "an optimizer of npu_bridge, or a Pipeline", "Pass what NPUOptimizer(...) returned."
         raise TypeError(message("explain", "that has no stages", expected, shown(optimizer), mend))
     inner = optimizer._inner.optimizer
-    around = isinstance(inner, (PipelineOptimizer, AroundKeras))
+    around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
     return [*(_pipelines(inner) if around else []), optimizer._pipeline]
 
 

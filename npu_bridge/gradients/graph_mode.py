@@ -1,29 +1,20 @@
-"""Telling TF 1 graphs from functions and eager execution."""
+"""What TF 1 graphs, functions and eager execution do differently: conditions, and state variables."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.options.errors import message
 from npu_bridge.tf_internals.training import initialise_in_keras_session
 
 
 def building_graph() -> bool:
     """True while a TF 1 graph is built; False eagerly and inside a `tf.function`."""
     return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-
-
-def initialise_with_keras(variables: Iterable[Any]) -> None:
-    """Has a Keras session initialise variables of the TF 1 graph being built; elsewhere it does nothing.
-
-    Such a session initialises the variables it is told about, and no others.
-    """
-    if building_graph():
-        for variable in variables:
-            initialise_in_keras_session(variable)
 
 
 @contextlib.contextmanager
@@ -40,3 +31,83 @@ def classic_control_flow():
     finally:
         if was_on:
             tf.compat.v1.enable_control_flow_v2()
+
+
+def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
+    """Runs `run` when the condition is True, else nothing.
+
+    Returns:
+      The op that does so; what `run` returned, or None, when executed eagerly.
+    """
+    if tf.executing_eagerly():
+        return run() if bool(condition) else None
+    if not building_graph():
+
+        def applied_in_function():
+            run()
+            return True
+
+        return tf.cond(condition, applied_in_function, lambda: False)
+    # Slots made inside the branch keep the names they have without a gate, and so in checkpoints.
+    name_scope = tf.compat.v1.get_default_graph().get_name_scope()
+
+    def applied():
+        with tf.name_scope(name_scope + "/" if name_scope else ""):
+            return tf.group(run())
+
+    with classic_control_flow():
+        return tf.cond(condition, applied, tf.no_op)
+
+
+def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
+    """The tensors that `make` gives when the condition is True, else those of `otherwise`.
+
+    In a TF 1 graph each of them is there as soon as it is made, whatever else the branch still has to do.
+
+    Args:
+      condition: boolean scalar.
+      make: gives tensors; called first.
+      otherwise: gives as many, of the same dtypes.
+    """
+    if tf.executing_eagerly():
+        return make() if bool(condition) else otherwise()
+    with classic_control_flow() if building_graph() else contextlib.nullcontext():
+        tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one
+
+
+def initialise_with_keras(variables: Iterable[Any]) -> None:
+    """Has a Keras session initialise variables of the TF 1 graph being built; elsewhere it does nothing.
+
+    Such a session initialises the variables it is told about, and no others.
+    """
+    if building_graph():
+        for variable in variables:
+            initialise_in_keras_session(variable)
+
+
+def state_variable(initial_value: Callable[[], tf.Tensor], name: str) -> tf.Variable:
+    """A variable that is saved with the model, made outside any control flow or control dependency of the caller."""
+    with tf.init_scope():
+        made = tf.compat.v1.Variable(initial_value=initial_value, trainable=False, use_resource=True, name=name)
+        initialise_with_keras([made])
+    return made
+
+
+def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
+    """Zeros in the shape of a trained variable, called and saved as `folder/name of that variable`.
+
+    Args:
+      variable: the trained variable.
+      owner: the stage, for messages.
+      folder: what the stage keeps.
+      dtype: of the new variable.
+    Raises:
+      ValueError: the shape is not known.
+    """
+    if not variable.shape.is_fully_defined():
+        problem = "what is kept for each variable needs a known shape"
+        got = f"{variable.shape} for {variable.name}"
+        raise ValueError(message(owner, problem, "a variable of known shape", got, "Give it a shape."))
+    shape, name = variable.shape, variable.name.partition(":")[0]
+    return state_variable(lambda: tf.zeros(shape, dtype), f"{folder}/{name}")

@@ -1,4 +1,4 @@
-"""Making an existing optimizer average its gradients over the ranks, without a wrapper around it."""
+"""Makes an existing optimizer average its gradients over the ranks, without a wrapper around it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_journey import KerasJourney
-from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
 _LOG = logging.getLogger(__name__)
@@ -34,11 +32,7 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
     Raises:
       TypeError: it is no such optimizer.
     """
-    families = (
-        tf.compat.v1.train.Optimizer,
-        tf.keras.optimizers.legacy.Optimizer,
-        tf.keras.optimizers.Optimizer,
-    )
+    families = (tf.compat.v1.train.Optimizer, tf.keras.optimizers.legacy.Optimizer, tf.keras.optimizers.Optimizer)
     if not isinstance(optimizer, families):
         raise TypeError(
             f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a Keras optimizer or the "
@@ -56,41 +50,41 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
 
 
 def _replace_methods(optimizer, owner):
-    once = _Once(owner)
+    once = _AveragedOnce(owner)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        once.giving_pairs(optimizer, "compute_gradients", _NAME)
+        once.replace_giver_of_pairs(optimizer, "compute_gradients", _NAME)
     elif isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        once.giving_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
-        once.giving_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
-        once.before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
+        once.replace_giver_of_gradients(optimizer, "get_gradients", f"{_NAME}_get_grads")
+        once.replace_giver_of_pairs(optimizer, LEGACY_COMPUTE, f"{_NAME}_compute_grads")
+        once.replace_method_before_update(optimizer, LEGACY_AGGREGATE, f"{_NAME}_apply_grads")
     else:
-        once.giving_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
-        once.before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
+        once.replace_giver_of_pairs(optimizer, "compute_gradients", f"{_NAME}_compute_grads")
+        once.replace_method_before_update(optimizer, "aggregate_gradients", f"{_NAME}_apply_grads")
 
 
-class _Once:
+class _AveragedOnce:
     """Methods of one optimizer that average gradients, each gradient once, though some call one another."""
 
     def __init__(self, owner):
         self._owner = owner
-        self._journeys = []
+        self._pipelines = []
         self._is_inside = False
 
-    def giving_pairs(self, optimizer, method_name, name):
+    def replace_giver_of_pairs(self, optimizer, method_name, name):
         """Replaces a method that returns (gradient, variable) pairs."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def method(*arguments, **keywords):
             pairs = self._call(original, arguments, keywords)
-            return pairs if self._is_inside else self._averaged(journey, optimizer, pairs)
+            return pairs if self._is_inside else self._averaged(pipeline, optimizer, pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
-    def giving_gradients(self, optimizer, method_name, name):
+    def replace_giver_of_gradients(self, optimizer, method_name, name):
         """Replaces a method `(loss, params)` that returns gradients."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
@@ -98,39 +92,38 @@ class _Once:
             gradients = self._call(original, (loss, params), {})
             if self._is_inside:
                 return gradients
-            pairs = self._averaged(journey, optimizer, list(zip(gradients, tf.nest.flatten(params))))
+            pairs = self._averaged(pipeline, optimizer, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
         object.__setattr__(optimizer, method_name, method)
 
-    def before_update(self, optimizer, method_name, name):
+    def replace_method_before_update(self, optimizer, method_name, name):
         """Replaces the method that every update sends its pairs through."""
-        original, journey = getattr(optimizer, method_name), self._journey(optimizer, name)
+        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
         @tf.autograph.experimental.do_not_convert
         @functools.wraps(original)
         def method(grads_and_vars):
             pairs = list(grads_and_vars)
-            went_before = [earlier.forget(pairs) for earlier in self._journeys]
+            went_before = [earlier.forget(pairs) for earlier in self._pipelines]
             if not any(went_before):
-                pairs = self._averaged(journey, optimizer, pairs)
-                journey.forget(pairs)
+                pairs = self._averaged(pipeline, optimizer, pairs)
+                pipeline.forget(pairs)
             return original(pairs)
 
         object.__setattr__(optimizer, method_name, method)
 
-    def _averaged(self, journey, optimizer, pairs):
-        pairs = journey.combined_once(pairs)
+    def _averaged(self, pipeline, optimizer, pairs):
+        pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        journey.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
+        pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
         return pairs
 
-    def _journey(self, optimizer, name):
-        pipeline = Pipeline([AllReduce(name)])
+    def _pipeline_of(self, optimizer, name):
+        pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
         pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
-        journey = KerasJourney(pipeline, None, self._owner)
-        self._journeys.append(journey)
-        return journey
+        self._pipelines.append(KerasPipeline(pipeline, None, self._owner))
+        return self._pipelines[-1]
 
     def _call(self, original, arguments, keywords):
         was_inside, self._is_inside = self._is_inside, True

@@ -1,4 +1,4 @@
-"""Somebody else's optimizer, whatever its family, behind one small interface.
+"""The optimizer that updates the variables, whatever its family, behind one small interface.
 
 Three families exist in TensorFlow 2.15: TF 1 optimizers, Keras legacy optimizers (tensorflow-addons' are of this
 kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask which family they hold.
@@ -16,6 +16,8 @@ from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.options.errors import message
 from npu_bridge.tf_internals import training
 from npu_bridge.tf_internals.graphs import shared_name, update_input
+
+_MARK = "_averages_over_ranks"
 
 
 class InnerOptimizer(abc.ABC):
@@ -80,6 +82,20 @@ def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
     )
 
 
+def mark_as_distributed(optimizer: Any) -> None:
+    """Notes on the optimizer that its gradients are averaged, for whatever is put around it."""
+    object.__setattr__(optimizer, _MARK, True)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """True for an optimizer that carries the mark, or is a Keras loss-scale optimizer around one that does."""
+    while optimizer is not None:
+        if getattr(optimizer, _MARK, False):
+            return True
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return False
+
+
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
@@ -107,7 +123,7 @@ class _Tf1Optimizer(InnerOptimizer):
 
 
 class _KerasFamily(InnerOptimizer):
-    """What both Keras families share: gradients are taken the TF 1 way, and nobody counts `global_step` for us."""
+    """What both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
 
     def compute_gradients(self, loss, **arguments):
         differentiator = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.0)

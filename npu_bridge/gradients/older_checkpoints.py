@@ -1,4 +1,4 @@
-"""Going on from a checkpoint that was saved without a loss scale."""
+"""Restores a checkpoint that was saved without a loss scale into a training that has one."""
 
 from __future__ import annotations
 

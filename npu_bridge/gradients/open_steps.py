@@ -1,4 +1,4 @@
-"""Recognising gradients that come back to be applied after they went through a pipeline."""
+"""Recognises gradients that come back to be applied after they went through a pipeline."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from npu_bridge.gradients.stage import Step
 
 
 class OpenSteps:
-    """The steps of one optimizer between the way of their gradients and their update.
+    """The steps of one optimizer whose gradients were computed and not yet applied.
 
-    Keras hands gradients to its caller and takes them back, changed perhaps, as plain pairs. A step is found again by
-    its gradients, or else by its variables, in the function (or graph, or eager execution) that made it or in a
-    branch inside. Once taken it is gone: gradients that are not recognised are averaged over the ranks once more,
-    which changes no mean, whereas gradients wrongly recognised would never be.
+    An optimizer hands gradients to its caller and takes them back, changed perhaps, as plain pairs. A step is found
+    again by its gradients or its variables, in the function (or graph, or eager execution) that made it. Of a Keras
+    optimizer it is also found in a branch inside, and gone once it is taken: gradients that are not recognised are
+    averaged over the ranks once more, which changes no mean, whereas gradients wrongly recognised would never be.
     """
 
     def __init__(self):
-        self._begun = []
+        self._scaled = []
         self._combined = []
 
-    def begin(self, step: Step) -> None:
+    def keep_scaled(self, step: Step) -> None:
         """Keeps a step whose loss was scaled; its gradients are still to come."""
         place = _place()
-        self._begun = [(other, kept) for other, kept in self._begun if other is not place and other in _places()]
-        self._begun.append((place, step))
+        self._scaled = [(other, kept) for other, kept in self._scaled if other is not place and other in _places()]
+        self._scaled.append((place, step))
 
-    def take_begun(self) -> Step | None:
-        """The step begun here, if there is one."""
-        for position, (place, step) in enumerate(self._begun):
+    def take_scaled(self) -> Step | None:
+        """The step whose loss was scaled here, if there is one."""
+        for position, (place, step) in enumerate(self._scaled):
             if place is _place():
-                del self._begun[position]
+                del self._scaled[position]
                 return step
         return None
 
@@ -50,6 +50,12 @@ class OpenSteps:
         known = None if variables is None else frozenset(map(id, variables))
         self._combined = [kept for kept in self._combined if kept.is_still_open(known)]
         self._combined.append(_Kept(_place(), step, known, may_be_left))
+
+    def latest_of(self, variables: Sequence[Any]) -> Step | None:
+        """The latest step made here for at least these variables, or None; it stays open, to be applied again."""
+        given = set(map(id, variables))
+        here = [kept for kept in reversed(self._combined) if kept.place is _place() and given <= kept.variable_ids]
+        return dataclasses.replace(here[0].step) if here else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
         """The step these gradients belong to, or None; it stays open."""
@@ -84,10 +90,9 @@ class _Kept:
         """False when this place is left, or a newer step here takes this one's place."""
         if self.place is not _place():
             return self.place in _places()
-        is_known = self.variable_ids is not None and newer_ids is not None
-        if is_known:
-            return not self.variable_ids & newer_ids
-        return self.place is not None  # eager steps come one after the other; a function is traced once
+        if self.variable_ids is None or newer_ids is None:
+            return self.place is not None  # eager steps come one after the other; a function is traced once
+        return not self.variable_ids & newer_ids if self.place is None else not self.variable_ids <= newer_ids
 
     def delivered_any_of(self, grads_and_vars):
         delivered = {id(grad) for grad in self.step.delivered if grad is not None}

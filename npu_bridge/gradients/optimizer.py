@@ -1,8 +1,7 @@
-"""A pipeline of stages around somebody else's optimizer, as a TF 1 optimizer."""
+"""A pipeline of gradient transformations around another optimizer, as an optimizer of TensorFlow 1."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import tensorflow as tf
@@ -10,9 +9,8 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.learning_rate import publish_learning_rate
-from npu_bridge.gradients.nesting import is_distributed, mark_as_distributed
+from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
+from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message
@@ -29,7 +27,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
       optimizer: a TF 1, Keras legacy or Keras optimizer.
-      pipeline: the stages a gradient meets.
+      pipeline: the stages that gradients go through.
       name: name of this optimizer.
     Raises:
       TypeError: `optimizer` is none.
@@ -48,7 +46,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         initialise_with_keras(variables_of(pipeline.state()))
         if pipeline.communicates:
             mark_as_distributed(self)
-        self._open_steps = []
+        self._open_steps = OpenSteps()
         self._has_computed = False
 
     @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
@@ -73,8 +71,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         Ranks: collective where the pipeline communicates.
         """
         step = self._pipeline.begin()
+        scale = self._pipeline.scale
         grads_and_vars = self._inner.compute_gradients(
-            self._scaled(loss, step),
+            (lambda: scale(loss(), step)) if callable(loss) else scale(loss, step),
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
@@ -85,7 +84,8 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             # After the inner optimizer, so that of several around one another the outermost has the last word.
             collections.publish(collections.UNSCALED_LOSS, loss)
         delivered = self._pipeline.combine(step, grads_and_vars)
-        self._remember(step)
+        self._open_steps.keep(step, [variable for _, variable in delivered])
+        self._has_computed = True
         return delivered
 
     @tf.autograph.experimental.do_not_convert
@@ -102,14 +102,20 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: there is no gradient at all.
         """
         grads_and_vars = list(grads_and_vars)
-        step = self._recall(grads_and_vars)
+        step = self._open_steps.latest_of([variable for _, variable in grads_and_vars]) or Step()
+        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
+            _LOG.warning(
+                "%s: these gradients were not averaged over the ranks, because they did not come from "
+                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
+                self.get_name(),
+            )
         step.grads_and_vars = grads_and_vars
         updated = [variable for grad, variable in grads_and_vars if grad is not None]
         if updated:
             self._inner.prepare(updated)
         step.make_slots = lambda: self._inner.make_slots(updated)
         update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
-        publish_learning_rate(self._inner.optimizer)
+        collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_gradients([grad for grad, _ in grads_and_vars])
         return update
 
@@ -152,37 +158,6 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._inner.make_slots(var_list)
-
-    def _scaled(self, loss, step):
-        if callable(loss):
-            return lambda: self._pipeline.scale(loss(), step)
-        return self._pipeline.scale(loss, step)
-
-    def _remember(self, step):
-        self._has_computed = True
-        context = _building_context()
-        self._open_steps = [(where, other) for where, other in self._open_steps if where is context]
-        if context is None:
-            self._open_steps.clear()  # eager steps come one after the other
-        self._open_steps.append((context, step))
-
-    def _recall(self, grads_and_vars):
-        """The step these gradients belong to: the latest one computed here for at least these variables."""
-        given = {id(variable) for _, variable in grads_and_vars}
-        for context, step in reversed(self._open_steps):
-            if context is _building_context() and given <= {id(variable) for _, variable in step.grads_and_vars}:
-                return dataclasses.replace(step)
-        if self._pipeline.communicates and not self._has_computed and collective.current().size > 1:
-            _LOG.warning(
-                "%s: these gradients were not averaged over the ranks, because they did not come from "
-                "compute_gradients of this optimizer. Call compute_gradients or minimize.",
-                self.get_name(),
-            )
-        return Step()
-
-
-def _building_context():
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _check_nesting(optimizer, pipeline, owner):

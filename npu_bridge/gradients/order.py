@@ -1,4 +1,4 @@
-"""The order of stages, which does not depend on the order in which they are given."""
+"""Puts stages in their one order, whatever the order in which they are given, and refuses those without one."""
 
 from __future__ import annotations
 

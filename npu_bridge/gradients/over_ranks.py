@@ -1,4 +1,4 @@
-"""Means and reductions of single gradients over the ranks, outside of any optimizer."""
+"""Reduces gradients over the ranks for scripts that call `npu_allreduce` themselves, without an optimizer of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.gradients.stages.all_reduce import fragments_of
 from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.graph.variables import variables_updated_from
 from npu_bridge.options.errors import message, say_once
@@ -48,7 +48,7 @@ def reduce_all(values: Sequence[Any], reduction: str, fusion: int, group: str) -
     Args:
       values: dense tensors and `tf.IndexedSlices`.
       reduction: "mean", "sum", "max", "min" or "prod"; sparse ones are summed for all but "mean".
-      fusion: how sums travel: 0 one by one, 1 in the fragments of the group's split strategy
+      fusion: how sums are sent: 0 one by one, 1 in the fragments of the group's split strategy
         where it fits that many values, 2 all together.
       group: name of the group; a mean divides by its size.
     Returns:
@@ -137,11 +137,5 @@ def _check(values, reduction):
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
         raise ValueError(
-            message(
-                "npu_allreduce",
-                "there is nothing to reduce",
-                "tensors",
-                f"None at {missing}",
-                "Leave those out.",
-            )
+            message("npu_allreduce", "there is nothing to reduce", "tensors", f"None at {missing}", "Leave those out.")
         )

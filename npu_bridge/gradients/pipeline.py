@@ -1,8 +1,9 @@
-"""Runs a list of stages around a backward pass and an update."""
+"""Calls gradient transformations (stages) in their order, around a backward pass and an update."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -10,9 +11,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
-from npu_bridge.gradients import conditions
-from npu_bridge.gradients.dense_or_sparse import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
+from npu_bridge.gradients.graph_mode import building_graph, tensors_if
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
@@ -28,8 +28,8 @@ class Pipeline:
       stages: the stages, in any order; at most one of them communicates.
       owner: what they are stages of, for messages.
     Attributes:
-      optimizer_variables: gives the variables of the optimizer that updates; whoever puts the pipeline around one sets
-        it, so that ranks compare these too before the first step.
+      optimizer_variables: gives the variables of the optimizer that updates; set by the wrapper around it, so that
+        ranks compare these too before the first step.
     Raises:
       TypeError: something is no stage.
       ValueError: more than one stage communicates, two stages cannot be ordered, or a stage lacks what it needs.
@@ -125,31 +125,34 @@ class Pipeline:
         """
         step.grads_and_vars = list(grads_and_vars)
         step.is_transformed = bool(self._transforming)
-        step.is_in_doubt = not all(stage.keeps_usable for stage in self._transforming)
+        step.needs_recheck = not all(stage.keeps_usable for stage in self._transforming)
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
             for stage in self._stages:
                 stage.collect(step)
             if step.is_due is None or not step.gradients:
-                self._exchange(step)
+                self._reduce(step)
             else:
-                self._exchange_if_due(step)
+                self._reduce_if_due(step)
         self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
-    def _exchange(self, step):
-        for hook in ("local", "reduce", "reduced"):
-            for stage in self._stages:
-                getattr(stage, hook)(step)
+    def _reduce(self, step):
+        for stage in self._stages:
+            stage.local(step)
+        for stage in self._stages:
+            stage.reduce(step)
+        for stage in self._stages:
+            stage.reduced(step)
 
-    def _exchange_if_due(self, step):
+    def _reduce_if_due(self, step):
         """The same inside a condition; in other steps the gradients are zeros, and sparse ones have no rows."""
         made = Step()
 
-        def exchange():
+        def reduce():
             inside = dataclasses.replace(step, carried={})
-            self._exchange(inside)
+            self._reduce(inside)
             made.grads_and_vars = inside.grads_and_vars
             made.is_usable_here, made.should_apply = inside.is_usable_here, inside.should_apply
             made.carried = inside.carried
@@ -166,7 +169,7 @@ class Pipeline:
 
         if tf.executing_eagerly() and not bool(step.is_due):
             made.grads_and_vars = step.grads_and_vars
-        tensors = iter(conditions.tensors_if(step.is_due, exchange, pass_by))
+        tensors = iter(tensors_if(step.is_due, reduce, pass_by))
         step.is_usable_here = None if made.is_usable_here is None else next(tensors)
         step.should_apply = None if made.should_apply is None else next(tensors)
         step.carried = {key: next(tensors) for key in made.carried}
@@ -203,7 +206,7 @@ class Pipeline:
         self._watch_graph(step, ())
         self.start_alike(step)
         for stage in reversed(self._stages):
-            apply = _gated(stage, step, apply)
+            apply = functools.partial(stage.gate, step, apply)
         update = apply()
         state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
@@ -213,7 +216,7 @@ class Pipeline:
     def start_alike(self, step: Step) -> None:
         """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
 
-        `apply` calls it; whoever only combines gradients calls it before the update.
+        `apply` calls it; call it before the update where `apply` is not used.
 
         Args:
           step: the step, its variables known.
@@ -236,10 +239,6 @@ class Pipeline:
         of_this_rank = {id(variable) for stage in self._stages for variable in stage.variables_of_this_rank()}
         shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
-
-
-def _gated(stage, step, apply):
-    return lambda: stage.gate(step, apply)
 
 
 def variables_of(state: dict) -> list:

@@ -1,4 +1,4 @@
-"""The one recipe by which every optimizer's pipeline is made."""
+"""Makes the pipeline of every optimizer from its options: which gradient transformations it has."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.loss_scaling import LossScaling
-from npu_bridge.gradients.narrow_variables import NarrowVariableGuard
 from npu_bridge.gradients.order import check_stage
-from npu_bridge.gradients.overflow import OverflowCheck
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.loss_scaling import LossScaling
+from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 from npu_bridge.options.errors import message, shown
 
 
@@ -41,8 +40,8 @@ def pipeline_of(
       is_distributed: average gradients over the ranks.
       is_joint: decide about a step together with the other ranks; by default where a scaled loss is distributed or the
         update is shared.
-      is_tailed: with a manager and several ranks, decide before the last fragment travels.
-      wire_dtype: the 16-bit dtype gradients are rounded to before they travel, or None.
+      is_tailed: with a manager and several ranks, decide before the last fragment is all-reduced.
+      wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None.
       is_sharded: ranks share the work of the update.
       stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
       record: a stage that remembers what was skipped, where a manager makes a step skippable.

@@ -1,4 +1,4 @@
-"""What a stop on a gradient's journey can do, and what travels."""
+"""`Stage`, the base class of gradient transformations, and `Step`, one training step's gradients between them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
-from npu_bridge.gradients import conditions
+from npu_bridge.gradients.graph_mode import run_if, tensors_if
 
 
 @dataclasses.dataclass
 class Step:
-    """One training step's gradients on their way to the variables.
+    """One training step's gradients, between the backward pass and the update.
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
@@ -22,14 +22,14 @@ class Step:
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
         asked, still multiplied by `divisor`): tensors, `tf.IndexedSlices` or Nones in the order of `grads_and_vars`;
-        None when it sends nothing. Whoever judges or transfers local gradients takes them from here.
+        None when it sends nothing. Local gradients are judged and transferred from here.
       is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
       is_transformed: True when a stage after the verdict changes gradients.
-      is_in_doubt: True when one of these does not promise that usable gradients stay usable.
+      needs_recheck: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
       carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
@@ -44,7 +44,7 @@ class Step:
     delivered: list = dataclasses.field(default_factory=list)
     is_due: tf.Tensor | None = None
     is_transformed: bool = False
-    is_in_doubt: bool = False
+    needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
     carried: dict = dataclasses.field(default_factory=dict)
 
@@ -65,11 +65,11 @@ class Step:
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
-        return make() if self.is_due is None else conditions.tensors_if(self.is_due, make, otherwise)
+        return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
 
     def run_when_due(self, run: Callable[[], Any]) -> Any:
         """Runs an update in a step that is due, and nothing in any other; returns the op."""
-        return run() if self.is_due is None else conditions.run_if(self.is_due, run)
+        return run() if self.is_due is None else run_if(self.is_due, run)
 
     def is_skipped(self) -> tf.Tensor:
         """True when this step should have updated the variables and does not; the decision must have been taken."""
@@ -77,7 +77,7 @@ class Step:
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
 
 
-# Where a stage can stand, in the order in which a gradient comes by.
+# Where a stage can stand, in the order in which gradients go through.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
     "accumulate",  # gradients of several batches are added up on this rank
@@ -96,7 +96,7 @@ PLACES = (
 
 
 class Stage:
-    """One stop on a gradient's journey. Every hook passes on what it gets unless a stage overrides it.
+    """One gradient transformation. Every hook leaves what it gets unchanged unless a stage overrides it.
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 

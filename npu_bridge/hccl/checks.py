@@ -1,4 +1,4 @@
-"""What is checked about a collective before anything travels. Every message names the op and the rank."""
+"""Checks the arguments of a collective before anything is sent; messages name the op and the rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
+from npu_bridge.operators.unavailable import not_available
 from npu_bridge.options.errors import message, nearest
 
-REDUCIBLE = (
-    tf.int8,
-    tf.int16,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-)
+REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 BROADCASTABLE = (*MOVABLE, tf.bool, tf.complex64, tf.complex128)
 _LARGEST_FUSION_ID = 2**31 - 1
@@ -59,7 +52,7 @@ class Call:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
             raise self.error(
-                f"{name} has a dtype that does not travel",
+                f"{name} has a dtype that cannot be sent",
                 ", ".join(dtype.name for dtype in dtypes),
                 f"{tensor.dtype.name} of shape {tensor.shape}",
                 "Cast it.",
@@ -71,11 +64,22 @@ class Call:
         """ValueError for a scalar."""
         if tensor.shape.rank == 0:
             raise self.error(
-                "a scalar has no first dimension",
-                "a tensor of rank 1 or more",
-                "shape ()",
-                "Use tensor[None].",
+                "a scalar has no first dimension", "a tensor of rank 1 or more", "shape ()", "Use tensor[None]."
             )
+
+    def divisible(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, its first dimension a multiple of the group's size; ValueError where it is known not to be."""
+        self.has_rows(tensor)
+        rows, size = tensor.shape[0], self.communicator.size
+        if rows is not None and rows % size:
+            problem, got = "the first dimension does not divide among the ranks", f"shape {tensor.shape}"
+            raise self.error(problem, f"a multiple of rank_size={size}", got, "Pad the tensor.")
+        if rows is not None:
+            return tensor
+        text = f"{self.where}: the first dimension must be a multiple of {size}."
+        check = tf.debugging.assert_equal(tf.shape(tensor)[0] % size, 0, message=text)
+        with tf.control_dependencies([check] if check is not None else []):
+            return tf.identity(tensor)
 
     def rank_size(self, rank_size: Any) -> None:
         """ValueError when `rank_size` is not the size of the group."""
@@ -97,6 +101,30 @@ class Call:
                 "Ranks are counted in the group: see get_group_rank_from_world_rank.",
             )
 
+    def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
+        """The communicator of this rank and another one of the group, which must be a group of just these two."""
+        self.group_rank(other, name)
+        if not is_integer(sr_tag):
+            raise self.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
+        communicator = self.communicator
+        if other == communicator.rank:
+            raise self.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
+        if tf.executing_eagerly():
+            expected = "a graph or a tf.function"
+            raise self.error("tags are not known eagerly", expected, "eager execution", "Wrap it.", RuntimeError)
+        first, second = communicator.members[communicator.rank], communicator.members[other]
+        pair = groups.of_this_process().find_pair(first, second, groups.find(groups.WORLD))
+        if pair is None:
+            raise self.error(
+                "there is no direct way between the two ranks",
+                f"a group of just ranks {first} and {second}",
+                f"a group of {communicator.size} ranks",
+                f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "
+                f"elsewhere; or use broadcast or all_to_all_v.",
+                NotImplementedError,
+            )
+        return pair
+
     def reduction(self, reduction: Any) -> None:
         """ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
@@ -112,10 +140,7 @@ class Call:
         """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
         if not is_integer(fusion) or fusion not in allowed:
             raise self.error(
-                "unknown fusion mode",
-                f"fusion in {list(allowed)}",
-                repr(fusion),
-                "Use 0: it changes no result.",
+                "unknown fusion mode", f"fusion in {list(allowed)}", repr(fusion), "Use 0: it changes no result."
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:
@@ -132,10 +157,7 @@ class Call:
         size = self.communicator.size
         if not vector.shape.is_compatible_with([size]):
             raise self.error(
-                f"{name} does not have one entry per rank",
-                f"shape ({size},)",
-                f"shape {vector.shape}",
-                "Add entries.",
+                f"{name} does not have one entry per rank", f"shape ({size},)", f"shape {vector.shape}", "Add entries."
             )
         known = tf.get_static_value(vector)
         if known is not None and (known < 0).any():
@@ -157,3 +179,8 @@ class Call:
 def is_integer(value: Any) -> bool:
     """True for a Python or numpy integer that is not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def addresses_needed(op: str, alternative: str) -> NotImplementedError:
+    """The error of a collective that works on device addresses."""
+    return not_available(f"hccl_ops.{op}", "an access by raw device address", alternative)

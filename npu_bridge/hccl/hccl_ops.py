@@ -14,14 +14,12 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.collective import groups
 from npu_bridge.collective.blocks import exchange_blocks
 from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.collective.pairs import receive_from, send_to
 from npu_bridge.collective.plan_of_transfers import announce
-from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, is_integer
-from npu_bridge.operators.unavailable import not_available
+from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, addresses_needed, is_integer
 
 __all__ = [
     "all_to_all_v",
@@ -63,7 +61,12 @@ def allreduce(tensor, reduction, fusion=1, fusion_id=-1, group=WORLD):
     call = Call("hccl_ops.allreduce", group)
     call.reduction(reduction)
     call.fusion(fusion, fusion_id, allowed=(0, 1, 2))
-    return _reduced(call, call.tensor(tensor, REDUCIBLE), reduction)
+    value = call.tensor(tensor, REDUCIBLE)
+    name = announce(call.communicator, f"allreduce with {reduction!r}", value)
+    if reduction == "sum":
+        return sum_over_ranks(call.communicator, value, name)
+    reduced = call.communicator.reduce(value, reduction, name)
+    return without_gradient(reduced, f"{call.op} with {reduction!r}")
 
 
 def reduce(tensor, reduction, root_rank, fusion=0, fusion_id=-1, group=WORLD):
@@ -125,13 +128,8 @@ def broadcast(tensor, root_rank, fusion=2, fusion_id=0, group=WORLD):
     call.fusion(fusion, fusion_id)
     call.group_rank(root_rank, "root_rank")
     if not isinstance(tensor, (list, tuple)):
-        raise call.error(
-            "tensor is not a list",
-            "a list of tensors and variables",
-            type(tensor).__name__,
-            "Write [x].",
-            TypeError,
-        )
+        expected, got = "a list of tensors and variables", type(tensor).__name__
+        raise call.error("tensor is not a list", expected, got, "Write [x].", TypeError)
     return [_broadcast(call, item, root_rank) for item in tensor]
 
 
@@ -150,17 +148,8 @@ def reduce_scatter(tensor, reduction, rank_size, group=WORLD, fusion=0, fusion_i
     call.rank_size(rank_size)
     call.fusion(fusion, fusion_id)
     value = call.tensor(tensor, REDUCIBLE)
-    call.has_rows(value)
+    value = call.divisible(value)
     rows = value.shape[0]
-    if rows is not None and rows % rank_size:
-        raise call.error(
-            "the first dimension does not divide among the ranks",
-            f"a multiple of rank_size={rank_size}",
-            f"shape {value.shape}",
-            "Pad the tensor.",
-        )
-    if rows is None:
-        value = _divisible(call, value)
     name = announce(call.communicator, f"reduce_scatter with {reduction!r}", value)
     part = call.communicator.reduce_scatter(value, reduction, name)
     part = tf.ensure_shape(part, [rows and rows // rank_size, *value.shape[1:]])
@@ -188,7 +177,7 @@ def send(tensor, sr_tag, dest_rank, group=WORLD):
     Ranks: this rank and `dest_rank`.
     """
     call = Call("hccl_ops.send", group)
-    return send_to(_pair(call, dest_rank, "dest_rank", sr_tag), call.tensor(tensor, MOVABLE), sr_tag)
+    return send_to(call.pair(dest_rank, "dest_rank", sr_tag), call.tensor(tensor, MOVABLE), sr_tag)
 
 
 def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
@@ -206,12 +195,11 @@ def receive(shape, data_type, sr_tag, src_rank, group=WORLD):
     call = Call("hccl_ops.receive", group)
     dtype = tf.as_dtype(data_type)
     if dtype not in MOVABLE:
-        raise call.error(
-            "data_type does not travel", ", ".join(d.name for d in MOVABLE), dtype.name, "Cast.", TypeError
-        )
+        expected = ", ".join(d.name for d in MOVABLE)
+        raise call.error("data_type cannot be sent", expected, dtype.name, "Cast.", TypeError)
     if not tf.TensorShape(shape).is_fully_defined():
         raise call.error("shape is not fully known", "a list of integers", shape, "Receivers must know the shape.")
-    pair = _pair(call, src_rank, "src_rank", sr_tag)
+    pair = call.pair(src_rank, "src_rank", sr_tag)
     return without_gradient(receive_from(pair, shape, dtype, sr_tag), "hccl_ops.receive")
 
 
@@ -237,12 +225,9 @@ def all_to_all_v(send_data, send_counts, send_displacements, recv_counts, recv_d
     counts = call.per_rank(send_counts, "send_counts")
     displacements = call.per_rank(send_displacements, "send_displacements")
     call.fits(flat, counts, displacements)
-    arriving = (
-        call.per_rank(recv_counts, "recv_counts"),
-        call.per_rank(recv_displacements, "recv_displacements"),
-    )
+    expected = (call.per_rank(recv_counts, "recv_counts"), call.per_rank(recv_displacements, "recv_displacements"))
     name = announce(call.communicator, "all_to_all_v", flat, may_differ=True)
-    received = exchange_blocks(call.communicator, flat, (counts, displacements), arriving, name, call.op)
+    received = exchange_blocks(call.communicator, flat, (counts, displacements), expected, name, call.op)
     return without_gradient(received, "hccl_ops.all_to_all_v")
 
 
@@ -256,19 +241,15 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
       rank: this process's rank in the group.
       fusion, fusion_id, group: as in `reduce`.
     Returns:
-      Vector of the blocks that arrived, in rank order.
+      Vector of the received blocks, in rank order.
     Raises, Ranks: as `all_to_all_v`.
     """
     call = Call("hccl_ops.all_to_all_v_c", group)
     call.fusion(fusion, fusion_id)
     communicator = call.communicator
     if not is_integer(rank) or rank != communicator.rank:
-        raise call.error(
-            "rank is not this process's own",
-            f"rank={communicator.rank}",
-            repr(rank),
-            "Pass get_rank_id(group).",
-        )
+        expected, mend = f"rank={communicator.rank}", "Pass get_rank_id(group)."
+        raise call.error("rank is not this process's own", expected, repr(rank), mend)
     flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
     matrix = tf.cast(tf.convert_to_tensor(send_count_matrix), tf.int64)
     if matrix.shape.rank == 1 and matrix.shape.is_compatible_with([communicator.size**2]):
@@ -281,8 +262,8 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
             "Row r, column c is the number of elements rank r sends to rank c.",
         )
     sent = call.per_rank(matrix[rank], "row of send_count_matrix")
-    arriving = call.per_rank(matrix[:, rank], "column of send_count_matrix")
-    blocks, places = (sent, _one_after_the_other(sent)), (arriving, _one_after_the_other(arriving))
+    received_counts = call.per_rank(matrix[:, rank], "column of send_count_matrix")
+    blocks, places = (sent, _one_after_the_other(sent)), (received_counts, _one_after_the_other(received_counts))
     call.fits(flat, *blocks)
     name = announce(communicator, "all_to_all_v_c", flat, may_differ=True)
     received = exchange_blocks(communicator, flat, blocks, places, name, call.op)
@@ -297,35 +278,27 @@ def gather_all_to_all_v(
     addrinfo, addrinfo_count_per_rank, recv_counts, recv_displacements, dtype, addr_length, group=WORLD
 ):
     """Not available: it reads raw device addresses. Gather the elements and call `all_to_all_v`."""
-    raise _needs_addresses("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v")
+    raise addresses_needed("gather_all_to_all_v", "Gather the elements with tf.gather and call all_to_all_v.")
 
 
 def remote_read(tensorRemote, data_type):  # noqa: N803 - the documented name
     """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
-    raise _needs_addresses("remote_read", "Call allgather or all_to_all_v on all ranks")
+    raise addresses_needed("remote_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_ref_read(tensorRemote, cache, offset):  # noqa: N803 - the documented name
     """Not available: it reads another server's device memory. Call `allgather` or `all_to_all_v`."""
-    raise _needs_addresses("remote_ref_read", "Call allgather or all_to_all_v on all ranks")
+    raise addresses_needed("remote_ref_read", "Call allgather or all_to_all_v on all ranks.")
 
 
 def remote_write(tensorRemote, tensorLocal, data_type):  # noqa: N803 - the documented name
     """Not available: it writes another server's device memory. Call `broadcast` or `all_to_all_v`."""
-    raise _needs_addresses("remote_write", "Call broadcast or all_to_all_v on all ranks")
+    raise addresses_needed("remote_write", "Call broadcast or all_to_all_v on all ranks.")
 
 
 def remote_scatter_write(tensorRemote, tensorLocal, offset):  # noqa: N803 - the documented name
     """Not available: it writes another server's device memory. Call `all_to_all_v`."""
-    raise _needs_addresses("remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update")
-
-
-def _reduced(call, value, reduction):
-    name = announce(call.communicator, f"allreduce with {reduction!r}", value)
-    if reduction == "sum":
-        return sum_over_ranks(call.communicator, value, name)
-    reduced = call.communicator.reduce(value, reduction, name)
-    return without_gradient(reduced, f"{call.op} with {reduction!r}")
+    raise addresses_needed("remote_scatter_write", "Call all_to_all_v on all ranks and tf.tensor_scatter_nd_update.")
 
 
 def _broadcast(call, item, root_rank):
@@ -340,53 +313,8 @@ def _broadcast(call, item, root_rank):
     return without_gradient(sent, "hccl_ops.broadcast")
 
 
-def _pair(call, other, name, sr_tag):
-    """The communicator of this rank and another one of the group."""
-    call.group_rank(other, name)
-    if not is_integer(sr_tag):
-        raise call.error("sr_tag is not a tag", "an integer", repr(sr_tag), "Use the same one in send and receive.")
-    communicator = call.communicator
-    if other == communicator.rank:
-        raise call.error(f"{name} is this rank itself", "another rank", other, "A copy needs no transfer.")
-    if tf.executing_eagerly():
-        raise call.error(
-            "tags are not known eagerly",
-            "a graph or a tf.function",
-            "eager execution",
-            "Wrap it.",
-            RuntimeError,
-        )
-    first, second = communicator.members[communicator.rank], communicator.members[other]
-    pair = groups.of_this_process().find_pair(first, second, groups.find(WORLD))
-    if pair is None:
-        raise call.error(
-            "there is no direct way between the two ranks",
-            f"a group of just ranks {first} and {second}",
-            f"a group of {communicator.size} ranks",
-            f"Make one on all ranks with create_group('pair', 2, [{first}, {second}]), create_group_of_others() "
-            f"elsewhere; or use broadcast or all_to_all_v.",
-            NotImplementedError,
-        )
-    return pair
-
-
-def _divisible(call, value):
-    size = call.communicator.size
-    check = tf.debugging.assert_equal(
-        tf.shape(value)[0] % size,
-        0,
-        message=f"{call.where}: the first dimension must be a multiple of {size}.",
-    )
-    with tf.control_dependencies([check] if check is not None else []):
-        return tf.identity(value)
-
-
 def _one_after_the_other(counts):
     known = tf.get_static_value(counts)
     if known is not None:
         return tf.constant(np.cumsum(known) - known, tf.int64)
     return tf.cumsum(counts, exclusive=True)
-
-
-def _needs_addresses(op, alternative):
-    return not_available(f"hccl_ops.{op}", "an access by raw device address", f"{alternative}.")

@@ -38,7 +38,8 @@ SIGNATURES = {
         ("is_distributed", True),
         ("is_loss_scale", None),
         ("is_tailing_optimization", False),
-        ("stages", ()),  # ours, by keyword only
+        ("wire", "none"),  # ours, by keyword only
+        ("stages", ()),
     ],
 }
 

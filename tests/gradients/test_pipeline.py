@@ -12,7 +12,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage
-from tests.training import OPTIMIZERS
+from npu_bridge.gradients.stages.accumulation import Accumulate
+from tests.training import OPTIMIZERS, in_graph
 
 
 class Recorder(Stage):
@@ -181,3 +182,29 @@ def test_a_learning_rate_that_is_set_is_that_of_the_inner_optimizer():
     optimizer.minimize(lambda: -weight, var_list=[weight])
     assert float(weight) == float(inner.learning_rate) == 0.25
     assert optimizer.note == "kept" and not hasattr(inner, "note")
+
+
+@in_graph
+def test_gradients_are_recognised_after_those_of_another_loss():
+    """`Accumulate` refuses gradients from elsewhere; these may even be applied in two ways."""
+    first, second = (tf.compat.v1.get_variable(name, initializer=0.0, use_resource=True) for name in ("a", "b"))
+    optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), stages=[Accumulate(1)])
+    pairs = optimizer.compute_gradients(first * 2 + second, [first, second])
+    optimizer.compute_gradients(first * 3, [first])
+    train, _ = optimizer.apply_gradients(pairs), optimizer.apply_gradients(pairs)
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(train)
+        assert session.run([first, second]) == [-2.0, -1.0]
+
+
+def test_eager_gradients_of_two_losses_are_both_recognised():
+    first, second = tf.Variable(0.0), tf.Variable(0.0)
+    optimizer = NPUOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), stages=[Accumulate(1)])
+    for _ in range(2):
+        of_first = optimizer.compute_gradients(lambda: first * 2, [first])
+        of_second = optimizer.compute_gradients(lambda: second * 3, [second])
+        optimizer.apply_gradients(of_first)
+        optimizer.apply_gradients(of_second)
+    assert (float(first), float(second)) == (-4.0, -6.0)
+    assert len(optimizer._open_steps._combined) == 2, "steps that were applied pile up"

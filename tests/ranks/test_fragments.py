@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
-from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.gradients.stages.all_reduce import fragments_of
 from tests.training import in_graph
 
 tf1 = tf.compat.v1

@@ -19,7 +19,7 @@ from npu_bridge.collective.communicator import REDUCTIONS
 from npu_bridge.estimator.npu import npu_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
-from npu_bridge.gradients.readiness import fragments_of
+from npu_bridge.gradients.stages.all_reduce import fragments_of
 from npu_bridge.hccl import checks, hccl_ops
 
 SIZES = (4, 3, 2, 1)

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
-from npu_bridge.gradients.dense_or_sparse import map_values
+from npu_bridge.gradients.arithmetic import map_values
 from tests.ranks.ways import open_session
 from tests.training import in_graph
 

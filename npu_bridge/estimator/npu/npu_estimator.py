@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import random
@@ -14,19 +13,16 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective, session
-from npu_bridge.collective import agreement
+from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
     NPUBroadcastGlobalVariablesHook,
     NPUCheckpointSaverHook,
-    NPUInfeedOutfeedSessionHook,
     SetIterationsVarHook,
 )
 from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
-from npu_bridge.gradients.keras_in_graphs import check_train_op, refusals_explained
-from npu_bridge.gradients.older_checkpoints import saver_for_older
-from npu_bridge.options import of_graph, read_job_start, read_run_config
+from npu_bridge.options import read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook, TensorBoardHook
 from npu_bridge.reporting.output import choose_output
@@ -39,58 +35,6 @@ __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 _LOG = logging.getLogger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
-_MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
-
-
-class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
-    """What a `model_fn` returns: an `EstimatorSpec` with an optional `host_call`.
-
-    Args:
-      mode, predictions, loss, train_op, eval_metric_ops, export_outputs, training_chief_hooks, training_hooks,
-        scaffold, evaluation_hooks, prediction_hooks: as in `tf.estimator.EstimatorSpec`.
-      host_call: pair of a function and the list, tuple or dict of tensors it is called with, for an `NPUEstimator` in
-        training and evaluation. It is called once, when the graph is built; the operators it returns, and the
-        `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
-        the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
-    Raises:
-      ValueError: `host_call` is not such a pair.
-      TypeError: its first element cannot be called.
-      RuntimeError: the function takes another number of arguments than there are tensors.
-    """
-
-    def __new__(
-        cls,
-        mode,
-        predictions=None,
-        loss=None,
-        train_op=None,
-        eval_metric_ops=None,
-        export_outputs=None,
-        training_chief_hooks=None,
-        training_hooks=None,
-        scaffold=None,
-        evaluation_hooks=None,
-        prediction_hooks=None,
-        host_call=None,
-    ):
-        if host_call is not None:
-            session.check_host_call(host_call)
-        spec = super().__new__(
-            cls,
-            mode=mode,
-            predictions=predictions,
-            loss=loss,
-            train_op=train_op,
-            eval_metric_ops=eval_metric_ops,
-            export_outputs=export_outputs,
-            training_chief_hooks=training_chief_hooks,
-            training_hooks=training_hooks,
-            scaffold=scaffold,
-            evaluation_hooks=evaluation_hooks,
-            prediction_hooks=prediction_hooks,
-        )
-        spec._host_call = host_call
-        return spec
 
 
 class NPUEstimator(tf.estimator.Estimator):
@@ -123,14 +67,7 @@ class NPUEstimator(tf.estimator.Estimator):
     """
 
     def __init__(
-        self,
-        model_fn=None,
-        model_dir=None,
-        config=None,
-        params=None,
-        job_start_file="",
-        warm_start_from=None,
-        **of_tpu,
+        self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None, **of_tpu
     ):
         accept_tpu_keywords("NPUEstimator", of_tpu)
         if not isinstance(config, NPURunConfig):
@@ -147,7 +84,7 @@ class NPUEstimator(tf.estimator.Estimator):
         precision = Precision(options)
         warm_start_from = session.choose_start(warm_start_from, read_job_start(job_start_file))
         super().__init__(
-            model_fn=_under_options(model_fn, options, has_params=params is not None),
+            model_fn=model_fn_under_options(model_fn, options, has_params=params is not None),
             model_dir=resolve_model_dir(model_dir, config),
             config=config,
             params=params or {},
@@ -303,63 +240,6 @@ class _OwnAlarm(LossScaleCollapseHook):
     """The one an estimator adds itself."""
 
 
-def _under_options(model_fn, options, has_params):
-    """The user's model function, built under the options and given those of the other arguments that it names."""
-    parameters = dict(inspect.signature(model_fn).parameters)
-    for bound in getattr(model_fn, "keywords", ()):  # of a functools.partial
-        parameters.pop(bound, None)
-    unknown = [name for name in parameters if name not in _MODEL_FN_ARGUMENTS]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    is_deaf = has_params and "params" not in parameters and not takes_any
-    if "features" not in parameters or (unknown and not takes_any) or is_deaf:
-        raise ValueError(
-            f"NPUEstimator: model_fn does not fit. Expected features and, if wanted, "
-            f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is given)' if is_deaf else ''}; got "
-            f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
-        )
-
-    def npu_model_fn(features, labels, mode, params, config):
-        of_graph.publish(options)
-        session.prepare_graph(options, tf.compat.v1.get_default_graph(), is_of_one_run=True)
-        given = {"labels": labels, "mode": mode, "params": params, "config": config}
-        given = {name: value for name, value in given.items() if takes_any or name in parameters}
-        is_training = mode == tf.estimator.ModeKeys.TRAIN
-        # Rank 0 may evaluate alone, and many a model_fn builds its optimizer even then.
-        with contextlib.nullcontext() if is_training else agreement.of_this_process().paused():
-            with refusals_explained("NPUEstimator"):
-                spec = model_fn(features, **given)
-        if not isinstance(spec, tf.estimator.EstimatorSpec):
-            raise (RuntimeError if mode != tf.estimator.ModeKeys.PREDICT else ValueError)(
-                f"NPUEstimator: model_fn returned no EstimatorSpec. Expected an EstimatorSpec or NPUEstimatorSpec; got "
-                f"{spec!r}. Return one in mode {mode!r}."
-            )
-        if is_training:
-            check_train_op(spec.train_op, "NPUEstimator")
-        if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
-            spec = _with_host_call(spec)
-        if is_training and options.iterations_per_loop > 1:
-            spec = spec._replace(train_op=session.name_step(spec.train_op))
-        return _restoring_older_checkpoints(spec, config)
-
-    return npu_model_fn
-
-
-def _with_host_call(spec):
-    if spec.mode == tf.estimator.ModeKeys.PREDICT or collective.current().rank > 0:
-        return spec
-    is_training = spec.mode == tf.estimator.ModeKeys.TRAIN
-    host_op = session.call_on_host(*spec._host_call, after=spec.train_op if is_training else spec.loss)
-    # Part of the step, so that a loop runs it every time; nothing is left to fetch.
-    hook = NPUInfeedOutfeedSessionHook([], "host_call")
-    if is_training:
-        return spec._replace(
-            train_op=tf.group(spec.train_op, host_op), training_hooks=[hook, *(spec.training_hooks or ())]
-        )
-    with tf.control_dependencies([host_op]):
-        loss = tf.identity(spec.loss)
-    return spec._replace(loss=loss, evaluation_hooks=[hook, *(spec.evaluation_hooks or ())])
-
-
 def _warn_about_steps(steps, loop):
     if steps and steps % loop:
         _LOG.warning(
@@ -369,23 +249,6 @@ def _warn_about_steps(steps, loop):
             steps,
             -(-steps // loop) * loop,
         )
-
-
-def _restoring_older_checkpoints(spec, config):
-    """Lets the latest checkpoint be read that was saved before the loss was scaled, in every mode."""
-    checkpoint = tf.train.latest_checkpoint(config.model_dir)
-    if checkpoint is None or spec.scaffold.saver is not None:
-        return spec
-    saver = saver_for_older(
-        checkpoint,
-        sharded=True,
-        max_to_keep=config.keep_checkpoint_max,
-        keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
-        save_relative_paths=True,
-    )
-    if saver is None:
-        return spec
-    return spec._replace(scaffold=tf.compat.v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold))
 
 
 def resolve_model_dir(model_dir, config):

@@ -11,12 +11,13 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
+from npu_bridge.collective import wire as wire_formats
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.gradients.keras_optimizer import keras_optimizer
-from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.estimator.npu.npu_optimizer import WIRE_WITHOUT_RANKS, NPUDistributedOptimizer
+from npu_bridge.gradients.keras.optimizer import keras_optimizer
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
 from npu_bridge.options import environment, of_graph, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
@@ -231,6 +232,7 @@ def npu_keras_optimizer(
     is_loss_scale: bool | None = None,
     is_tailing_optimization: bool = False,
     *,
+    wire: str = "none",
     stages: Sequence[Any] = (),
 ) -> Any:
     """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
@@ -245,12 +247,13 @@ def npu_keras_optimizer(
       opt: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
-      is_tailing_optimization, stages: as in `NPUOptimizer`.
+      is_tailing_optimization, wire, stages: as in `NPUOptimizer`.
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
       TypeError: `opt` is not a Keras optimizer, or the manager is no manager.
-      ValueError: `opt` averages gradients or scales the loss itself, or `is_loss_scale` without a manager.
+      ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, or `wire` is
+        no wire format.
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
@@ -258,6 +261,8 @@ def npu_keras_optimizer(
         check_manager(owner, loss_scale_manager)
     elif loss_scale_manager is not None:
         _LOG.warning(WITHOUT_LOSS_SCALE, owner)
+    if wire_formats.wire_dtype(wire, owner) is not None and not is_distributed:
+        _LOG.info(WIRE_WITHOUT_RANKS, owner, wire)
     of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
     settings = KerasSettings(
         name="NpuKerasOptimizer",
@@ -265,6 +270,7 @@ def npu_keras_optimizer(
         is_distributed=is_distributed,
         is_tailing_optimization=is_tailing_optimization,
         stages=tuple(copies_of(stages, owner)),
+        wire=wire,
     )
     return keras_optimizer(opt, settings, owner)
 

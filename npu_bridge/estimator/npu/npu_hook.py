@@ -9,10 +9,10 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.util import check_nonnegative_integer, check_positive_integer
+from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer
 from npu_bridge.gradients import remote_slots
-from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
+from npu_bridge.precision.progress_variables import ProgressVariablesHook
 from npu_bridge.session import (
     CarefulSaver,
     CheckpointNotSavedError,
@@ -127,7 +127,7 @@ class SetIterationsVarHook(tf.estimator.SessionRunHook):
         load_loop_variables(session, self._variables, self._iterations_per_loop)
 
 
-class TellMeStepOrLossHook(tf.estimator.SessionRunHook):
+class TellMeStepOrLossHook(ProgressVariablesHook):
     """Says after every run how far training has come, for `accelerate_train_mode` to decide by.
 
     It writes the environment variables `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, which are read
@@ -143,56 +143,6 @@ class TellMeStepOrLossHook(tf.estimator.SessionRunHook):
       ValueError: `step` and `loss` are both None; in `begin`, when the graph has no such tensor.
     Ranks: local.
     """
-
-    def __init__(self, step=None, total_step=None, loss=None, final_loss=None):
-        if step is None and loss is None:
-            raise ValueError(
-                "TellMeStepOrLossHook: there is nothing to tell. Expected step or loss; got None for both. Pass "
-                'step="global_step:0" and total_step=..., or loss and final_loss=....'
-            )
-        self._asked = {"step_now": step, "loss_now": loss}
-        self._fetches = {}
-        self._variables = {}
-        for variable, value, start in (("STEP_NOW", step, "0"), ("LOSS_NOW", loss, "0.0")):
-            if value is not None:
-                environment.write_variable(variable, start)
-        for variable, value in (("TOTAL_STEP", total_step), ("TARGET_LOSS", final_loss)):
-            if value is not None:
-                environment.write_variable(variable, value)
-
-    def begin(self):
-        graph = tf.compat.v1.get_default_graph()
-        variables = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
-        self._fetches, self._variables = {}, {}
-        for key, asked in self._asked.items():
-            if asked is None:
-                continue
-            name = asked if isinstance(asked, str) else asked.name
-            variable = variables.get(name[:-2] if name.endswith(":0") else name)
-            if variable is not None:
-                # Fetched with the run, it might be its value before the update or after it.
-                self._variables[key] = variable
-            else:
-                self._fetches[key] = _tensor_named(graph, name, key)
-
-    def after_create_session(self, session, coord):
-        # A resumed training starts further on than step 0.
-        if "step_now" in self._variables:
-            environment.write_variable("STEP_NOW", session.run(self._variables["step_now"]))
-
-    def before_run(self, run_context):
-        return tf.estimator.SessionRunArgs(self._fetches)
-
-    def after_run(self, run_context, run_values):
-        values = {**run_values.results, **run_context.session.run(self._variables)}
-        if all(value is None for value in values.values()):
-            raise ValueError(
-                f"TellMeStepOrLossHook: the run gave no value. Expected a number for {' or '.join(self._asked)}; got "
-                f"{values}. Name tensors, not operators."
-            )
-        for key, variable in (("step_now", "STEP_NOW"), ("loss_now", "LOSS_NOW")):
-            if values.get(key) is not None:
-                environment.write_variable(variable, values[key])
 
 
 class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
@@ -390,13 +340,3 @@ def _after(dependencies, tensors):
     before = dependencies if isinstance(dependencies, (list, tuple)) else [dependencies]
     with tf.control_dependencies(before):
         return {tag: tf.identity(tensor) for tag, tensor in tensors.items()}
-
-
-def _tensor_named(graph, name, key):
-    try:
-        return graph.as_graph_element(name if ":" in name else f"{name}:0", allow_operation=False)
-    except (KeyError, ValueError) as error:
-        raise ValueError(
-            f"TellMeStepOrLossHook: {key.split('_')[0]} is not in this graph. Expected the name of a tensor or "
-            f"variable; got {name!r}. Name the loss with tf.identity(loss, name=...)."
-        ) from error

@@ -1,4 +1,4 @@
-"""Loss-scale managers: what the loss is multiplied by, and how that number moves."""
+"""Loss-scale managers: the factor of the loss, and how it grows and shrinks."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
         variables = (self._loss_scale, self._good_steps, self._bad_steps)
         counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
         state = self._next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
-        # All three are computed before the first changes; and the scale is read, for whoever else fetches it.
+        # All three are computed before the first changes; and the scale is read, where something else fetches it.
         with tf.control_dependencies(state):
             assigned = [variable.assign(value) for variable, value in zip(variables, state)]
         return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")

@@ -1,4 +1,4 @@
-"""The optimizers of the distributed and loss-scaled kind; each names the stages its gradients meet."""
+"""The documented optimizers that average gradients over the ranks and scale the loss."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from npu_bridge import collective
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
-from npu_bridge.gradients import (
-    PipelineOptimizer,
-    ShardedOptimizer,
-)
+from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.in_place import distribute_in_place
-from npu_bridge.gradients.keras_optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
-from npu_bridge.gradients.keras_settings import KerasSettings
+from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
@@ -34,6 +31,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+WIRE_WITHOUT_RANKS = "%s: wire=%r has no effect because is_distributed is False."
 
 
 class NPUOptimizer(PipelineOptimizer):
@@ -46,8 +44,8 @@ class NPUOptimizer(PipelineOptimizer):
     Args:
       opt: a `tf.compat.v1.train.Optimizer`, a Keras legacy optimizer (such as tensorflow-addons' `LAMB`) or a Keras
         optimizer.
-      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`. Without it the loss is not scaled, of
-        which a warning tells.
+      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`. Without it the loss is not scaled, with
+        a warning.
       is_distributed: average gradients over the ranks. With one rank it has no effect.
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the
@@ -55,9 +53,9 @@ class NPUOptimizer(PipelineOptimizer):
         the same. Without distribution it has no effect. `NPURunConfig` has the same switch: where
         they differ, the value given here counts, with a warning.
       name: name of this optimizer; "NPUOptimizer" and the type name of `opt` by default.
-      wire: how float gradients travel between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them to
-        16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit float16
-        is skipped like any overflow; bfloat16 has the range of float32.
+      wire: how float gradients are sent between the ranks: "none" for as they are; "float16" or "bfloat16" rounds them
+        to 16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit
+        float16 is skipped like any overflow; bfloat16 has the range of float32.
       stages: what else happens to gradients, of `npu_bridge.stages`, in any order.
     Raises:
       TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` is no
@@ -90,7 +88,7 @@ class NPUOptimizer(PipelineOptimizer):
             _LOG.warning(WITHOUT_LOSS_SCALE, "NPUOptimizer")
         wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
         if wire_dtype is not None and not is_distributed:
-            _LOG.info("NPUOptimizer: wire=%r has no effect because is_distributed is False.", wire)
+            _LOG.info(WIRE_WITHOUT_RANKS, "NPUOptimizer", wire)
         of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
         pipeline = pipeline_of(
             name,
@@ -243,7 +241,7 @@ def npu_allreduce(values, reduction="mean", fusion=1, fusion_id=-1, group=WORLD)
     Args:
       values: a dense tensor or `tf.IndexedSlices`, or a list or tuple of them. Of sparse ones the rows are gathered.
       reduction: "mean", "sum", "max", "min" or "prod". A mean divides by the size of the group.
-      fusion: how a list travels: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
+      fusion: how a list is sent: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
       fusion_id: -1; with `fusion=2` an id of at least 0.
       group: name of the group.
     Returns:

@@ -12,12 +12,7 @@ __all__ = ["npu_dynamic_rnn"]
 
 
 def npu_dynamic_rnn(
-    cell: Any,
-    inputs: Any,
-    initial_state: Any = None,
-    dtype: Any = None,
-    sequence_length: Any = None,
-    scope: Any = None,
+    cell: Any, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
 ) -> tuple[tf.Tensor, Any]:
     """Runs a cell over all time steps, unrolled: variables and numbers are those of `tf.nn.static_rnn`.
 

@@ -9,12 +9,21 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import precision
+from npu_bridge.estimator.npu.checks import (
+    check_aoe_mode,
+    check_bool_type,
+    check_nonnegative_integer,
+    check_not_none,
+    check_path,
+    check_positive_integer,
+    check_profiling_options,
+    convert_bool_to_int,
+    format_string,
+)
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
-from npu_bridge.options import OPTIONS, environment
+from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
-from npu_bridge.options.kinds import Boolean, Integer
-from npu_bridge.options.rules import usable_directory
-from npu_bridge.options.table import IN_OBJECT, shown
+from npu_bridge.options.table import shown
 from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
 
 __all__ = [
@@ -43,7 +52,6 @@ __all__ = [
     "variable_initializer_in_host",
 ]
 
-_PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
 _EXECUTE_MODES = ("dynamic_execute", "lazy_recompile")
 _VALUES: dict[Any, Any] = {}  # of the whole process, as documented; nothing here reads them
 
@@ -290,106 +298,6 @@ def set_value(key: Any, value: Any) -> None:
 def get_value(key: Any, def_value: Any = None) -> Any:
     """What `set_value` kept under a key, or `def_value`."""
     return _VALUES.get(key, def_value)
-
-
-def check_not_none(value: Any, name: str) -> None:
-    """Checks that a value is given.
-
-    Raises:
-      ValueError: it is None.
-    """
-    if value is None:
-        raise ValueError(f"{name} is missing. Expected a value; got None. Pass one.")
-
-
-def check_positive_integer(value: Any, name: str) -> None:
-    """Checks for an integer of at least 1; a bool counts as an integer.
-
-    Raises:
-      TypeError: not an int.
-      ValueError: below 1.
-    """
-    _check(Integer(1), value, name)
-
-
-def check_nonnegative_integer(value: Any, name: str) -> None:
-    """Checks for an integer of at least 0; a bool counts as an integer.
-
-    Raises:
-      TypeError: not an int.
-      ValueError: below 0.
-    """
-    _check(Integer(0), value, name)
-
-
-def check_bool_type(value: Any, name: str) -> None:
-    """Checks for True or False.
-
-    Raises:
-      TypeError: neither.
-    """
-    _check(Boolean(only_bool=True), value, name)
-
-
-def convert_bool_to_int(value: Any) -> int:
-    """1 for True, 0 for False, -1 for anything else."""
-    return int(value) if isinstance(value, bool) else -1
-
-
-def format_string(value: str | None, name: str) -> str:
-    """The text itself, empty for None.
-
-    Raises:
-      TypeError: neither text nor None.
-    """
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} has the wrong type. Expected a string or None; got {shown(value)}. Pass a string.")
-    return value
-
-
-def check_profiling_options(profiling_options: Iterable[str] = ()) -> str:
-    """The profiling options joined by `:`.
-
-    Raises:
-      ValueError: none is given, or one is unknown.
-    """
-    options = list(profiling_options)
-    if not options or not set(options) <= set(_PROFILING_OPTIONS):
-        raise ValueError(
-            f"profiling_options is not usable. Expected some of {', '.join(_PROFILING_OPTIONS)}; "
-            f"got {options!r}. Name at least one of these."
-        )
-    return ":".join(options)
-
-
-def check_path(path: str) -> str:
-    """The real path of an existing directory that can be read and written.
-
-    Raises:
-      ValueError: there is no such directory, or permission is missing.
-    """
-    return usable_directory(path)
-
-
-def check_aoe_mode(aoe_mode: str) -> None:
-    """Checks for a tuning mode.
-
-    Raises:
-      ValueError: not "1", "2" or "4".
-    """
-    try:
-        check_not_none(aoe_mode, "aoe_mode")
-        OPTIONS["aoe_mode"].check(aoe_mode, IN_OBJECT)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-
-
-def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
-    problem = kind.problem(value)
-    if problem is not None:
-        raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.mend}")
 
 
 def _check_train_op(train_op: Any, where: str) -> None:

@@ -8,7 +8,7 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.dense_or_sparse import map_values
+from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options.errors import message, say_once
@@ -35,7 +35,9 @@ class LossScaling(Stage):
 
     def begin(self, step):
         self._warn_of_sharing()
-        step.loss_scale = _snapshot(self._manager.get_loss_scale())
+        scale = tf.convert_to_tensor(self._manager.get_loss_scale())
+        # A TF 1 reference variable gives out its own buffer: a late reader would see the value after the update.
+        step.loss_scale = tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale
         step.multiplied_by(step.loss_scale)
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
 
@@ -68,27 +70,3 @@ class LossScaling(Stage):
             mend = "Make a manager for each."
             kind = type(self._manager).__name__
             say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))
-
-
-def in_true_units(grad, divisor):
-    """A dense or sparse gradient divided by `divisor`, in its own dtype.
-
-    The division is done in float32 at least: in float16 a scale above 65504 does not exist, and its reciprocal is
-    zero above 2**24. It is a division because the reciprocal of 2**127 is zero on processors that flush denormals.
-    """
-    return grad if divisor is None else map_values(grad, lambda values: _divide(values, divisor))
-
-
-def _divide(values, divisor):
-    if values.dtype.size < tf.float32.size:
-        return tf.cast(tf.cast(values, tf.float32) / divisor, values.dtype)
-    return values / tf.cast(divisor, values.dtype)
-
-
-def _snapshot(scale):
-    """The scale as it is now, whatever happens to the variable behind it later in the same run.
-
-    A TF 1 reference variable hands out its own buffer: a late reader would see the value after this step's update.
-    """
-    scale = tf.convert_to_tensor(scale)
-    return tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale

@@ -1,4 +1,4 @@
-"""Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`) with a pipeline."""
+"""A pipeline around Keras optimizers of the current generation (`tf.keras.optimizers.Optimizer`)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
 _LOG = logging.getLogger(__name__)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
+class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     """Takes gradients through a pipeline and updates with an optimizer of the current generation."""
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, loss, var_list, tape=None):
         """Gradients averaged over the ranks; arguments as in `tf.keras.optimizers.Optimizer`."""
-        return self._journey.differentiate(
+        return self._pipeline.compute_gradients(
             loss, tape, lambda scaled, tape: self._optimizer.compute_gradients(scaled, var_list, tape=tape)
         )
 
     @tf.autograph.experimental.do_not_convert
     def aggregate_gradients(self, grads_and_vars):
         """Averages gradients over the ranks, unless they are averages already."""
-        return self._journey.combined_once(grads_and_vars)
+        return self._pipeline.combine_once(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs):
@@ -46,11 +46,11 @@ class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
         if not is_skipping:
             pairs = self.aggregate_gradients(pairs)
         if building_graph():
-            return self._journey.apply(
+            return self._pipeline.apply(
                 pairs, lambda: adapt(self._optimizer, self.name).apply_gradients(pairs, None, name)
             )
         keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
-        self._journey.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords, **kwargs))
+        self._pipeline.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords, **kwargs))
         return self.iterations
 
     def get_updates(self, loss, params):
@@ -65,7 +65,7 @@ class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
     def build(self, var_list):
         """Makes the slots of the variables, and what stages keep for them."""
         self._optimizer.build(var_list)
-        self._journey.make_variables(var_list)
+        self._pipeline.pipeline.make_variables(var_list)
 
     @property
     def variables(self):
@@ -92,5 +92,5 @@ class CurrentPipelineOptimizer(AroundKeras, tf.keras.optimizers.Optimizer):
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class CurrentLossScaleOptimizer(ScalesLoss, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
+class CurrentLossScaleOptimizer(LossScaleMixin, CurrentPipelineOptimizer, tf.keras.mixed_precision.LossScaleOptimizer):
     """The same with loss scaling; Keras takes it for one of its own and adds none."""

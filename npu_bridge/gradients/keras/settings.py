@@ -1,4 +1,4 @@
-"""What a Keras optimizer with a pipeline is made of, in a form that can be saved with a model."""
+"""The arguments of a Keras optimizer with a pipeline, in a form that can be saved with a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.collective import wire as wire_formats
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of
-from npu_bridge.gradients.skip_record import SkipRecord
+from npu_bridge.gradients.stages.overflow import SkipRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +22,12 @@ class KerasSettings:
       name: name of the optimizer, and prefix of its transfers' names.
       manager: the loss-scale manager; None for no loss scaling.
       is_distributed: average gradients over the ranks.
-      is_tailing_optimization: decide about a step before the last fragment travels; needs both of the above.
+      is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
       decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
       stages: what else happens to gradients.
+      wire: format in which gradients are sent: "none", "float16" or "bfloat16".
     """
 
     name: str
@@ -35,6 +37,7 @@ class KerasSettings:
     decides_together: bool = False
     counts_skipped_steps: bool = False
     stages: tuple = ()
+    wire: str = "none"
 
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
@@ -45,6 +48,7 @@ class KerasSettings:
             is_distributed=self.is_distributed,
             is_joint=(self.is_distributed or self.decides_together) if is_scaled else None,
             is_tailed=self.is_tailing_optimization,
+            wire_dtype=wire_formats.wire_dtype(self.wire, self.name),
             stages=self.stages,
             record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
             owner=self.name,

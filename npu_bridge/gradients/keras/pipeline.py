@@ -1,4 +1,4 @@
-"""The way of a Keras optimizer's gradients through a pipeline, whatever the generation of the optimizer."""
+"""Takes the gradients of a Keras optimizer through a pipeline once, whichever method they come by."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from npu_bridge.options.errors import message, say_once
 from npu_bridge.tf_internals.graphs import is_compiled_by_xla
 
 
-class KerasJourney:
-    """Takes gradients through a pipeline once, by whichever of Keras' doors they come.
+class KerasPipeline:
+    """A pipeline that gradients go through once, whichever method of Keras they come by.
 
-    They come through `minimize` or `compute_gradients`, from a `tf.GradientTape` straight to `apply_gradients`, or
-    from a tape whose loss and gradients went through `scaled_loss` and `unscaled`.
+    They come from `minimize` or `compute_gradients`, from a `tf.GradientTape` straight to `apply_gradients`, or
+    from a tape whose loss and gradients went through `scale_loss` and `unscale`.
 
     Args:
       pipeline: the stages, also an attribute.
@@ -32,23 +32,14 @@ class KerasJourney:
     """
 
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
-        self.pipeline = self._pipeline = pipeline
+        self.pipeline = pipeline
         self._inner = inner
         if inner is not None:
             pipeline.optimizer_variables = inner.variables
         self._owner = owner
-        self._open = OpenSteps()
+        self._open_steps = OpenSteps()
 
-    @property
-    def is_gated(self) -> bool:
-        """True when updates may be left out."""
-        return self._pipeline.is_gated
-
-    def make_variables(self, variables: Sequence) -> None:
-        """As `Pipeline.make_variables`."""
-        self._pipeline.make_variables(variables)
-
-    def differentiate(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
+    def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Gradients of the unscaled loss, averaged over the ranks.
 
         Args:
@@ -59,25 +50,29 @@ class KerasJourney:
           Pairs in the same order.
         Ranks: collective where the pipeline communicates.
         """
-        step = self._pipeline.begin()
-        if not callable(loss):
+        step = self.pipeline.begin()
+        if callable(loss):
+            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_loss else loss
+        else:
             collections.publish(collections.UNSCALED_LOSS, loss)
-        return self._combined(step, differentiate(self._scaled(loss, tape, step), tape))
+            with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
+                scaled = self.pipeline.scale(loss, step)
+        return self._combine(step, differentiate(scaled, tape))
 
-    def combined_once(self, grads_and_vars: Sequence) -> list:
-        """This rank's gradients to those of the job, unless they went that way before; then they stay what they are."""
+    def combine_once(self, grads_and_vars: Sequence) -> list:
+        """This rank's gradients to those of the job, unless they are that already; then they stay what they are."""
         pairs = list(grads_and_vars)
-        if self._open.find(pairs) is not None:
+        if self._open_steps.find(pairs) is not None:
             return pairs
-        return self._combined(self._unscaled_step(), pairs, may_be_left=True)
+        return self._combine(self._step_of_unscaled_loss(), pairs, may_be_left=True)
 
     def forget(self, grads_and_vars: Sequence) -> bool:
         """True when these gradients went through the pipeline; the next time they are new ones."""
-        return self._open.take(list(grads_and_vars)) is not None
+        return self._open_steps.take(list(grads_and_vars)) is not None
 
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
         """As `Pipeline.start_alike`, for an update that does not go through `apply`."""
-        self._pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
+        self.pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[], Any]) -> Any:
         """Runs the update, if the pipeline's stages agree.
@@ -89,50 +84,42 @@ class KerasJourney:
           As `Pipeline.apply`.
         """
         pairs = list(grads_and_vars)
-        step = self._open.take(pairs) or self._unscaled_step()
+        step = self._open_steps.take(pairs) or self._step_of_unscaled_loss()
         step.grads_and_vars = pairs
         updated = [variable for grad, variable in pairs if grad is not None]
         self._inner.prepare([variable for _, variable in pairs])
         step.make_slots = lambda: self._inner.make_slots(updated)
-        return self._pipeline.apply(step, update)
+        return self.pipeline.apply(step, update)
 
-    def scaled_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Any) -> Any:
         """The loss to differentiate with a tape of your own; a callable gives a callable."""
         if callable(loss):
-            return lambda: self.scaled_loss(loss())
-        step = self._pipeline.begin()
-        self._open.begin(step)
-        return self._pipeline.scale(loss, step)
+            return lambda: self.scale_loss(loss())
+        step = self.pipeline.begin()
+        self._open_steps.keep_scaled(step)
+        return self.pipeline.scale(loss, step)
 
-    def unscaled(self, gradients: Sequence) -> list:
+    def unscale(self, gradients: Sequence) -> list:
         """Gradients of a scaled loss to gradients of the job in true units; a None stays None.
 
         Ranks: collective where the pipeline communicates.
         """
-        step = self._open.take_begun() or self._pipeline.begin()
-        pairs = [(grad, _Anonymous(position, grad)) for position, grad in enumerate(gradients)]
-        return [grad for grad, _ in self._combined(step, pairs, has_variables=False)]
+        step = self._open_steps.take_scaled() or self.pipeline.begin()
+        pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(gradients)]
+        return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
 
-    def _scaled(self, loss, tape, step):
-        if not self._pipeline.scales_loss:
-            return loss
-        if callable(loss):
-            return lambda: self._pipeline.scale(loss(), step)
-        with contextlib.nullcontext() if tape is None else tape:
-            return self._pipeline.scale(loss, step)
-
-    def _combined(self, step, grads_and_vars, has_variables=True, may_be_left=False):
+    def _combine(self, step, grads_and_vars, has_variables=True, may_be_left=False):
         self._check_compilation()
         pairs = list(grads_and_vars)
         if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
-            self.make_variables([variable for _, variable in pairs])
-        combined = self._pipeline.combine(step, pairs)
-        self._open.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
+            self.pipeline.make_variables([variable for _, variable in pairs])
+        combined = self.pipeline.combine(step, pairs)
+        self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined
 
-    def _unscaled_step(self):
+    def _step_of_unscaled_loss(self):
         """A step for gradients that nobody brought here before."""
-        if self._open.take_begun() is not None:
+        if self._open_steps.take_scaled() is not None:
             raise ValueError(
                 message(
                     self._owner,
@@ -142,7 +129,7 @@ class KerasJourney:
                     "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables)).",
                 )
             )
-        if self._pipeline.scales_loss:
+        if self.pipeline.scales_loss:
             say_once(
                 logging.WARNING,
                 f"{self._owner}: the loss was not scaled, because gradients came from elsewhere. Call minimize, or "
@@ -151,7 +138,7 @@ class KerasJourney:
         return Step()
 
     def _check_compilation(self):
-        if not self._pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
+        if not self.pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
             return
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             raise ValueError(
@@ -165,7 +152,7 @@ class KerasJourney:
             )
 
 
-class _Anonymous:
+class _UnknownVariable:
     """Stands for a variable while only its gradient is known."""
 
     def __init__(self, position, grad):

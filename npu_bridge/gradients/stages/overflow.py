@@ -1,14 +1,15 @@
-"""Overflow check: a step whose gradients cannot be used changes nothing, on any rank."""
+"""Overflow check: a step whose gradients overflow is skipped on every rank, and counted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients import collections, conditions
-from npu_bridge.gradients.dense_or_sparse import sum_repeated_rows, values_of
-from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.loss_scaling import in_true_units
+from npu_bridge.gradients import collections
+from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
+from npu_bridge.gradients.graph_mode import building_graph, run_if
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.graph.operators import sources_among
 
@@ -77,21 +78,21 @@ class OverflowCheck(Stage):
                 collections.publish(collections.STEP_SKIPPED, step.is_skipped())
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
-        return conditions.run_if(step.should_apply, apply)
+        return run_if(step.should_apply, apply)
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
-        if step.is_in_doubt:
+        if step.needs_recheck:
             changed = step.gradients
         if step.should_apply is not None and not changed:
             return step.should_apply
         if step.is_usable_here is not None and not changed:
-            # What an early decision is taken from, once everything has arrived.
+            # What an early decision is taken from, once all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in step.gradients]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = has_finite_norm(step.gradients + sources)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
-        is_of_this_batch = sources or step.is_in_doubt or len(changed) < len(step.gradients)
+        is_of_this_batch = sources or step.needs_recheck or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
                 verdict = tf.logical_and(verdict, earlier)
@@ -99,35 +100,6 @@ class OverflowCheck(Stage):
 
     def _agree(self, verdict, moment):
         return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self._is_joint else verdict
-
-
-def has_finite_norm(gradients) -> tf.Tensor:
-    """True when the global norm of the gradients is finite in float32 (in float64 for float64 gradients).
-
-    One pass over each gradient and one op for each, which is cheaper than testing every element for finiteness.
-
-    Args:
-      gradients: dense or sparse gradients of floating dtypes; may be empty, which is usable.
-    Returns:
-      Boolean scalar.
-    """
-    verdicts = [tf.math.is_finite(half) for half in squared_halves(gradients)]
-    if len(verdicts) == 1:
-        return verdicts[0]
-    return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
-
-
-def squared_halves(gradients) -> list:
-    """Half the sum of the squares of gradients, for each dtype that they have; those of 16 bits count as float32."""
-    terms_of = {}
-    for grad in gradients:
-        if isinstance(grad, tf.IndexedSlices):
-            grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
-        values = values_of(grad)
-        if values.dtype.size < tf.float32.size:
-            values = tf.cast(values, tf.float32)
-        terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
-    return [tf.add_n(terms) for terms in terms_of.values()]
 
 
 def _changed_and_their_sources(step):
@@ -138,3 +110,71 @@ def _changed_and_their_sources(step):
     changed = [grad for grad in step.gradients if id(grad) not in delivered_ids]
     replaced = [grad for grad in delivered if id(grad) not in given_ids]
     return changed, sources_among(replaced, changed)
+
+
+class NarrowVariableGuard(Stage):
+    """Keeps the old value of every element of a 16-bit variable or slot whose new value is not finite.
+
+    An optimizer does its arithmetic in the dtype of the variable. In float16 the square of 300 is infinite and Adam's
+    epsilon of 1e-8 is zero, so that a usable gradient can still make an Inf or a NaN. Variables of 32 and 64 bits are
+    left alone, and cost nothing.
+    """
+
+    place = "guard"
+
+    def gate(self, step, apply):
+        updated = [variable for grad, variable in step.grads_and_vars if grad is not None]
+        if not any(_is_narrow(variable) for variable in updated):
+            return apply()
+        narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
+        copy_of = (lambda value: tf.raw_ops.DeepCopy(x=value)) if building_graph() else tf.identity
+        old_values = [copy_of(tf.convert_to_tensor(variable)) for variable in narrow]
+        with tf.control_dependencies(old_values):
+            update = apply()
+        kept = []
+        with tf.control_dependencies([] if update is None else [update]):
+            for variable, old in zip(narrow, old_values):
+                new = variable.read_value()
+                kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
+        return update if update is None or tf.executing_eagerly() else tf.group(update, *kept)
+
+
+def _is_narrow(variable):
+    dtype = variable.dtype.base_dtype
+    return dtype.is_floating and dtype.size < tf.float32.size
+
+
+class SkipRecord(Stage):
+    """Counts skipped steps and remembers whether the last one was skipped; changes no gradient.
+
+    Args:
+      optimizer: a Keras optimizer whose `iterations` is to count skipped steps too; None for updates alone.
+    Attributes:
+      skipped_steps: int64 scalar variable.
+      last_step_skipped: boolean scalar variable.
+    """
+
+    place = "record"
+
+    def __init__(self, optimizer: Any = None):
+        self._optimizer = optimizer
+        with tf.init_scope():
+            self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
+            self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
+
+    def state(self):
+        return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
+
+    def after(self, step):
+        if step.should_apply is None:
+            return None
+        return step.run_when_due(lambda: self._note(step.is_skipped()))
+
+    def _note(self, is_skipped):
+        counted = self.skipped_steps.assign_add(tf.cast(is_skipped, tf.int64))
+        noted = self.last_step_skipped.assign(is_skipped)
+        changed = [counted, noted]
+        if self._optimizer is not None:
+            iterations = self._optimizer.iterations
+            changed.append(iterations.assign_add(tf.cast(is_skipped, iterations.dtype)))
+        return None if tf.executing_eagerly() else tf.group(*changed)

@@ -1,4 +1,4 @@
-"""Gradient sparsification: only the largest values travel; what is left behind is sent with later steps."""
+"""Gradient sparsification: only the largest values are sent, and the others with later steps."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.all_reduce import AllReduce
-from npu_bridge.gradients.clipping import positive
-from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
-from npu_bridge.gradients.kept import kept_variable
-from npu_bridge.gradients.loss_scaling import in_true_units
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
+from npu_bridge.gradients.graph_mode import variable_like
+from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.clipping import positive
 from npu_bridge.options.errors import message, say_once, shown
 
 
 class _Sparsified(AllReduce, abc.ABC):
-    """Sends some values of each dense gradient with their positions, and adds up what arrives.
+    """Sends some values of each dense gradient with their positions, and adds up what all ranks sent.
 
     With error feedback a rank keeps what it did not send, in true units, and adds it to the next gradient. A
-    skipped step leaves what is kept bit for bit. Sparse gradients travel as ever. One rank sends nothing and keeps
+    skipped step leaves what is kept bit for bit. Sparse gradients are sent as ever. One rank sends nothing and keeps
     nothing.
     """
 
@@ -112,14 +111,14 @@ class _Sparsified(AllReduce, abc.ABC):
             left = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], tf.zeros_like(chosen))
             step.carried[variable.ref()] = tf.reshape(left, variable.shape)
         values = ranks.all_gather(chosen, f"{name}_values")
-        arrived = ranks.all_gather(positions, f"{name}_positions")
-        total = tf.math.unsorted_segment_sum(values, arrived, tf.size(flat))
+        all_positions = ranks.all_gather(positions, f"{name}_positions")
+        total = tf.math.unsorted_segment_sum(values, all_positions, tf.size(flat))
         return tf.cast(tf.reshape(total / ranks.size, tf.shape(grad)), sent.dtype)
 
     def _residual(self, variable: Any) -> Any:
         key = variable.ref()
         if key not in self._residual_of:
-            made = kept_variable(variable, type(self).__name__, "not_sent", tf.float32)
+            made = variable_like(variable, type(self).__name__, "not_sent", tf.float32)
             setattr(self.state()["not_sent"], f"residual_{len(self._residual_of)}", made)
             self._residual_of[key] = made
         return self._residual_of[key]
@@ -130,7 +129,7 @@ class _Sparsified(AllReduce, abc.ABC):
 
     @abc.abstractmethod
     def _select(self, flat: tf.Tensor) -> tf.Tensor:
-        """Positions in a vector of what travels, int32."""
+        """Positions in a vector of the values to send, int32."""
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -138,10 +137,10 @@ class TopK(_Sparsified):
     """Sends the share `density` of each gradient whose magnitudes are largest, in place of the all-reduce.
 
     Each of the N ranks receives the values and positions of all others, so it pays below a density of 1 / (N - 1); from
-    there on gradients travel as without this stage, which a line tells once.
+    there on gradients are all-reduced as without this stage, which is logged once.
 
     Args:
-      density: share of the values that travels, above 0 and at most 1; at least one value of each gradient does.
+      density: share of the values that is sent, above 0 and at most 1; at least one value of each gradient is.
       error_feedback: add what was not sent to the gradient of the next step, instead of losing it.
     Raises:
       TypeError: `density` is not a number, or `error_feedback` no boolean.
@@ -164,7 +163,9 @@ class TopK(_Sparsified):
         is_dense = ranks > 1 and self._density * (ranks - 1) >= 1
         if is_dense:
             limit = f"1 / {ranks - 1}"
-            say_once(logging.INFO, f"TopK: density={self._density} is not below {limit}; gradients travel as a whole.")
+            say_once(
+                logging.INFO, f"TopK: density={self._density} is not below {limit}; gradients are sent as a whole."
+            )
         return ranks > 1 and not is_dense
 
     def _select(self, flat):
@@ -177,7 +178,7 @@ class Threshold(_Sparsified):
     """Sends the values of each gradient whose magnitude, in true units, is at least `value`, not all of them.
 
     Args:
-      value: the smallest magnitude that travels, above 0.
+      value: the smallest magnitude that is sent, above 0.
       error_feedback: as in `TopK`.
     Raises:
       TypeError: `value` is not a number, or `error_feedback` no boolean.

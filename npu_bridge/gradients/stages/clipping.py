@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.dense_or_sparse import map_values, sum_repeated_rows
-from npu_bridge.gradients.overflow import squared_halves
+from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options.errors import message, shown
 
@@ -40,8 +39,7 @@ class ClipByGlobalNorm(Stage):
 
     def reduced(self, step):
         with tf.name_scope("ClipByGlobalNorm"):
-            # Only with every row once is the norm that of the dense gradient.
-            step.map(lambda grad: sum_repeated_rows(grad) if isinstance(grad, tf.IndexedSlices) else grad)
+            step.map(_with_rows_once)  # only then is the norm that of the dense gradient
             if not step.gradients:
                 return
             halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]

@@ -1,11 +1,11 @@
-"""Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`) with a pipeline."""
+"""A pipeline around Keras optimizers of the legacy generation (`tf.keras.optimizers.legacy`)."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.keras_shared import AroundKeras, ScalesLoss, delegated
+from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 from npu_bridge.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 
 _Base = tf.keras.optimizers.legacy.Optimizer
@@ -16,14 +16,14 @@ _KerasLossScaling = next(
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class LegacyPipelineOptimizer(AroundKeras, _Base):
+class LegacyPipelineOptimizer(PipelineMixin, _Base):
     """Takes gradients through a pipeline and updates with a legacy optimizer; also in TF 1 graphs."""
 
     _HAS_AGGREGATE_GRAD = True
 
     @tf.autograph.experimental.do_not_convert
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
-        return self._journey.differentiate(
+        return self._pipeline.compute_gradients(
             loss,
             tape,
             lambda scaled, tape: compute_legacy_gradients(self._optimizer, scaled, var_list, grad_loss, tape),
@@ -33,14 +33,14 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
     def get_gradients(self, loss, params):
         """Gradients in a TF 1 graph; arguments as in `tf.keras.optimizers.legacy.Optimizer`."""
         params = tf.nest.flatten(params)
-        pairs = self._journey.differentiate(
+        pairs = self._pipeline.compute_gradients(
             loss, None, lambda scaled, _: list(zip(self._optimizer.get_gradients(scaled, params), params))
         )
         return [grad for grad, _ in pairs]
 
     @tf.autograph.experimental.do_not_convert
     def _aggregate_gradients(self, grads_and_vars):
-        return self._journey.combined_once(grads_and_vars)
+        return self._pipeline.combine_once(grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
@@ -58,11 +58,11 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
             pairs = self._aggregate_gradients(pairs)
         self._make_variables(pairs)
         keywords = {} if experimental_aggregate_gradients else {"experimental_aggregate_gradients": False}
-        return self._journey.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords))
+        return self._pipeline.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords))
 
     def _make_variables(self, pairs):
         """Makes in a function what would else be made inside the gate, and be named after it."""
-        if self._journey.is_gated and not tf.executing_eagerly() and not building_graph():
+        if self._pipeline.pipeline.is_gated and not tf.executing_eagerly() and not building_graph():
             with tf.name_scope(scope_of_variables(self._optimizer)), tf.init_scope():
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
@@ -76,7 +76,7 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
 
     def _create_all_weights(self, var_list):
         create_all_weights(self._optimizer, var_list)
-        self._journey.make_variables(var_list)
+        self._pipeline.pipeline.make_variables(var_list)
 
     _create_hypers = delegated("_create_hypers")
     _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")
@@ -90,5 +90,5 @@ class LegacyPipelineOptimizer(AroundKeras, _Base):
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class LegacyLossScaleOptimizer(ScalesLoss, LegacyPipelineOptimizer, _KerasLossScaling):
+class LegacyLossScaleOptimizer(LossScaleMixin, LegacyPipelineOptimizer, _KerasLossScaling):
     """The same with loss scaling; Keras takes it for one of its own and adds none."""

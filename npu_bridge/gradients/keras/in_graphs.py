@@ -1,4 +1,4 @@
-"""Telling a script that a Keras optimizer alone does not train in a TF 1 graph, and what does."""
+"""Refuses a Keras optimizer that would not train in a TF 1 graph, and says what does."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class CentralizeGradients(Stage):
     """Subtracts from the gradients of matrices and kernels their mean over all axes but the last one.
 
     The last axis is that of a layer's outputs. Gradients of vectors and scalars, of depthwise kernels and of variables
-    whose name contains a word of `skip` stay what they are, and so do sparse ones, of which a line tells once.
+    whose name contains a word of `skip` stay what they are, and so do sparse ones, which is logged once.
 
     Args:
       skip: texts; variables whose names contain one are left alone.

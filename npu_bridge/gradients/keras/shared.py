@@ -1,4 +1,4 @@
-"""What Keras optimizers with a pipeline have in common, whatever their generation."""
+"""Base classes of Keras optimizers with a pipeline, of either generation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import initialise_with_keras
-from npu_bridge.gradients.inner import adapt
-from npu_bridge.gradients.keras_journey import KerasJourney
-from npu_bridge.gradients.keras_settings import KerasSettings
-from npu_bridge.gradients.nesting import mark_as_distributed
+from npu_bridge.gradients.inner import adapt, mark_as_distributed
+from npu_bridge.gradients.keras.pipeline import KerasPipeline
+from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
 from npu_bridge.tf_internals.training import delegating_trackable, track
 
-_OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_journey", "_state", "_averages_over_ranks")
+_OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 
 
 # AutoGraph would translate this package when a user's tf.function calls into it: for half a minute, to no effect.
@@ -32,7 +31,7 @@ def delegated(name: str):
     return method
 
 
-class AroundKeras(delegating_trackable()):
+class PipelineMixin(delegating_trackable()):
     """Mixes into a generation's base class; whatever is not defined here or there is the inner optimizer's.
 
     The base class is never initialised: the state is the inner optimizer's. For checkpoints too this object is the
@@ -49,7 +48,7 @@ class AroundKeras(delegating_trackable()):
         pipeline = settings.pipeline(optimizer)
         self._optimizer = optimizer
         self._settings = settings
-        self._journey = KerasJourney(pipeline, adapt(optimizer, settings.name), settings.name)
+        self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
@@ -124,7 +123,7 @@ class AroundKeras(delegating_trackable()):
         return sorted(names - {*_OWN_ATTRIBUTES, "inner_optimizer"})
 
 
-class ScalesLoss:
+class LossScaleMixin:
     """Adds what an optimizer with loss scaling offers, as `tf.keras.mixed_precision.LossScaleOptimizer` does."""
 
     @property
@@ -172,7 +171,7 @@ class ScalesLoss:
         Returns:
           The same, multiplied by the loss scale.
         """
-        return self._journey.scaled_loss(loss)
+        return self._pipeline.scale_loss(loss)
 
     @tf.autograph.experimental.do_not_convert
     def get_unscaled_gradients(self, grads):
@@ -182,4 +181,4 @@ class ScalesLoss:
           grads: list of gradients of a scaled loss, or None.
         Ranks: collective with several ranks.
         """
-        return self._journey.unscaled(grads)
+        return self._pipeline.unscale(grads)

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of several batches are added up, exchanged once and applied once."""
+"""Gradient accumulation: the gradients of several batches are added up, all-reduced once and applied once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.gradients import conditions
-from npu_bridge.gradients.dense_or_sparse import map_values, values_of
-from npu_bridge.gradients.kept import kept_variable, state_variable
-from npu_bridge.gradients.loss_scaling import in_true_units
-from npu_bridge.gradients.readiness import readiness_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, values_of
+from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.all_reduce import readiness_of
 from npu_bridge.options.errors import message, shown
 
 _REDUCTIONS = ("mean", "sum")
@@ -21,7 +19,7 @@ _REDUCTIONS = ("mean", "sum")
 class Accumulate(Stage):
     """Adds up the gradients of `steps` batches on each rank; only the last batch of such a window updates.
 
-    In a window there are one exchange between the ranks, one decision about overflows, one update, one count of
+    In a window there are one all-reduce, one decision about overflows, one update, one count of
     `global_step` (or `iterations`, which schedules read) and one move of the loss scale. If the gradients of one batch
     are not usable, the whole window is left out and the next one begins with zeros. With "mean" and a loss that is a
     mean over the batch, `steps` batches train as one batch of their sum would.
@@ -101,7 +99,7 @@ class Accumulate(Stage):
 
         def as_computed(position, grad):
             total = windows[position].total()
-            if step.divisor is not None:  # multiplied again for the way to the other ranks
+            if step.divisor is not None:  # multiplied again, to be all-reduced
                 total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
             return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
 
@@ -180,7 +178,7 @@ class _Sum(tf.Module):
         super().__init__(name="sum")
         self._name = variable.name.partition(":")[0]
         dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
-        self.sum = kept_variable(variable, "Accumulate", "accumulated", dtype)
+        self.sum = variable_like(variable, "Accumulate", "accumulated", dtype)
         self.touched = None
 
     def make_sparse(self):
@@ -202,9 +200,7 @@ class _DenseWindow:
         return self._total
 
     def keep(self, is_due):
-        (value,) = conditions.tensors_if(
-            is_due, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)]
-        )
+        (value,) = tensors_if(is_due, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)])
         return self._kept.sum.assign(value)
 
 
@@ -223,8 +219,8 @@ class _SparseWindow:
         return tf.IndexedSlices(values, tf.cast(rows, self._addend.indices.dtype), tf.constant(shape))
 
     def keep(self, is_due):
-        added = conditions.run_if(tf.logical_not(is_due), self._add)
-        cleared = conditions.run_if(is_due, self._clear)
+        added = run_if(tf.logical_not(is_due), self._add)
+        cleared = run_if(is_due, self._clear)
         return None if tf.executing_eagerly() else tf.group(added, cleared)
 
     def _with_own_rows(self, touched):

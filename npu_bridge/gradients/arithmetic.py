@@ -1,4 +1,4 @@
-"""Small operations that keep a dense gradient dense and a sparse one sparse."""
+"""Arithmetic on gradients, dense or sparse: division by the loss scale, norms, adding up rows."""
 
 from __future__ import annotations
 
@@ -47,3 +47,47 @@ def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     indices, position = tf.unique(grad.indices)
     values = tf.math.unsorted_segment_sum(grad.values, position, tf.size(indices))
     return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+
+def in_true_units(grad, divisor):
+    """A dense or sparse gradient divided by `divisor`, in its own dtype.
+
+    The division is done in float32 at least: in float16 a scale above 65504 does not exist, and its reciprocal is
+    zero above 2**24. It is a division because the reciprocal of 2**127 is zero on processors that flush denormals.
+    """
+
+    def divided(values):
+        if values.dtype.size < tf.float32.size:
+            return tf.cast(tf.cast(values, tf.float32) / divisor, values.dtype)
+        return values / tf.cast(divisor, values.dtype)
+
+    return grad if divisor is None else map_values(grad, divided)
+
+
+def has_finite_norm(gradients) -> tf.Tensor:
+    """True when the global norm of the gradients is finite in float32 (in float64 for float64 gradients).
+
+    One pass over each gradient and one op for each, which is cheaper than testing every element for finiteness.
+
+    Args:
+      gradients: dense or sparse gradients of floating dtypes; may be empty, which is usable.
+    Returns:
+      Boolean scalar.
+    """
+    verdicts = [tf.math.is_finite(half) for half in squared_halves(gradients)]
+    if len(verdicts) == 1:
+        return verdicts[0]
+    return tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
+
+
+def squared_halves(gradients) -> list:
+    """Half the sum of the squares of gradients, for each dtype that they have; those of 16 bits count as float32."""
+    terms_of = {}
+    for grad in gradients:
+        if isinstance(grad, tf.IndexedSlices):
+            grad = sum_repeated_rows(grad)  # their sum may overflow where no row does
+        values = values_of(grad)
+        if values.dtype.size < tf.float32.size:
+            values = tf.cast(values, tf.float32)
+        terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
+    return [tf.add_n(terms) for terms in terms_of.values()]

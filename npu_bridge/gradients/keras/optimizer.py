@@ -1,4 +1,4 @@
-"""A pipeline around a Keras optimizer, as a Keras optimizer of the same generation."""
+"""Chooses the wrapper for a Keras optimizer by its generation, and refuses what cannot be wrapped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.keras_current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
-from npu_bridge.gradients.keras_legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
-from npu_bridge.gradients.keras_settings import KerasSettings
-from npu_bridge.gradients.keras_shared import AroundKeras
-from npu_bridge.gradients.nesting import is_distributed
+from npu_bridge.gradients.inner import is_distributed
+from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
+from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
+from npu_bridge.gradients.keras.settings import KerasSettings
+from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.options.errors import message
 
 PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
@@ -69,7 +69,7 @@ def _check_nesting(optimizer, settings, owner):
                 "LossScaleOptimizer(npu_keras_optimizer(opt)).",
             )
         )
-    if isinstance(optimizer, AroundKeras) or (settings.is_distributed and is_distributed(optimizer)):
+    if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         raise ValueError(
             message(
                 owner,

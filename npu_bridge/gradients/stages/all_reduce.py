@@ -1,0 +1,253 @@
+"""Averages gradients over the ranks by all-reduce, one aggregation fragment after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import fragments, groups, wire
+from npu_bridge.collective.agreement import Gradient
+from npu_bridge.gradients.arithmetic import map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options import of_graph
+
+_LOG = logging.getLogger(__name__)
+
+
+class AllReduce(Stage):
+    """Replaces every gradient by its mean over the ranks; does nothing when one process trains alone.
+
+    Dense gradients are all-reduced in aggregation fragments, in the order they become ready, cut as `hccl.split.api`
+    was told or 96.54 % / 3.46 % by bytes. A large fragment is sent in several transfers, and only a few transfers are
+    under way at once. Of a sparse gradient the rows are gathered, so that it stays sparse; rows with the same index are
+    added up before and after, so that its norm is that of the dense one.
+
+    What is sent is made in one place, before anything else looks at it: `Step.on_wire`. The local verdict of an
+    `OverflowCheck` and the transfers read those same tensors, so nothing can be sent that was not judged.
+
+    Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
+    summed, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
+    by the loss scale. In a 16-bit wire format they are rounded, nothing else: the mean is taken in float32.
+    When the decision about the step is known early, only the last fragment waits for it, if it is not large. When the
+    options of the run say `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
+
+    Args:
+      name: prefix of the transfers' names; the same on every rank.
+      wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None for as they are. Gradients
+        that have 16 bits already keep their dtype.
+    Graph: name scope `<name>_Allreduce`; the transfers themselves are in the scope `transfers` at the root.
+    """
+
+    place = "reduce"
+    gives = ("reduced gradients",)
+    communicates = True
+
+    def __init__(self, name: str, wire_dtype: tf.DType | None = None):
+        self._name = name
+        self._wire_dtype = wire_dtype
+
+    def describe(self, step, plan):
+        if collective.current().size == 1:
+            return
+        plan.owner = self._name
+        plan.gradients = [_description(grad, variable) for grad, variable in step.grads_and_vars]
+        plan.fragments = fragments_of(
+            [grad for grad, _ in step.grads_and_vars], [gradient.name for gradient in plan.gradients]
+        )
+        plan.settings["wire"] = "none" if self._wire_dtype is None else self._wire_dtype.name
+        plan.settings["hcom_parallel"] = _overlaps_backward_pass()
+        plan.settings["FUSION_TENSOR_SIZE"] = fragments.flight_bytes(collective.current().size)
+        plan.settings["NPU_TRANSFERS_IN_FLIGHT"] = fragments.most_in_flight()
+
+    def local(self, step):
+        if collective.current().size > 1:
+            with tf.name_scope(f"{self._name}_Sent"):
+                step.on_wire = [grad if grad is None else self._as_sent(grad) for grad, _ in step.grads_and_vars]
+
+    def _as_sent(self, grad):
+        if isinstance(grad, tf.IndexedSlices):
+            grad = sum_repeated_rows(grad)
+        return grad if self._wire_dtype is None else map_values(grad, lambda x: wire.rounded(x, self._wire_dtype))
+
+    def reduce(self, step):
+        communicator = collective.current()
+        if communicator.size == 1:
+            return
+        if self._wire_dtype is not None:
+            method = _RoundedMean(communicator)
+        elif step.is_usable_here is not None or step.divisor is not None:
+            method = _FiniteSum(communicator)
+        else:
+            method = _Mean(communicator)
+        with tf.name_scope(f"{self._name}_Allreduce"):
+            gradients = [grad for grad, _ in step.grads_and_vars]
+            sent = when_ready(step.on_wire)
+            cut = fragments_of(gradients, [variable.name for _, variable in step.grads_and_vars])
+            reduced = {
+                # Different ranks may send the same row: only with these added up is the norm right to clip by.
+                position: sum_repeated_rows(method.gather(grad, f"{self._name}_sparse_{position}"))
+                for position, grad in enumerate(sent)
+                if isinstance(grad, tf.IndexedSlices)
+            }
+            reduced.update(self._reduce_dense(sent, cut, method, step.should_apply))
+        step.grads_and_vars = [
+            (None if grad is None else _with_dtype(reduced[position], values_of(grad).dtype), variable)
+            for position, (grad, variable) in enumerate(step.grads_and_vars)
+        ]
+        if method.leftover != 1.0:
+            step.multiplied_by(method.leftover)
+
+    def _reduce_dense(self, gradients, cut, method, decision):
+        """Reduced gradients by position; the last fragment waits for the decision about the step, if there is one."""
+        results, sent, most = {}, [], fragments.most_in_flight()
+        sizes_bytes = [_static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
+        last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
+        # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
+        waits_for_decision = set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size) else set()
+        for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, method.size)):
+            waits_for = [] if len(sent) < most else [sent[-most]]
+            if decision is not None and positions[0] in waits_for_decision:
+                waits_for.append(decision)
+            tensors = [gradients[position] for position in positions]
+            reduced = method.reduce(tensors, f"{self._name}_fragment_{number}", waits_for)
+            sent.append(reduced[0])
+            results.update(zip(positions, reduced))
+        return results
+
+
+class _Mean:
+    """Gradients are sent in their own dtype and received as means, sparse ones with every row once.
+
+    Attributes:
+      size: number of ranks.
+      leftover: what the results are still multiplied by, besides what they were multiplied by before.
+    """
+
+    leftover = 1.0
+
+    def __init__(self, communicator):
+        self._communicator = communicator
+        self.size = communicator.size
+
+    def reduce(self, tensors, name, after):
+        return self._communicator.all_reduce(tensors, name, after=after)
+
+    def gather(self, grad, name):
+        return self._gather_weighted(grad, 1.0 / self.size, name)
+
+    def _gather_weighted(self, grad, weight, name):
+        values = grad.values if weight == 1.0 else grad.values * tf.cast(weight, grad.values.dtype)
+        return tf.IndexedSlices(
+            self._communicator.all_gather(values, f"{name}_values"),
+            self._communicator.all_gather(grad.indices, f"{name}_indices"),
+            grad.dense_shape,
+        )
+
+
+class _FiniteSum(_Mean):
+    """Gradients are multiplied by a power of two that keeps sums finite; the division by the loss scale does the rest
+    of the mean."""
+
+    def __init__(self, communicator):
+        super().__init__(communicator)
+        self._prescale = fragments.lossless_prescale(communicator.size)
+        self.leftover = communicator.size * self._prescale
+
+    def reduce(self, tensors, name, after):
+        return self._communicator.all_reduce(tensors, name, average=False, prescale=self._prescale, after=after)
+
+    def gather(self, grad, name):
+        return self._gather_weighted(grad, self._prescale, name)
+
+
+class _RoundedMean(_Mean):
+    """Gradients are sent in 16 bits and received as means."""
+
+    def reduce(self, tensors, name, after):
+        return wire.mean(self._communicator, tensors, name, after)
+
+    def gather(self, grad, name):
+        gathered = self._gather_weighted(grad, 1.0, name)
+        return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self.size)
+
+
+def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = groups.WORLD) -> list[list[int]]:
+    """Cuts the dense gradients into aggregation fragments, by the split strategy of the group.
+
+    Args:
+      gradients: dense tensors, `tf.IndexedSlices` or Nones.
+      names: what each of them is the gradient of; for the log line that shows the order indices count in.
+      group: the group whose ranks reduce them.
+    Returns:
+      Positions of the dense ones, one list per fragment, in the order they become ready.
+    Raises:
+      ValueError: the strategy by index reaches beyond the gradients.
+    """
+    dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
+    ready = sorted(dense, key=readiness_of(gradients))
+    strategy = groups.of_this_process().strategies.of(group)
+    if strategy.last_indices is not None:
+        _LOG.info(
+            "Gradients of group %s in the order of set_split_strategy_by_idx: %s",
+            group,
+            ", ".join(f"{index} {names[position]}" for index, position in enumerate(ready)),
+        )
+    cut = strategy.cut([_static_bytes(gradients[position]) for position in ready])
+    return [[ready[index] for index in fragment] for fragment in cut]
+
+
+def readiness_of(gradients):
+    """A sort key for positions: the order in which the backward pass delivers the gradients.
+
+    In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
+    down; executed eagerly, the reverse of the variables' order.
+    """
+    if tf.executing_eagerly():
+        return lambda position: -position
+    made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
+    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
+    return lambda position: (made.get(ops[position], len(made)), position)
+
+
+def when_ready(gradients: Sequence) -> list:
+    """The gradients as transfers take them: themselves, or, with `hcom_parallel=False`, once all of them exist.
+
+    The option is that of the run the graph being built belongs to; unknown, as in eager execution, it is on.
+
+    Args:
+      gradients: dense or sparse gradients, or None.
+    Returns:
+      List in the same order, of the same values.
+    """
+    of_graph.built_with("hcom_parallel", _overlaps_backward_pass())
+    if _overlaps_backward_pass():
+        return list(gradients)
+    with tf.control_dependencies([values_of(grad) for grad in gradients if grad is not None]):
+        return [grad if grad is None else map_values(grad, tf.identity) for grad in gradients]
+
+
+def _overlaps_backward_pass():
+    options = of_graph.options_of_graph()
+    return options is None or options.hcom_parallel
+
+
+def _static_bytes(tensor):
+    """Bytes of a tensor by its static shape; 0 for an unknown shape."""
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+def _description(grad, variable):
+    """What other ranks must have alike in one gradient."""
+    shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
+    if grad is None:
+        return Gradient(variable.name, shape, "no gradient", "")
+    kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
+    return Gradient(variable.name, shape, kind, grad.dtype.name)
+
+
+def _with_dtype(grad, dtype):
+    return map_values(grad, lambda values: tf.cast(values, dtype))

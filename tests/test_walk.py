@@ -1,0 +1,118 @@
+"""The functions that docs/architecture.md lists for one step exist, and each calls those listed below it."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import sys
+
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from tests.training import in_graph
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+MOST_FILES = 15
+
+
+def walk():
+    """The list as (name, position of its caller in the list or None), in order."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    section = page.partition("### Function by function\n")[2].partition("\n## ")[0]
+    items, open_items = [], []
+    for indent, name in re.findall(r"^( *)- `([\w.]+)`", section, re.MULTILINE):
+        del open_items[len(indent) // 2 :]
+        items.append((name, open_items[-1] if open_items else None))
+        open_items.append(len(items) - 1)
+    return items
+
+
+def source_of(name):
+    """The file of a function, and its definition there."""
+    parts = name.split(".")
+    depth = next(end for end in range(len(parts), 0, -1) if path_of(parts[:end]).exists())
+    node = ast.parse(path_of(parts[:depth]).read_text())
+    for part in parts[depth:]:
+        node = next(child for child in node.body if getattr(child, "name", None) == part)
+    assert isinstance(node, ast.FunctionDef), name
+    return path_of(parts[:depth]), node
+
+
+def path_of(parts):
+    return REPOSITORY.joinpath("npu_bridge", *parts).with_suffix(".py")
+
+
+def lines_that_name(node, name):
+    """Where a function calls another one, or hands it on to be called."""
+    called = name.split(".")[-2] if name.endswith(".__init__") else name.split(".")[-1]
+    names = {(part.lineno, getattr(part, "id", getattr(part, "attr", None))) for part in ast.walk(node) if is_use(part)}
+    return sorted(line for line, found in names if found == called)
+
+
+def is_use(node):
+    return isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+
+
+def test_each_function_calls_those_below_it_in_the_order_of_the_list():
+    items = walk()
+    assert len(items) > 30
+    reached = {}  # caller to the line of its latest call that the list has
+    for name, caller in items:
+        source_of(name)
+        if caller is not None:
+            path, node = source_of(items[caller][0])
+            lines = [line for line in lines_that_name(node, name) if line >= reached.get(caller, 0)]
+            assert lines, f"{items[caller][0]} ({path}:{node.lineno}) does not call {name} at that place"
+            reached[caller] = lines[0]
+
+
+def test_a_gradient_visits_few_files():
+    assert len({source_of(name)[0] for name, _ in walk()}) <= MOST_FILES
+
+
+@in_graph
+def calls_in_a_step():
+    """On a rank: which functions of the list run while which others do, as a step is built."""
+    functions = {}
+    for name, _ in walk():
+        path, node = source_of(name)
+        functions[str(path), min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])] = name
+    running, calls = [], set()
+
+    def watch(frame, event, argument):
+        name = functions.get((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+        if name is not None and event == "call":
+            calls.update((caller, name) for caller in [None, *running])
+            running.append(name)
+        elif name is not None and event == "return":
+            running.pop()
+
+    kernel = tf.compat.v1.get_variable("kernel", [8, 4], use_resource=True)
+    loss = tf.reduce_sum(kernel**2)
+    sys.setprofile(watch)
+    try:
+        manager = ExponentialUpdateLossScaleManager(2.0**10, 5)
+        optimizer = NPUOptimizer(
+            tf.compat.v1.train.AdamOptimizer(),
+            manager,
+            is_distributed=True,
+            is_loss_scale=True,
+            is_tailing_optimization=True,
+        )
+        optimizer.apply_gradients(optimizer.compute_gradients(loss))
+    finally:
+        sys.setprofile(None)
+    return collective.current().size, calls
+
+
+@pytest.mark.ranks(2)
+def test_a_real_step_takes_this_way(on_ranks):
+    items = walk()
+    for size, calls in on_ranks(2, calls_in_a_step):
+        assert size == 2
+        listed = [(None if caller is None else items[caller][0], name) for name, caller in items]
+        assert not [call for call in listed if call not in calls]
