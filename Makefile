@@ -49,8 +49,8 @@ format: venv  ## rewrite the files the way `make lint` wants them
 	@$(bin)/ruff format .
 
 docs: venv  ## the pages as a site in out/site, with search and the reference; needs no network
-	@$(bin)/mkdocs build --strict --quiet
-	@echo "out/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+	@echo "out/site/index.html; with search: $(bin)/python -m http.server -d out/site"
 
 dist: venv  ## wheel and sdist in dist/ (HOME_PAGE=https://... is where the links of their README lead)
 	@HOME_PAGE="$(HOME_PAGE)" $(bin)/python -c \

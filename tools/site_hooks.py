@@ -45,6 +45,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Lets the links of a page lead to where pages are on the site."""
     here = page.file.src_uri
+    if here == "options.md":
+        page.meta["hide"] = ["navigation", "toc"]  # its tables are as wide as a page
     if here.startswith("reference/"):
         return markdown
     prefix = f"{OUTSIDE}/"
