@@ -26,6 +26,8 @@ NPURunConfig(save_checkpoints_steps="often")  # wrong: "int | None"
 NPURunConfig(dump_config=ProfilingConfig())  # wrong: "DumpConfig | None"
 DumpConfig(enable_dump="yes")  # wrong: "bool"
 FixedLossScaleManager()  # wrong: loss_scale
+hccl.create_group("pair", 2, [0, 1])
+hccl.create_group("pair", 2, "01")  # wrong: "list[int]"
 hccl.get_rank_id() + "1"  # wrong: int
 """
 
