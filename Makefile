@@ -49,7 +49,7 @@ format: venv  ## rewrite the files the way `make lint` wants them
 	@$(bin)/ruff format .
 
 docs: venv  ## the pages as a site in out/site, with search and the reference; needs no network
-	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict  # --quiet would keep warnings from being counted
 	@echo "out/site/index.html; with search: $(bin)/python -m http.server -d out/site"
 
 dist: venv  ## wheel and sdist in dist/ (HOME_PAGE=https://... is where the links of their README lead)

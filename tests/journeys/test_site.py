@@ -18,10 +18,13 @@ pytest.importorskip("mkdocstrings", reason="the tools of the site are not instal
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Built strictly: a warning (a broken link or anchor, a page that is nowhere) is an error."""
+    """Built strictly: a warning (a broken link or anchor, a page that is nowhere) is an error.
+
+    Not with --quiet, which keeps warnings from being counted.
+    """
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
