@@ -8,13 +8,14 @@ CONFIG  ?= configs/bert_tiny.toml
 ARGS    ?=
 WORKERS ?= 2
 PYTHON  ?=
+HOME_PAGE ?=
 
 bin := .venv/bin
 # One rank alone needs no distributed optimizer.
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train train test test-hosts explore lint format bench clean distclean
+.PHONY: help venv venv-for-train train test test-hosts explore lint docs dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -38,19 +39,29 @@ test-hosts: venv  ## jobs over two hosts that are network namespaces with a link
 explore: venv  ## the property tests with new examples each time
 	@HYPOTHESIS_PROFILE=explore $(bin)/python -m pytest -m "not hosts" $$(grep -rl '^@given' tests) $(ARGS)
 
-lint: venv  ## ruff: rules and formatting
+lint: venv  ## ruff: rules and formatting; mypy: types of what scripts import
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
+	@$(bin)/python tools/check_types.py
 
 format: venv  ## rewrite the files the way `make lint` wants them
 	@$(bin)/ruff check --fix-only --quiet .
 	@$(bin)/ruff format .
 
+docs: venv  ## the pages as a site in out/site, with search and the reference; needs no network
+	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict  # --quiet would keep warnings from being counted
+	@echo "out/site/index.html; with search: $(bin)/python -m http.server -d out/site"
+
+dist: venv  ## wheel and sdist in dist/ (HOME_PAGE=https://... is where the links of their README lead)
+	@HOME_PAGE="$(HOME_PAGE)" $(bin)/python -c \
+	  'from setuptools import build_meta as build; build.build_sdist("dist"); build.build_wheel("dist")' >/dev/null
+	@ls dist/*
+
 bench: venv  ## every benchmark in benchmarks/
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python "$$script" $(ARGS); done
 
 clean:  ## remove what builds and tests leave behind; .venv and out/ stay
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## `make clean`, and .venv too

@@ -5,6 +5,8 @@ Everything works before and after a session exists; the first call that needs th
 
 from __future__ import annotations
 
+from typing import Any
+
 from npu_bridge import collective
 from npu_bridge.collective import groups
 from npu_bridge.collective.groups import WORLD
@@ -22,7 +24,7 @@ __all__ = [
 ]
 
 
-def create_group(group, rank_num, rank_ids):
+def create_group(group: str, rank_num: int, rank_ids: list[int]) -> None:
     """Makes a group of ranks that holds this process.
 
     Every rank of the job takes part at the same time: with a group of its own, or through `create_group_of_others`.
@@ -52,7 +54,7 @@ def create_group(group, rank_num, rank_ids):
     groups.of_this_process().create(group, rank_ids, collective.current())
 
 
-def create_group_of_others():
+def create_group_of_others() -> None:
     """Takes part in a `create_group` of other ranks, on a rank that is in none of the groups made.
 
     Raises:
@@ -62,7 +64,7 @@ def create_group_of_others():
     groups.of_this_process().create_elsewhere(collective.current())
 
 
-def destroy_group(group):
+def destroy_group(group: str) -> None:
     """Forgets a group of this process and its split strategy; the name may be used again.
 
     Raises:
@@ -71,7 +73,7 @@ def destroy_group(group):
     groups.of_this_process().destroy(group)
 
 
-def get_rank_size(group=WORLD) -> int:
+def get_rank_size(group: str = WORLD) -> int:
     """The number of ranks in the group.
 
     Args:
@@ -82,22 +84,22 @@ def get_rank_size(group=WORLD) -> int:
     return groups.find(group, "hccl.get_rank_size").size
 
 
-def get_rank_id(group=WORLD) -> int:
+def get_rank_id(group: str = WORLD) -> int:
     """This process's rank in the group, from 0; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_rank_id").rank
 
 
-def get_local_rank_size(group=WORLD) -> int:
+def get_local_rank_size(group: str = WORLD) -> int:
     """The number of ranks of the group on this machine; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_local_rank_size").local_size
 
 
-def get_local_rank_id(group=WORLD) -> int:
+def get_local_rank_id(group: str = WORLD) -> int:
     """This process's rank among those on this machine, from 0; arguments and errors as `get_rank_size`."""
     return groups.find(group, "hccl.get_local_rank_id").local_rank
 
 
-def get_world_rank_from_group_rank(group, group_rank_id) -> int:
+def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
     """The rank in the job of a rank of a group.
 
     Args:
@@ -117,7 +119,7 @@ def get_world_rank_from_group_rank(group, group_rank_id) -> int:
     return members[group_rank_id]
 
 
-def get_group_rank_from_world_rank(world_rank_id, group) -> int:
+def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
     """The rank in a group of a rank of the job. The arguments are the other way round than in its counterpart.
 
     Args:
@@ -137,9 +139,9 @@ def get_group_rank_from_world_rank(world_rank_id, group) -> int:
     return members.index(world_rank_id)
 
 
-def _is_count(value):
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _error(function, problem, expected, got):
+def _error(function: str, problem: str, expected: str, got: Any) -> ValueError:
     return ValueError(f"hccl.{function}: {problem}. Expected {expected}; got {got!r}. Correct the argument.")

@@ -22,7 +22,7 @@ _DOCUMENTED_FRAGMENTS = 8
 _TOLERANCE = 1e-6
 
 
-def set_split_strategy_by_idx(idxList, group=WORLD):  # noqa: N803 - the documented name
+def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  # noqa: N803 - the documented name
     """Splits by the position of gradients, in the order they become ready (which is logged at INFO).
 
     Args:
@@ -45,7 +45,7 @@ def set_split_strategy_by_idx(idxList, group=WORLD):  # noqa: N803 - the documen
         _warn_ignored(where, group, idxList)
 
 
-def set_split_strategy_by_size(dataSizeList, group=WORLD):  # noqa: N803 - the documented name
+def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str = WORLD) -> None:  # noqa: N803 - the documented name
     """Splits by shares of the gradients' bytes.
 
     Args:

@@ -24,6 +24,7 @@ class _KerasFace:
     """
 
     rule_class: type = Rule
+    iterations: Any
 
     def _take_rule(self, arguments, groups):
         self.rule = self.rule_class(**arguments)
@@ -53,6 +54,9 @@ class _KerasFace:
     def _rate_of(self, treatment):
         """The rate that can be set, for variables whose group has none of its own."""
         return self._rate_of_now() if treatment.rule.learning_rate is self.rule.learning_rate else None
+
+    def _slots_by_name(self) -> dict:
+        raise NotImplementedError
 
     def get_states(self) -> dict:
         """The number of updates and the slots; see `states.get_states`."""
@@ -84,7 +88,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     ):
         base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
         self._take_rule(arguments, groups)
-        self._updated = []
+        self._updated: list[Any] = []
         super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
         self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
         self._is_fused = check_fused(self.rule_class.__name__, fused)
@@ -161,7 +165,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
             )
         base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
         self._take_rule(arguments, groups)
-        self._updated = []
+        self._updated: list[Any] = []
         super().__init__(name or self.rule_class.__name__, **base)
         self._set_hyper("learning_rate", self.rule.learning_rate)
 

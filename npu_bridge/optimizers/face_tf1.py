@@ -39,8 +39,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self.rule = self.rule_class(**arguments)
         self._groups = ParameterGroups(self.rule, groups)
         self._is_fused = check_fused(self.rule_class.__name__, fused)
-        self._pending = []
-        self._updated = []
+        self._pending: list[Pending] = []
+        self._updated: list[Any] = []
         self._lr = self.rule.learning_rate  # where TF 1 optimizers keep theirs, for whoever shows it
 
     @property

@@ -43,7 +43,7 @@ class ParameterGroups:
         self._owner = type(rule).__name__
         self.rule = rule
         self._groups = [self._read(number, group) for number, group in enumerate(groups or ())]
-        self._treatments = {}
+        self._treatments: dict[Treatment, Treatment] = {}
 
     def of(self, variable: Any) -> Treatment:
         """The treatment of a variable; equal ones are the same object."""

@@ -74,6 +74,10 @@ class Rule(abc.ABC):
     lowered by `learning_rate * weight_decay * parameter` besides. A rule may define more.
     """
 
+    learning_rate: Any
+    weight_decay: Any
+    decay: str
+    exclude_from_weight_decay: Any
     # False for a rule that looks at more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
     is_elementwise_or_norms = True
 
@@ -89,7 +93,8 @@ class Rule(abc.ABC):
     @classmethod
     def hyper_names(cls) -> list:
         """Names of the arguments that may be schedules."""
-        return [field.name for field in dataclasses.fields(cls) if field.metadata.get("is_hyper")]
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every rule is a dataclass
+        return [field.name for field in fields if field.metadata.get("is_hyper")]
 
     def is_on(self, name: str) -> bool:
         """False when a hyper-parameter is 0 for the whole run; a schedule may become anything, so it is on."""

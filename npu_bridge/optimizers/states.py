@@ -23,14 +23,14 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
       "step_counter", an int, and for each slot name a dictionary of arrays by variable name. Slots that another rank
       keeps are left out.
     """
-    variables = {_COUNT: count}
+    variables: dict[Any, Any] = {_COUNT: count}
     for name, own in slots.items():
         variables.update({(slot, name): variable for slot, variable in own.items() if _is_here(variable)})
     if tf.executing_eagerly():
         values = {key: variable.numpy() for key, variable in variables.items()}
     else:
         values = _session(session).run(variables)
-    states = {_COUNT: int(values.pop(_COUNT))}
+    states: dict[str, Any] = {_COUNT: int(values.pop(_COUNT))}
     for (slot, name), value in values.items():
         states.setdefault(slot, {})[name] = value
     return states
@@ -60,9 +60,8 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
                 raise ValueError(message(owner, "unknown state", "a slot of a variable", f"{slot} of {name}", mend))
             variable, value = known[slot, name], np.asarray(value)
             if not variable.shape.is_compatible_with(value.shape):
-                raise ValueError(
-                    message(owner, f"{slot} of {name} does not fit", variable.shape, value.shape, "Give its own.")
-                )
+                shapes = str(variable.shape), str(value.shape)
+                raise ValueError(message(owner, f"{slot} of {name} does not fit", *shapes, "Give its own."))
             chosen.append((variable, value))
     if tf.executing_eagerly():
         for variable, value in chosen:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from npu_bridge.options import environment
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, option_error, say_once, shown
+from npu_bridge.options.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.reading import check_helper
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
@@ -70,9 +70,23 @@ class DeclaredConfig:
             setattr(self, option.attribute, values[option.name])
 
     def __repr__(self) -> str:
-        options = self._option_table.of(self._declared_as)
-        shown_values = (f"{option.name}={getattr(self, option.attribute)!r}" for option in options)
-        return f"{self._declared_as}({', '.join(shown_values)})"
+        return written_out(self)
+
+
+def written_out(config: Any, **defaults: Any) -> str:
+    """The call that makes a config object, naming only what differs from the defaults.
+
+    Args:
+      config: an object of a class with `declared`.
+      **defaults: what a parameter is kept as when it is not given, where that is not the default of the table.
+    """
+    parts = []
+    for option in config._option_table.of(config._declared_as):
+        value = getattr(config, option.attribute)
+        if value != defaults.get(option.name, option.default):
+            text = repr(value)  # of several lines where it is a message of TensorFlow
+            parts.append(f"{option.name}={shortened(' '.join(text.split()), 240) if chr(10) in text else text}")
+    return f"{type(config).__name__}({', '.join(parts)})"
 
 
 def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:

@@ -35,6 +35,7 @@ class Kind:
     """Any value at all. Base of the other kinds."""
 
     session_field: str | None = None
+    choices: tuple[Any, ...] = ()
 
     @property
     def expected(self) -> str:

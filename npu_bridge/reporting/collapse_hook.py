@@ -53,7 +53,8 @@ class LossScaleCollapseHook(StepHook):
                 f"LossScaleCollapseHook: most_in_a_row is out of range. Expected at least 1; got {most_in_a_row}."
             )
         self._most_in_a_row = most_in_a_row
-        self._in_a_row, self._scale, self._feeds = 0, None, None
+        self._in_a_row, self._feeds = 0, None
+        self._scale: float | None = None
 
     def begin(self):
         """Looks up tensors; counting starts again."""

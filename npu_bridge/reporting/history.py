@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Callable, NamedTuple, Union
+from typing import IO, Any, Callable, NamedTuple, Union
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class History:
     def __init__(self, path: str, clock: Callable[[], float] = time.time):
         self.path = os.fspath(path)
         self._clock = clock
-        self._file = None
+        self._file: IO[str] | None = None
         self.entries: list[Entry] = list(_read(self.path))
 
     @property
@@ -160,7 +160,7 @@ def _from_line(line: str) -> Entry:
 
 def _to_line(entry: Entry) -> str:
     if isinstance(entry, SessionStart):
-        fields = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
+        fields: dict[str, Any] = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
     else:
         fields = {**entry._asdict(), "loss": _json(entry.loss), "loss_scale": _json(entry.loss_scale)}
     return json.dumps(fields) + "\n"

@@ -141,7 +141,7 @@ def _draw_loss(axis, curves: _Curves, last_loss: float | None):
 
 def _draw_scale(axis, curves: _Curves):
     points = [(x, row) for x, row in zip(curves.x, curves.rows) if row.loss_scale]
-    x, scales = [p[0] for p in points], [p[1].loss_scale for p in points]
+    x, scales = [p[0] for p in points], [row.loss_scale for row in curves.rows if row.loss_scale]
     axis.step(x, scales, where="mid", color=_SCALE, linewidth=1.8)
     axis.set_yscale("log", base=2)
     axis.set_ylabel("loss scale")

@@ -166,7 +166,7 @@ class ProgressHook(StepHook):
         self._output.show(
             format_progress(
                 Progress(
-                    step=self.step,
+                    step=self.step,  # type: ignore[arg-type]  # known once a run is marked
                     total_steps=self._total_steps,
                     loss=self.last_loss,
                     loss_scale=self.loss_scale,

@@ -61,7 +61,9 @@ def fresh_groups():
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: f"{function.__module__}.{function.__name__}")
 def test_signature(function):
-    parameters = inspect.signature(function).replace(return_annotation=inspect.Signature.empty)
+    signature = inspect.signature(function)
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    parameters = signature.replace(parameters=bare, return_annotation=signature.empty)
     assert str(parameters).replace(repr(WORLD), "W") == SIGNATURES[function]
 
 

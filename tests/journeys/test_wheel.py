@@ -1,18 +1,22 @@
-"""The wheel, as somebody else installs it: built, unpacked elsewhere and imported from there."""
+"""Sdist and wheel, as somebody else has them: the wheel is built from the sdist and imported from elsewhere."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("npu_bridge", "npu_device", "hccl")
+HOME_PAGE = "https://example.org/somebody/npu_bridge"
 
 
 def run(command, **options):
@@ -22,26 +26,64 @@ def run(command, **options):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built in a copy so that the checkout stays clean."""
-    source = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, source)
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "wheels")]
-    run([sys.executable, "-m", "pip", "wheel", *options, str(source)])
-    (built,) = (source / "wheels").glob("npu_bridge-*.whl")
+def sdist(tmp_path_factory):
+    """The sdist, unpacked; built in a copy so that the checkout stays clean."""
+    source = tmp_path_factory.mktemp("source") / "checkout"
+    passed_over = shutil.ignore_patterns(
+        ".git", ".*venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "out"
+    )
+    shutil.copytree(ROOT, source, ignore=passed_over)
+    command = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    run([sys.executable, "-c", command], cwd=source, env={**os.environ, "HOME_PAGE": HOME_PAGE})
+    (built,) = (source / "dist").glob("npu_bridge-*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(source.parent)
+    return source.parent / built.name[: -len(".tar.gz")]
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist):
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(sdist.parent)]
+    run([sys.executable, "-m", "pip", "wheel", *options, str(sdist)], env={**os.environ, "HOME_PAGE": ""})
+    (built,) = sdist.parent.glob("npu_bridge-*.whl")
     return built
 
 
-def test_wheel_holds_every_module(wheel):
+def described(metadata):
+    """The address of each link of the metadata, and the description."""
+    message = message_from_bytes(metadata)
+    links = dict(link.split(", ") for link in message.get_all("Project-URL", ()))
+    return links, message.get_payload(decode=True).decode()
+
+
+def test_wheel_holds_every_module_and_its_types(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    modules = {file.relative_to(ROOT).as_posix() for name in PACKAGES for file in (ROOT / name).rglob("*.py")}
+    modules = {file.relative_to(ROOT).as_posix() for name in PACKAGES for file in (ROOT / name).rglob("*.py*")}
+    modules = {name for name in modules if not name.endswith(".pyc")}
     assert modules - inside == set()
-    assert "npu_bridge/py.typed" in inside
+    assert {f"{name}/py.typed" for name in PACKAGES} | {"npu_bridge/estimator/npu/npu_config.pyi"} <= inside
     assert not any(name.startswith(("tests/", "examples/", "tools/")) for name in inside)
+
+
+def test_sdist_holds_what_tests_and_pages_need(sdist):
+    for name in ("Makefile", "mkdocs.yml", "setup.py", "docs/README.md", "tests/conftest.py", "tools/setup_env.sh"):
+        assert (sdist / name).is_file(), name
+
+
+def test_every_link_of_the_readme_works_on_a_package_index(sdist, wheel):
+    """It leads to the page of the repository that the builder has named; without one, there is no link to follow."""
+    links, text = described((sdist / "PKG-INFO").read_bytes())
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets and links["Source"] == HOME_PAGE
+    for target in [*targets, links["Documentation"], links["Changelog"]]:
+        assert target.startswith(f"{HOME_PAGE}/"), target
+        assert (ROOT / re.sub(r"^(blob|raw)/v[\d.]+/", "", target[len(HOME_PAGE) + 1 :]).partition("#")[0]).exists(), (
+            target
+        )
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    links, text = described(archive.read(metadata))
+    assert links == {} and re.findall(r"\]\(([^)\s]+)\)", text) == [] and "Attach hooks" in text
 
 
 def test_installed_wheel_imports_from_outside_the_checkout(wheel, tmp_path):

@@ -169,28 +169,33 @@ class NPURunConfig(tf.estimator.RunConfig):
         self._is_set_up = True
         precision.check_files(read_run_config(self))
 
+    def __repr__(self) -> str:
+        secs = self._save_checkpoints_secs
+        steps = construction.checkpoint_steps({"save_checkpoints_steps": None, "save_checkpoints_secs": secs})
+        return construction.written_out(self, save_checkpoints_steps=steps)
+
     @property
-    def save_checkpoints_steps(self):
+    def save_checkpoints_steps(self) -> int | None:
         """Steps between checkpoints; None on ranks above 0."""
         return self._save_checkpoints_steps if self._writes() else None
 
     @property
-    def save_checkpoints_secs(self):
+    def save_checkpoints_secs(self) -> float | None:
         """Seconds between checkpoints; None on ranks above 0."""
         return self._save_checkpoints_secs if self._writes() else None
 
     @property
-    def save_summary_steps(self):
+    def save_summary_steps(self) -> int | None:
         """Steps between summaries; 0 on ranks above 0."""
         return self._save_summary_steps if self._writes() else 0
 
     @property
-    def log_step_count_steps(self):
+    def log_step_count_steps(self) -> int | None:
         """Steps between log lines; None on ranks above 0."""
         return self._log_step_count_steps if self._writes() else None
 
     @property
-    def session_config(self):
+    def session_config(self) -> Any:
         """A copy of the session settings given, with an `NpuOptimizer` entry; None when none were given.
 
         An Estimator then takes its own default settings and asks again.
@@ -200,7 +205,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         return session_config_of(self)
 
     @property
-    def tf_random_seed(self):
+    def tf_random_seed(self) -> int | None:
         """Seed of every graph; a fixed number when `deterministic=1` needs one and none was given."""
         if not self.__dict__.get("_is_set_up"):
             return self._tf_random_seed

@@ -278,7 +278,9 @@ class DynamicAUGRU(DynamicGRUV2):
     Variables are called `dynamicaugru/...`. Arguments and errors are those of `DynamicGRUV2`.
     """
 
-    def call(self, x: tf.Tensor, weight_att: Any, seq_length: Any = None, init_h: Any = None) -> list[tf.Tensor]:
+    def call(  # type: ignore[override]  # the documented order of arguments
+        self, x: tf.Tensor, weight_att: Any, seq_length: Any = None, init_h: Any = None
+    ) -> list[tf.Tensor]:
         """Runs over all steps.
 
         Args:

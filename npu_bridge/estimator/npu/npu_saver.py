@@ -12,7 +12,7 @@ from npu_bridge.tf_internals.training import bulk_saver_builder
 __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
 
 
-class NPUBulkSaverBuilder(bulk_saver_builder()):
+class NPUBulkSaverBuilder(bulk_saver_builder()):  # type: ignore[misc]  # a class of TensorFlow, looked up
     """Builds the ops of a saver as TensorFlow does: all variables in one save op."""
 
 

@@ -7,7 +7,7 @@ scopes speak to a device this library does not drive; their arguments are checke
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
@@ -176,7 +176,7 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
 
 
 @contextlib.contextmanager
-def _marked(marks: dict[str, bool | int | str]) -> Iterator[None]:
+def _marked(marks: Mapping[str, bool | int | str]) -> Iterator[None]:
     """Inside, operators of the default graph get these attributes."""
     if tf.executing_eagerly():
         yield

@@ -62,7 +62,9 @@ def decorator_tf_session(func: Callable) -> Callable:
                 of_graph.publish(options, graph)
                 effects.prepare_graph(options, graph, is_of_one_run=False)
                 check_placement(options, graph)
-        if __init__.places_softly and isinstance(config, (tf.compat.v1.ConfigProto, type(None))):
+        if __init__.places_softly and isinstance(  # type: ignore[attr-defined]
+            config, (tf.compat.v1.ConfigProto, type(None))
+        ):
             config = effects.placed_softly(config, isinstance(self, tf.compat.v1.InteractiveSession))
         if config is not bound.arguments.get("config"):
             bound.arguments["config"] = config
@@ -75,7 +77,7 @@ def decorator_tf_session(func: Callable) -> Callable:
             effects.settle_session(self)
 
     setattr(__init__, _MARK, True)
-    __init__.places_softly = False
+    __init__.places_softly = False  # type: ignore[attr-defined]
     return __init__
 
 
@@ -87,7 +89,7 @@ def decorate_sessions(places_softly: bool = False) -> None:
     """
     for session_class in (tf.compat.v1.Session, tf.compat.v1.InteractiveSession):
         constructor = session_class.__init__
-        decorated = decorator_tf_session(constructor)
+        decorated: Any = decorator_tf_session(constructor)
         decorated.places_softly = decorated.places_softly or places_softly
         if decorated is not constructor:
             session_class.__init__ = decorated

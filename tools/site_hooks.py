@@ -1,0 +1,86 @@
+"""What `make docs` adds to docs/: pages that lie elsewhere in the repository, and the reference.
+
+Links between pages work in the repository, so a page of docs/ may lead to one beside it. Such pages (the README, those
+of the examples) become pages below project/ of the site, pictures and files they lead to as well, and links are changed
+to fit. A page of the reference shows the docstrings of the modules that mkdocs.yml lists for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import posixpath
+import re
+
+from mkdocs.structure.files import File
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+OUTSIDE = "project"
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+# Code, which is left as it is: fenced or inline.
+CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files, config):
+    """Adds the pages of the reference, and those to which docs/ and the navigation lead outside of docs/."""
+    for name, modules in config["extra"]["reference"].items():
+        title = name.replace("_", " ").capitalize() if name != "npu_device" else name
+        text = "\n\n".join([f"# {title}", *(f"::: {module}" for module in modules)])
+        files.append(File.generated(config, f"reference/{name}.md", content=text + "\n"))
+    waiting = [REPOSITORY / "docs" / file.src_uri for file in files.documentation_pages() if file.abs_src_path]
+    waiting += [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    seen = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        if (REPOSITORY / "docs") not in path.parents:
+            files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
+        if path.suffix == ".md":
+            waiting += [target for target, _ in map(_parted(path), _links(path.read_text(encoding="utf-8"))) if target]
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Lets the links of a page lead to where pages are on the site."""
+    here = page.file.src_uri
+    if here == "options.md":
+        page.meta["hide"] = ["navigation", "toc"]  # its tables are as wide as a page
+    if here.startswith("reference/"):
+        return markdown
+    prefix = f"{OUTSIDE}/"
+    path = REPOSITORY / here[len(prefix) :] if here.startswith(prefix) else REPOSITORY / "docs" / here
+    parted = _parted(path)
+
+    def moved(link: re.Match) -> str:
+        target, anchor = parted(link.group(2))
+        if target is None:
+            return link.group()
+        way = posixpath.relpath(site_path(target), posixpath.dirname(here) or ".")
+        return f"{link.group(1)}{way}{anchor}{link.group(3)}"
+
+    pieces = CODE.split(markdown)
+    return "".join(piece if number % 2 else LINK.sub(moved, piece) for number, piece in enumerate(pieces))
+
+
+def site_path(path: pathlib.Path) -> str:
+    """Where a file of the repository is on the site."""
+    inside = path.relative_to(REPOSITORY).as_posix()
+    return inside[len("docs/") :] if inside.startswith("docs/") else f"{OUTSIDE}/{inside}"
+
+
+def _links(text: str) -> list[str]:
+    return [target for _, target, _ in LINK.findall("".join(CODE.split(text)[::2]))]
+
+
+def _parted(page: pathlib.Path):
+    """A function from a link of a page to the file of the repository it leads to (None if to none), and its anchor."""
+
+    def parted(link: str):
+        name, hash_sign, anchor = link.partition("#")
+        if not name or re.match(r"[a-z]+:", link):
+            return None, ""
+        return pathlib.Path(os.path.normpath(page.parent / name)), hash_sign + anchor
+
+    return parted
