@@ -96,7 +96,7 @@ def test_a_file_wins_over_a_sub_command_of_the_same_name(tmp_path, monkeypatch, 
     def doctor():
         click.echo("the sub-command")
 
-    monkeypatch.setitem(cli.COMMANDS, "doctor", doctor)
+    monkeypatch.setattr("npu_bridge.launch.doctor.command.doctor", doctor)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         cli.main(["doctor"])

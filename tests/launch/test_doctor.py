@@ -8,10 +8,10 @@ import os
 import pytest
 from rich.console import Console
 
-from npu_bridge.launch.doctor_machine import machine_section
-from npu_bridge.launch.doctor_options import config_section, environment_section, rank_table_section
-from npu_bridge.launch.doctor_page import Page, Problem, Section, print_page
-from npu_bridge.launch.doctor_ranks import Trial, horovod_section
+from npu_bridge.launch.doctor.machine import machine_section
+from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
+from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
+from npu_bridge.launch.doctor.ranks import Trial, horovod_section
 from tests.launch.launching import ROOT, finish, needs_horovod, npu_run, start
 from tests.launch.test_hosts import clean_environment, write_table  # noqa: F401
 

@@ -10,8 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from npu_bridge.launch import job
-from npu_bridge.launch.hosts import Plan
+from npu_bridge.launch.job.hosts import Plan
 from tests.launch.launching import finish, is_alive, needs_horovod, npu_run, start, wait_for, write_script
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]

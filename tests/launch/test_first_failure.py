@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from npu_bridge.launch.first_failure import (
+from npu_bridge.launch.job.first_failure import (
     ECHO_GRACE_SECS,
     SETTLE_SECS,
     Ending,

@@ -11,7 +11,7 @@ import termios
 import pytest
 
 from npu_bridge.launch import cli
-from npu_bridge.launch.job import Outcome
+from npu_bridge.launch.job.supervisor import Outcome
 from tests.launch.launching import LIMIT_SECS, finish, needs_horovod, npu_run, start, wait_for, write_script
 from tests.launch.test_hosts import write_table
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from npu_bridge.launch import units
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.plan import plan
-from npu_bridge.launch.plan_page import format_secs
+from npu_bridge.launch.predict import units
+from npu_bridge.launch.predict.command import plan
+from npu_bridge.launch.predict.page import format_secs
 from tests.launch.launching import npu_run
 
 BASE = ["--params", "110M", "--bandwidth", "10Gbit", "--latency", "50us"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from npu_bridge.launch.rank_report import report_of
+from npu_bridge.launch.rank.report import report_of
 
 IN_GRAPH = """Graph execution error:
 

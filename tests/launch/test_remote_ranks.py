@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
+from npu_bridge.launch.remote.host import RemoteHost, RemoteRank
 from tests.launch.launching import (
     LIMIT_SECS,
     ROOT,
@@ -239,7 +239,7 @@ def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
         "environment": {"PYTHONPATH": str(ROOT)},
     }
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "npu_bridge.launch.host_keeper"],
+        [sys.executable, "-m", "npu_bridge.launch.remote.keeper"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
@@ -272,5 +272,5 @@ def test_times_of_another_clock_become_the_launchers():
 
 
 def test_the_keeper_needs_neither_tensorflow_nor_horovod(tmp_path):
-    code = "import sys, npu_bridge.launch.host_keeper; print({'tensorflow', 'horovod'} & set(sys.modules))"
+    code = "import sys, npu_bridge.launch.remote.keeper; print({'tensorflow', 'horovod'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=pathlib.Path(ROOT), text=True) == "set()\n"

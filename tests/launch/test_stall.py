@@ -10,12 +10,12 @@ import time
 import types
 
 import pytest
+from npu_bridge.launch.rank.hang_detector import Standstill
 
-from npu_bridge.launch.first_failure import Ending
-from npu_bridge.launch.job import _Job
-from npu_bridge.launch.rank_output import JointStream
-from npu_bridge.launch.stall import Place, Still, describe_stall, idle_since, waiting_since
-from npu_bridge.launch.standstill import Standstill
+from npu_bridge.launch.job.first_failure import Ending
+from npu_bridge.launch.job.hang import Place, Still, describe_stall, idle_since, waiting_since
+from npu_bridge.launch.job.output import JointStream
+from npu_bridge.launch.job.supervisor import _Job
 
 WAITS = Still(since=10.0, where="train.py:7 (session.run(step))", waits=True)
 SLEEPS = Still(since=5.0, where="train.py:3 (time.sleep(600))", waits=False)
@@ -239,7 +239,7 @@ def test_where_a_thread_is_without_waiting_for_it_to_stand_still():
 
 
 def test_processor_time_is_that_of_all_threads_but_horovods():
-    from npu_bridge.launch.processor_time import _named, processor_secs
+    from npu_bridge.launch.rank.processor_time import _named, processor_secs
 
     def compute(secs):
         end = time.thread_time() + secs

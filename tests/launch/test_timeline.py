@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.split import announce_split
+from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.timeline import Recording, take_recording
 from npu_bridge.options import environment
 from tests.launch.launching import needs_horovod, npu_run, write_script

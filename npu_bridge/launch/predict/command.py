@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import click
 
+from npu_bridge.collective.cost_model import Link, Training, predict
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
+from npu_bridge.launch.predict.page import as_facts, print_plan
+from npu_bridge.launch.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
 
 __all__ = ["plan"]
 
@@ -42,10 +43,6 @@ def plan(params, bandwidth, latency, ranks, compute_secs, from_summary, wire, te
     Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
     behind the numbers and how far they were right.
     """
-    # The model lives with the collectives, which bring TensorFlow with them; it has nothing to say here.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from npu_bridge.collective.cost_model import Link, Training, predict
-
     try:
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
@@ -66,8 +63,6 @@ def plan(params, bandwidth, latency, ranks, compute_secs, from_summary, wire, te
 
 
 def _show(predictions, training, link, as_json: bool, picture: str | None) -> None:
-    from npu_bridge.launch.plan_page import as_facts, print_plan
-
     if picture:
         _draw(predictions, training, picture)
     if as_json:

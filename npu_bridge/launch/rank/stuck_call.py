@@ -1,7 +1,7 @@
-"""Whether the script of a rank stands still, and where: a look at its main thread now and then.
+"""The call a rank's main thread is stuck in: the hang detector's eye inside the rank, which samples the thread's stack.
 
 Horovod 0.28 has a stall check, but over Gloo it never speaks: it goes through a list of ranks that only the MPI
-controller fills. So a rank watches itself. A call that has not returned between two looks is the same frame object at
+controller fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at
 the same instruction; a new call of the same function is another object, because the last one seen is kept alive.
 """
 
@@ -14,14 +14,14 @@ import sysconfig
 import types
 from typing import Any
 
-from npu_bridge.launch.processor_time import processor_secs
+from npu_bridge.launch.rank.processor_time import processor_secs
 from npu_bridge.tf_internals.names import INPUT_OF_ESTIMATOR
 
-__all__ = ["Standstill"]
+__all__ = ["MainThreadSampler"]
 
-# Shorter standstills are everyday life and not told to anybody.
+# Shorter calls are everyday life and not told to anybody.
 _NOTICE_SECS = 2.0
-# How often a standstill is looked at again, and which part of that time a rank must compute to count as busy: looking
+# How often a stuck thread is sampled again, and which part of that time a rank must compute to count as busy: sampling
 # costs a thousandth, a step of a training far more.
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
@@ -35,8 +35,8 @@ _CODE_CHARACTERS = 60
 _CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
 
 
-class Standstill:
-    """What one thread has been doing since it last moved.
+class MainThreadSampler:
+    """Finds out which call a thread is stuck in, and whether the process computes meanwhile.
 
     Args:
       thread: identifier of the thread, as in `threading.get_ident()`.
@@ -46,19 +46,19 @@ class Standstill:
         self._thread = thread
         self._frame: types.FrameType | None = None
         self._instruction = -1
-        self._since = self._busy_at = self._looked_at = 0.0
+        self._since = self._busy_at = self._sampled_at = 0.0
         self._processor_secs: float | None = None
         self._told: dict[str, Any] | None = None
 
-    def look(self, now: float) -> dict[str, Any] | None:
-        """Looks at the thread; to be called about once a second.
+    def sample(self, now: float) -> dict[str, Any] | None:
+        """Samples the thread; to be called about once a second.
 
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          News for the launcher: `{"still": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread has not
-          moved for a while and whenever that changes, `{"still": None}` when it moves again after that, None when there
-          is nothing new. `waits` says that it is inside TensorFlow or Horovod.
+          A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread has
+          not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again after
+          that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod.
         """
         frames = sys._current_frames()
         frame = frames.get(self._thread)
@@ -67,32 +67,31 @@ class Standstill:
         if frame is not self._frame or frame.f_lasti != self._instruction:
             was_told, self._told = self._told is not None, None
             self._frame, self._instruction, self._since = frame, frame.f_lasti, now
-            return {"still": None} if was_told else None
-        if now - (self._since if self._told is None else self._looked_at) < (
-            _NOTICE_SECS if self._told is None else _AGAIN_SECS
-        ):
+            return {"stuck": None} if was_told else None
+        began, enough_secs = (self._since, _NOTICE_SECS) if self._told is None else (self._sampled_at, _AGAIN_SECS)
+        if now - began < enough_secs:
             return None
-        still = {
+        stuck = {
             "since": self._since,
-            "where": _place(frame),
+            "where": _position(frame),
             "waits": str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNTIMES,
             "busy_at": self._last_busy(now),
             "pipeline": _pipeline(frames, self._thread),
         }
-        is_new, self._told = still != self._told, still
-        return {"still": still} if is_new else None
+        is_new, self._told = stuck != self._told, stuck
+        return {"stuck": stuck} if is_new else None
 
-    def place(self) -> dict[str, str]:
-        """Where the thread is now: `{"where", "pipeline"}`, as in `look`."""
+    def position(self) -> dict[str, str]:
+        """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""
         frames = sys._current_frames()
         frame = frames.get(self._thread)
-        where = "" if frame is None else _place(frame)
+        where = "" if frame is None else _position(frame)
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
 
     def _last_busy(self, now: float) -> float:
-        """When this process last computed in this standstill, as far as looks tell; its beginning when it has not."""
-        before, before_at = self._processor_secs, self._looked_at
-        self._processor_secs, self._looked_at = processor_secs(), now
+        """When this process last computed during this call, as far as samples tell; its beginning when it has not."""
+        before, before_at = self._processor_secs, self._sampled_at
+        self._processor_secs, self._sampled_at = processor_secs(), now
         if self._told is None:
             self._busy_at = self._since
         elif self._processor_secs is None or before is None:
@@ -102,7 +101,7 @@ class Standstill:
         return self._busy_at
 
 
-def _place(innermost: types.FrameType) -> str:
+def _position(innermost: types.FrameType) -> str:
     """File, line and text of the innermost line that is not of an installed package, if there is one."""
     frame = _own_frame(innermost) or innermost
     file, line = frame.f_code.co_filename, frame.f_lineno

@@ -1,8 +1,8 @@
-"""Which rank failed first: the rule, apart from the processes it is about.
+"""Which rank failed first, and the sentences about it: failures of a rank's own come before secondary failures.
 
-When one rank fails, the others fail too: their next collective raises because a peer is gone. Those errors
-are echoes. The rank to name is the first one that failed by itself; an echo is named only when nothing else
-turns up.
+When one rank fails, the others fail too: their next collective raises because a peer is gone. Those failures are
+secondary. The rank to name is the first one that failed by itself; a secondary failure is named only when nothing
+else turns up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 __all__ = [
-    "ECHO_GRACE_SECS",
+    "SECONDARY_GRACE_SECS",
     "SETTLE_SECS",
     "Ending",
     "describe",
@@ -23,8 +23,8 @@ __all__ = [
     "names_of",
 ]
 
-# How long to go on looking for the cause when so far only echoes were seen.
-ECHO_GRACE_SECS = 3.0
+# How long to go on looking for the cause when so far only secondary failures were seen.
+SECONDARY_GRACE_SECS = 3.0
 # How long to wait for a failure that happened earlier but is noticed later than the one just seen.
 SETTLE_SECS = 0.3
 # A death by signal is noticed when the process is collected, an exception is dated when it is raised: an
@@ -45,7 +45,7 @@ class Ending(NamedTuple):
       signal_number: the signal that killed it, or None.
       summary: the last line of its exception, or "" when it reported none.
       trace: its traceback, or its last output when it could not report.
-      is_echo: the failure only says that another rank is gone.
+      is_secondary: the failure only says that another rank is gone.
       tensor: the op its exception is about, or "".
       is_unfinished: the process is gone with exit code 0, and its script had not come to its end.
       loss: why nobody knows how it ended: its host cannot be reached any more. "" when it is known.
@@ -57,7 +57,7 @@ class Ending(NamedTuple):
     signal_number: int | None = None
     summary: str = ""
     trace: str = ""
-    is_echo: bool = False
+    is_secondary: bool = False
     tensor: str = ""
     loss: str = ""
     is_unfinished: bool = False
@@ -80,7 +80,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
         return False
     if not _is_secondary(cause):
         return now >= cause.when + SETTLE_SECS
-    return now >= min(ending.when for ending in endings if ending.exit_code != 0) + ECHO_GRACE_SECS
+    return now >= min(ending.when for ending in endings if ending.exit_code != 0) + SECONDARY_GRACE_SECS
 
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
@@ -90,7 +90,7 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     if _is_secondary(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
         text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
-    elif cause.is_echo and len(endings) < size:
+    elif cause.is_secondary and len(endings) < size:
         silent = sorted(set(range(size)) - {ending.rank for ending in endings})
         text += f" Rank {', '.join(map(str, silent))} did not answer: look at what it was doing."
     elif "Mismatched" in cause.summary:
@@ -125,7 +125,7 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
     ranks_by_words: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.rank != cause.rank and ending.exit_code != 0:
-            if ending.is_echo:
+            if ending.is_secondary:
                 # The rest of such a sentence guesses at what the last line knows.
                 reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")
                 where = f" (in {ending.tensor})" if dot and ending.tensor else ""
@@ -145,7 +145,7 @@ def _shortened(text: str) -> str:
 
 def _is_secondary(ending: Ending) -> bool:
     # Gloo may abort a process whose peer is gone.
-    return ending.is_echo or ending.signal_number == signal.SIGABRT
+    return ending.is_secondary or ending.signal_number == signal.SIGABRT
 
 
 def _happened(ending: Ending) -> float:

@@ -1,4 +1,4 @@
-"""The doctor's page: sections of rows, then problems; tables on a terminal, aligned text everywhere else."""
+"""The page of `npu-run doctor`: sections of rows, then problems with what to do about them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from npu_bridge.launch.table import print_table
 
 __all__ = ["Page", "Problem", "Section", "print_page"]
 
@@ -64,9 +64,8 @@ class Page:
 
 def print_page(page: Page, console: Console) -> None:
     """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise."""
-    show = _show_table if console.is_terminal else _show_text
     for section in page.sections:
-        show(section, console)
+        print_table(section.rows, console, section.title)
     words = {True: "problem", False: "note"}
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
         style = "red" if problem.is_fatal else "yellow"
@@ -74,19 +73,3 @@ def print_page(page: Page, console: Console) -> None:
         if problem.mend:
             console.print(Text(f"  mend: {problem.mend}"), soft_wrap=True)
     console.print(Text(page.verdict, style="bold"), soft_wrap=True)
-
-
-def _show_table(section: Section, console: Console) -> None:
-    table = Table(title=section.title, title_justify="left", box=box.SIMPLE, show_header=False, title_style="bold")
-    for _ in section.rows[0]:
-        table.add_column(overflow="fold")
-    for row in section.rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-
-
-def _show_text(section: Section, console: Console) -> None:
-    widths = [max(map(len, column)) for column in zip(*section.rows)]
-    lines = [section.title]
-    lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in section.rows]
-    console.print(Text("\n".join([*lines, ""])), soft_wrap=True)

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from npu_bridge.launch.doctor_page import Problem, Section
-from npu_bridge.launch.hosts import is_this_machine
+from npu_bridge.launch.doctor.page import Problem, Section
+from npu_bridge.launch.job.hosts import is_this_machine
 from npu_bridge.options import OPTIONS, environment, read_run_config
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table

@@ -1,4 +1,4 @@
-"""Ranks on another host: the launcher's end of the connection to the host's keeper."""
+"""The launcher's end of the ssh connection to another host, and of the processes of ranks there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.first_failure import Ending
-from npu_bridge.launch.host_keeper import LIFE_SIGN_SECS
-from npu_bridge.launch.rank_log import RankLog
-from npu_bridge.launch.rank_output import JointStream
-from npu_bridge.launch.watched_rank import WatchedRank
+from npu_bridge.launch.job.output import JointStream
+from npu_bridge.launch.job.watched_rank import WatchedRank
+from npu_bridge.launch.remote.keeper import LIFE_SIGN_SECS
 from npu_bridge.options import environment
 
-__all__ = ["SILENCE_SECS", "RemoteHost", "RemoteRank"]
+__all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
 
 # How long a host may be silent before it counts as lost. Longer than a network's hiccup and than TCP takes to find back
 # after one; shorter than the 30 s after which Gloo gives up, so that the host is named and not the rank that waits.
@@ -31,8 +29,6 @@ SILENCE_SECS = 20.0
 _START_SECS = 90.0
 _CHUNK_BYTES = 65536
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]
-# How ssh itself ends when the connection fails; a lost rank ends with it.
-_LOST_EXIT_CODE = 255
 _CLOSE_SECS = 5.0
 # Names that speak of the launcher's machine or terminal.
 _OWN = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
@@ -46,16 +42,22 @@ class RemoteHost:
       host: its name, for ssh.
       errors: where goes what ssh itself has to say.
       silence_secs: how long either end waits for a sign of life of the other.
+    Attributes:
+      codes: exit codes of the ranks that have ended.
+      stopped: ranks whose process was stopped at the last sign of life.
+      loss: why the connection is lost; "" while it is not.
+      heard_at: when something has last come through it, in seconds on the monotonic clock.
     Raises:
       LaunchError: there is no ssh here.
     """
 
     def __init__(self, host: str, errors: JointStream, silence_secs: float = SILENCE_SECS):
         self.host = host
+        self.codes: dict[int, int] = {}
         self.stopped: list[int] = []
         self.loss = ""
         self.heard_at = time.monotonic()
-        self._ranks: dict[int, RemoteRank] = {}
+        self._ranks: dict[int, WatchedRank] = {}
         self._errors = errors
         self._last_error = ""
         self._silence_secs = silence_secs
@@ -79,7 +81,7 @@ class RemoteHost:
 
     def start(
         self,
-        ranks: Sequence[RemoteRank],
+        ranks: Sequence[WatchedRank],
         variables: Sequence[Mapping[str, str]],
         script: str,
         arguments: Sequence[str],
@@ -177,74 +179,60 @@ class RemoteHost:
             if "stopped" in event:
                 self.stopped = event["stopped"]
             elif "code" in event:
-                self._ranks[event["rank"]].code = event["code"]
-            elif event["channel"] == "link":
-                self._ranks[event["rank"]].hear(event["text"].encode("latin-1"), self.heard_at - event["now"])
+                self.codes[event["rank"]] = event["code"]
             else:
-                self._ranks[event["rank"]].feed(event["channel"], event["text"].encode("latin-1"))
+                lead_secs = self.heard_at - event["now"]
+                self._ranks[event["rank"]].take(event["channel"], event["text"].encode("latin-1"), lead_secs)
 
 
-class RemoteRank(WatchedRank):
-    """A rank that the keeper of a host runs; behaves as `RankProcess` does.
+class RemoteProcess:
+    """The process of a rank that the keeper of a host runs; used as `RankProcess` is.
 
-    Args:
-      rank: its number.
-      host: where it runs.
-      streams: the launcher's standard output and error, by the names "stdout" and "stderr".
-      log: takes all it prints, as well.
+    Its output is read from the connection to the host, for all ranks of the host at once.
     """
 
-    def __init__(self, rank: int, host: RemoteHost, streams: dict[str, JointStream], log: RankLog | None = None):
-        super().__init__(rank, log)
-        self.code: int | None = None
+    def __init__(self, rank: int, host: RemoteHost):
+        self._rank = rank
         self._host = host
-        for name, joint in streams.items():
-            self.open_output(name, joint)
-
-    @property
-    def is_running(self) -> bool:
-        return self.ending is None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process was stopped by a signal at the last sign of life of its host."""
-        return self.rank in self._host.stopped
+        """Whether it was stopped by a signal at the last sign of life of its host."""
+        return self._rank in self._host.stopped
 
-    def files(self) -> list[int]:
-        """None of its own: they are those of its host."""
-        return []
+    @property
+    def loss(self) -> str:
+        """Why nobody knows how it has ended; "" while the host answers."""
+        return self._host.loss
 
-    def poll(self) -> Ending | None:
-        """How the rank ended, once it has; a failure it has reported counts before the process is gone."""
-        self.release()
+    @property
+    def heard_at(self) -> float:
+        return self._host.heard_at
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that has killed it); None while it runs, as far as it is known."""
         self._host.look()
-        if self.ending is None and self.code is not None:
-            self.ending = self.describe_end(self.code)
-        elif self.ending is None and self._host.loss:
-            self.ending = Ending(self.rank, self._host.heard_at, _LOST_EXIT_CODE, loss=self._host.loss)
-        return self.ending or self.reported_ending()
+        return self._host.codes.get(self._rank)
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the rank and to every process it started and that has not left its session."""
-        self._host.tell(signal=number, rank=self.rank)
+        self._host.tell(signal=number, rank=self._rank)
 
     def leave_horovod(self) -> None:
         """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
-        self._host.tell(leave=self.rank)
+        self._host.tell(leave=self._rank)
 
-    def drain(self) -> None:
-        """Passes on what is left of its output."""
-        self.finish_output()
+    def drain(self, *channels: str) -> None:
+        """Does nothing: the keeper passes on all output of a rank before its exit code."""
 
     def close(self) -> None:
-        """Gives back what is open; the rank must have ended."""
-        self.close_log()
+        """Does nothing: the connection is closed once for all ranks of the host."""
 
 
 def _keeper_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    keeper = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.host_keeper"
+    keeper = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.remote.keeper"
     return f"cd {shlex.quote(os.getcwd())} && {keeper}"
 
 

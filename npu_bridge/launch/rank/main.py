@@ -1,4 +1,4 @@
-"""What every rank executes: `python -m npu_bridge.launch.rank_main [--link FD] [--devices N,N,...] script.py args...`.
+"""What every rank executes: `python -m npu_bridge.launch.rank.main [--link FD] [--devices N,N,...] script.py args...`.
 
 Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
 as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
@@ -16,11 +16,10 @@ import sys
 import types
 from typing import Any
 
-from npu_bridge.launch.rank_link import RankLink
-from npu_bridge.launch.rank_report import report_of, script_frames
-from npu_bridge.launch.session_watch import record_sessions
+from npu_bridge.launch.rank.link import RankLink
+from npu_bridge.launch.rank.report import report_of, script_frames
 from npu_bridge.launch.source_choice import SourceChoice, take_choice
-from npu_bridge.launch.timeline import take_recording
+from npu_bridge.launch.timeline import record_sessions, take_recording
 from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
 
 __all__ = ["main"]
@@ -61,7 +60,7 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:
         facts = _report(link, error, arguments[0], 1)
         # That another rank is gone is said by the launcher, which knows why, and in one line.
-        if link is None or not facts["echo"] or sys.excepthook is not sys.__excepthook__:
+        if link is None or not facts["secondary"] or sys.excepthook is not sys.__excepthook__:
             _show(error, arguments[0])
         sys.exit(1)
     finally:

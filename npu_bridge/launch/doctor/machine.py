@@ -10,7 +10,7 @@ import sys
 
 from npu_bridge import __version__
 from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features, usable_cores
-from npu_bridge.launch.doctor_page import Problem, Section
+from npu_bridge.launch.doctor.page import Problem, Section
 
 __all__ = ["installed_version", "machine_section", "versions_section"]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from npu_bridge._install import INSTALL_HOROVOD
-from npu_bridge.launch.doctor_page import Problem, Section
-from npu_bridge.launch.doctor_trial import MARK
+from npu_bridge.launch.doctor.page import Problem, Section
+from npu_bridge.launch.doctor.trial import MARK
 
 __all__ = ["Trial", "horovod_section", "run_trial"]
 
 _INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
-_SCRIPT = "from npu_bridge.launch.doctor_trial import main\n\nmain()\n"
+_SCRIPT = "from npu_bridge.launch.doctor.trial import main\n\nmain()\n"
 # What says which rank a process is; the trial must not inherit it.
 _PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_ID", "ASCEND_DEVICE_ID")
 _HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")

@@ -1,16 +1,15 @@
-"""What `npu-run plan` prints: a table on a terminal, aligned text everywhere else, or facts for JSON."""
+"""The predictions of `npu-run plan` as a table for people and as facts for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from npu_bridge.collective.cost_model import Link, Prediction, Training
+from npu_bridge.launch.table import print_table
 
 __all__ = ["as_facts", "format_secs", "print_plan"]
 
@@ -44,14 +43,7 @@ def print_plan(
     """Prints one row per number of ranks, and what they rest on."""
     console = console or Console(highlight=False)
     rows = [_row(prediction, training) for prediction in predictions]
-    if console.is_terminal:
-        console.print(_table(rows))
-    else:
-        widths = [max(map(len, column)) for column in zip(_HEADINGS, *rows)]
-        for row in (_HEADINGS, *rows):
-            cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths)]
-            console.print(Text("  ".join([*cells, row[-1]])), soft_wrap=True)
-        console.print()
+    print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
     console.print(Text(_foot(predictions, training, link)), soft_wrap=True)
 
 
@@ -82,15 +74,6 @@ def _shares(prediction: Prediction) -> str:
 def _efficiency(prediction: Prediction, training: Training) -> float:
     """Work done in a second, beside ranks that need not talk to each other."""
     return training.compute_secs / prediction.step_secs if prediction.step_secs else 1.0
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading == _HEADINGS[-1] else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> str:

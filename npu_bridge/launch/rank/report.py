@@ -1,4 +1,4 @@
-"""What a rank tells the launcher about the exception that ends it."""
+"""The report of a rank about the exception that ends it: summary, traceback, and whether it is a secondary failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUMMARY_CHARACTERS = 1_000
 # Where an import of a script of TensorFlow 1 goes, and where it may end.
 _BEHIND_IMPORTS = tuple(os.path.join("npu_bridge", "tf1", name) for name in ("imports.py", "faces.py"))
 # How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
-_ECHOES = (
+_SECONDARY = (
     "HorovodInternalError",
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -42,7 +42,7 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
       code: exit code the rank will end with.
     Returns:
       `when` on the monotonic clock, `code`, `summary` of one line, `tensor` (the op TensorFlow names, or ""), `trace`
-      without frames above the script, and `echo`: whether the error only says that another rank is gone.
+      without frames above the script, and `secondary`: whether the error only says that another rank is gone.
     """
     summary, tensor = _summary(error)
     return {
@@ -53,7 +53,7 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
         "trace": "".join(traceback.format_exception(type(error), error, script_frames(error, script)))[
             -_TRACE_CHARACTERS:
         ],
-        "echo": _is_echo(error),
+        "secondary": _is_secondary(error),
     }
 
 
@@ -113,14 +113,14 @@ def _reason_in_function(lines: list[str]) -> str:
     return lines[0].strip()
 
 
-def _is_echo(error: BaseException) -> bool:
+def _is_secondary(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone, itself or anywhere among its causes."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
         seen.append(cause)
         names = " ".join(base.__name__ for base in type(cause).__mro__)
-        if any(echo in f"{names} {cause}" for echo in _ECHOES):
+        if any(words in f"{names} {cause}" for words in _SECONDARY):
             return True
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from npu_bridge.collective.measured_split import VARIABLE, Speeds
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 
@@ -19,10 +20,6 @@ def announce_split(path: str) -> None:
     Raises:
       LaunchError: the file cannot be read, or holds no speeds.
     """
-    # Speeds live with the collectives, which bring TensorFlow with them; it has nothing to say here.
-    with environment.temporarily(lambda: {"TF_CPP_MIN_LOG_LEVEL": "2"}):
-        from npu_bridge.collective.measured_split import VARIABLE, Speeds
-
     try:
         speeds = Speeds.of_facts(json.loads(Path(path).read_text(encoding="utf-8"))["speeds"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -14,10 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
-from npu_bridge.launch.first_failure import (
-    ECHO_GRACE_SECS,
+from npu_bridge._key_value_server import KeyValueServer
+from npu_bridge.launch.job.first_failure import (
+    SECONDARY_GRACE_SECS,
     Ending,
     describe,
     describe_survivors,
@@ -25,29 +26,18 @@ from npu_bridge.launch.first_failure import (
     first_failure,
     is_decided,
 )
-from npu_bridge.launch.horovod_slots import Places, Slot, open_slots
-from npu_bridge.launch.hosts import Plan
-from npu_bridge.launch.rank_environment import rank_defaults
-from npu_bridge.launch.rank_log import RankLog
-from npu_bridge.launch.rank_output import JointStream
-from npu_bridge.launch.rank_process import RankProcess, rank_command
-from npu_bridge.launch.remote_host import RemoteHost, RemoteRank
-from npu_bridge.launch.stall import (
-    DEFAULT_STALL_SECS,
-    STALL_EXIT_CODE,
-    WARN_SECS,
-    Still,
-    describe_stall,
-    idle_since,
-    waiting_since,
-)
+from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
+from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.output import JointStream, RankLog
+from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
+from npu_bridge.launch.job.slots import Slot, open_slots
+from npu_bridge.launch.job.watched_rank import WatchedRank
+from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
 
 __all__ = ["STOP_SECS", "Outcome", "run_ranks"]
 
 # How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
-# How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
-_STOPPED_SECS = 20.0
 _TICK_SECS = 0.05
 _KILL_TICK_SECS = 0.001
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -59,15 +49,12 @@ class Outcome(NamedTuple):
 
     Attributes:
       exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
-        signal), 124 after a standstill, or 128 + signal number when the launcher was told to stop.
+        signal), 124 after a hang, or 128 + signal number when the launcher was told to stop.
       has_failed: it ended by itself, and not well.
     """
 
     exit_code: int
     has_failed: bool
-
-
-_Rank = Union[RankProcess, RemoteRank]
 
 
 def run_ranks(
@@ -91,19 +78,17 @@ def run_ranks(
     Raises:
       LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
     """
-    streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
-    job = _Job(stall_secs, streams["stderr"])
-    with open_slots(plan) as places, job.heeding_signals():
-        slots = places.slots
-        job.places = places
+    job = _Job(stall_secs)
+    with open_slots(plan) as (slots, server), job.heeding_signals():
         try:
-            logs = [_open_log(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots]
+            job.server = server
+            logs = [
+                log_dir and RankLog(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots
+            ]
             for host in dict.fromkeys(slot.host for slot in slots):
                 own = [slot for slot in slots if slot.host == host]
-                if host:
-                    _start_there(host, own, script, arguments, plan, streams, logs, job)
-                else:
-                    _start_here(own, script, arguments, plan, streams, logs, job)
+                start = functools.partial(job.start_there, host) if host else job.start_here
+                start(own, script, arguments, plan, logs)
             return job.run()
         except BrokenPipeError:
             # Nobody reads our output any more; nothing may be written at exit either.
@@ -113,51 +98,39 @@ def run_ranks(
             job.close()
 
 
-def _open_log(log_dir: str | None, rank: int, title: str) -> RankLog | None:
-    return RankLog(log_dir, rank, title) if log_dir is not None else None
-
-
-def _start_here(slots: Sequence[Slot], script, arguments, plan, streams, logs, job: _Job) -> None:
-    """Starts ranks of this machine."""
-    environment = {**rank_defaults(len(slots)), **os.environ}
-    command = functools.partial(rank_command, script, arguments, plan.devices)
-    for slot in slots:
-        variables = {**environment, **slot.variables}
-        job.add(RankProcess(slot.rank, command, variables, streams, logs[slot.rank]))
-
-
-def _start_there(host: str, slots: Sequence[Slot], script, arguments, plan, streams, logs, job: _Job) -> None:
-    """Starts the ranks of another host."""
-    connection = RemoteHost(host, streams["stderr"])
-    job.add_host(connection)
-    ranks = [RemoteRank(slot.rank, connection, streams, logs[slot.rank]) for slot in slots]
-    for rank in ranks:
-        job.add(rank)
-    peer = next((other for other in plan.slots if other != host), host)
-    connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
-
-
 class _Job:
     """The running ranks and the one loop that watches them."""
 
-    def __init__(self, stall_secs: float | None, errors: JointStream):
-        self.places = Places([], None)
-        self._stall_secs = stall_secs
-        self._errors = errors
-        self._warned_of = 0.0
-        self._stops: dict[int, float] = {}
-        self._ranks: list[_Rank] = []
+    def __init__(self, stall_secs: float | None):
+        self.server: KeyValueServer | None = None
+        self._streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
+        self._hang_detector = HangDetector(stall_secs, self._say)
+        self._ranks: list[WatchedRank] = []
         self._hosts: list[RemoteHost] = []
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
 
-    def add(self, rank: _Rank) -> None:
-        self._ranks.append(rank)
-        self._watch(rank)
+    def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
+        """Starts ranks of this machine."""
+        defaults = {**rank_defaults(len(slots)), **os.environ}
+        command = functools.partial(rank_command, script, arguments, plan.devices)
+        for slot in slots:
+            rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
+            rank.process = RankProcess(command, {**defaults, **slot.variables}, rank.take, rank.open_channel)
+            self._ranks.append(rank)
+            self._watch(rank.process)
 
-    def add_host(self, host: RemoteHost) -> None:
-        self._hosts.append(host)
-        self._watch(host)
+    def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
+        """Starts the ranks of another host."""
+        connection = RemoteHost(host, self._streams["stderr"])
+        self._hosts.append(connection)
+        self._watch(connection)
+        ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
+        for rank in ranks:
+            rank.process = RemoteProcess(rank.rank, connection)
+        self._ranks += ranks
+        peer = next((other for other in plan.slots if other != host), host)
+        connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
@@ -174,7 +147,7 @@ class _Job:
                 signal.signal(number, before[number])
 
     def run(self) -> Outcome:
-        """Watches until all ranks have ended by themselves, one has failed, none moves or a signal came."""
+        """Watches until all ranks have ended by themselves, one has failed, they hang or a signal came."""
         while not self._signals:
             endings = self._turn()
             if is_decided(endings, time.monotonic()):
@@ -183,8 +156,8 @@ class _Job:
                 self._drain()
                 self._say_who_was_refused()
                 return Outcome(0, has_failed=False)
-            if not first_failure(endings) and self._is_stalled(endings):
-                return Outcome(self._end_stalled(), has_failed=True)
+            if len(self._ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
+                return Outcome(self._end_hung(), has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
@@ -205,73 +178,51 @@ class _Job:
         if all(rank.ending and rank.ending.exit_code == 0 for rank in self._ranks):
             return
         for rank in self._ranks:
-            rank.send_signal(signal.SIGKILL)
+            rank.process.send_signal(signal.SIGKILL)
         while any(rank.is_running for rank in self._ranks):
             # What they still say is passed on as long as somebody reads it.
             with contextlib.suppress(BrokenPipeError):
                 self._turn(_KILL_TICK_SECS)
 
-    def _watch(self, source: _Rank | RemoteHost) -> None:
+    def _watch(self, source: RankProcess | RemoteHost) -> None:
         for file in source.files():
             self._selector.register(file, selectors.EVENT_READ, source)
 
     def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
         """Waits a moment for something to read, passes it on, and looks who has ended."""
         for key, _ in self._selector.select(tick_secs):
-            if not key.data.read(key.fd):
-                self._selector.unregister(key.fd)
-        return [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+            key.data.read(key.fd)
+        endings = [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+        unregister_closed(self._selector)
+        return endings
 
-    def _is_stalled(self, endings: list[Ending]) -> bool:
-        """Whether ranks wait for each other for too long, or in vain; without a limit a long wait is told, once."""
-        stills = self._stills()
-        since = waiting_since(stills)
-        if since is None or len(self._ranks) == 1:
-            return False
-        now = time.monotonic()
-        if not self._stall_secs and now - since >= WARN_SECS and since != self._warned_of:
-            self._warned_of = since
-            text = describe_stall(stills, endings, self._stopped(), now - since)
-            until = "" if self._stall_secs == 0 else f" until every rank has been idle for {DEFAULT_STALL_SECS:.0f} s"
-            self._say(f"{text} The job goes on{until}; --stall-secs N would end it.")
-        if self._stall_secs is None:
-            idle = idle_since(stills, self._stopped())
-            is_over = idle is not None and now - idle >= DEFAULT_STALL_SECS
-        else:
-            is_over = self._stall_secs > 0 and now - since >= self._stall_secs
-        return is_over or self._waits_for_stopped(stills)
+    def _is_hung(self, endings: list[Ending]) -> bool:
+        return self._hang_detector.is_hung(self._stuck_calls(), self._stopped(), endings, time.monotonic())
 
-    def _waits_for_stopped(self, stills: dict[int, Still | None]) -> bool:
-        """Whether a rank that waits has nobody to wait for: another one's process has long been stopped."""
-        now, stopped = time.monotonic(), self._stopped()
-        self._stops = {rank: self._stops.get(rank, now) for rank in stopped}
-        waiting = {rank for rank, still in stills.items() if still is not None and still.waits}
-        return bool(waiting.difference(stopped)) and any(now - when >= _STOPPED_SECS for when in self._stops.values())
-
-    def _end_stalled(self) -> int:
+    def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""
-        stills, stopped = self._stills(), self._stopped()
-        secs = time.monotonic() - (waiting_since(stills) or 0.0)
+        calls, stopped = self._stuck_calls(), self._stopped()
+        secs = time.monotonic() - (waiting_since(calls) or 0.0)
         for rank in self._ranks:
-            rank.leave_horovod()
-        waiting = {rank for rank, still in stills.items() if still is None or still.waits}
+            rank.process.leave_horovod()
+        waiting = {rank for rank, call in calls.items() if call is None or call.waits}
         # Horovod cannot be shut down past a stopped process.
-        limit = time.monotonic() + (0.0 if stopped else ECHO_GRACE_SECS)
+        limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
         endings = self._turn()
         while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
             endings = self._turn()
         self._stop(signal.SIGTERM)
-        places = {rank.rank: rank.place for rank in self._ranks}
-        text = describe_stall(stills, endings, stopped, secs, places)
+        positions = {rank.rank: rank.position for rank in self._ranks}
+        text = describe_hang(calls, endings, stopped, secs, positions)
         self._say_who_was_refused()
         self._say(f"{text} All ranks were stopped.")
-        return STALL_EXIT_CODE
+        return HANG_EXIT_CODE
 
-    def _stills(self) -> dict[int, Still | None]:
-        return {rank.rank: rank.still for rank in self._ranks if rank.is_running}
+    def _stuck_calls(self) -> dict[int, StuckCall | None]:
+        return {rank.rank: rank.stuck for rank in self._ranks if rank.is_running}
 
     def _stopped(self) -> list[int]:
-        return [rank.rank for rank in self._ranks if rank.is_running and rank.is_stopped]
+        return [rank.rank for rank in self._ranks if rank.is_running and rank.process.is_stopped]
 
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
@@ -287,7 +238,7 @@ class _Job:
         already = len(self._signals)
         for rank in self._ranks:
             if rank.is_running:
-                rank.send_signal(number)
+                rank.process.send_signal(number)
         limit = time.monotonic() + STOP_SECS
         # A second signal from the user cuts the waiting short.
         while any(rank.is_running for rank in self._ranks) and len(self._signals) == already:
@@ -313,13 +264,13 @@ class _Job:
         return exit_code_of(cause)
 
     def _say_who_was_refused(self) -> None:
-        count = self.places.refused
+        count = self.server.refused if self.server is not None else 0
         if count:
             self._say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
 
     def _say(self, text: str) -> None:
         """On a line of its own, also when a rank was stopped in the middle of one."""
-        self._errors.write_line(f"npu-run: {text}".encode(errors="replace"))
+        self._streams["stderr"].write_line(f"npu-run: {text}".encode(errors="replace"))
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)

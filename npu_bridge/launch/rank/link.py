@@ -1,7 +1,7 @@
-"""A rank's end of the link: one end of a socket pair whose other end only the launcher holds.
+"""A rank's end of the link to the launcher: a socket pair through which it reports how it goes and how it ends.
 
-Through it the rank reports, as lines of JSON, where it stands still and which exception ends it. The launcher may ask
-it to leave Horovod; and when the launcher dies, however it dies, the link closes and the rank ends itself.
+Reports are lines of JSON: the call it is stuck in, and which exception ends it. The launcher may ask it to leave
+Horovod; and when the launcher dies, however it dies, the link closes and the rank ends itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import threading
 import time
 from typing import Any
 
-from npu_bridge.launch.processor_time import name_horovods_threads
-from npu_bridge.launch.standstill import Standstill
+from npu_bridge.launch.rank.processor_time import name_horovods_threads
+from npu_bridge.launch.rank.stuck_call import MainThreadSampler
 
 __all__ = ["RankLink"]
 
-_LOOK_SECS = 0.5
+_SAMPLE_SECS = 0.5
 
 
 class RankLink:
@@ -34,7 +34,7 @@ class RankLink:
     def __init__(self, file: int):
         self._file = file
         self._process = os.getpid()
-        self._standstill = Standstill(threading.main_thread().ident or 0)
+        self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
         os.set_inheritable(file, False)
         name_horovods_threads()
         threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
@@ -57,12 +57,12 @@ class RankLink:
 
     def _attend(self) -> None:
         while True:
-            if select.select([self._file], [], [], _LOOK_SECS)[0]:
+            if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
                 if not self._is_asked():
                     _end_this_rank()
-                self.send({"place": self._standstill.place()})
+                self.send({"position": self._sampler.position()})
                 _leave_horovod()
-            news = self._standstill.look(time.monotonic())
+            news = self._sampler.sample(time.monotonic())
             if news is not None:
                 self.send(news)
 

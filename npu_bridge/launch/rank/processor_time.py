@@ -1,4 +1,4 @@
-"""How much a rank computes while it stands still: the processor time of its threads, without those of Horovod.
+"""Processor time of a rank's own threads, those of Horovod apart, to tell a rank that computes from one that waits.
 
 A rank that waits in a collective uses a twentieth of a core all the same, because Horovod's own threads look for work
 all the time. They can be told apart by a name: a thread gives its name to the threads it starts.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import types
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -23,7 +22,16 @@ _NAME = "horovod"
 
 def name_horovods_threads() -> None:
     """Lets the threads that Horovod starts have a name of their own; to be called before Horovod is imported."""
-    after_import(BASICS_MODULE, _change)
+
+    def naming_threads(init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def init_with_named_threads(*arguments: Any, **settings: Any) -> Any:
+            with _named():
+                return init(*arguments, **settings)
+
+        return init_with_named_threads
+
+    after_import(BASICS_MODULE, lambda module: change_init(module, naming_threads))
 
 
 def processor_secs() -> float | None:
@@ -40,19 +48,6 @@ def processor_secs() -> float | None:
     except (OSError, ValueError):
         return None
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _change(module: types.ModuleType) -> None:
-    change_init(module, _with_name)
-
-
-def _with_name(start: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(start)
-    def started(*arguments: Any, **settings: Any) -> Any:
-        with _named():
-            return start(*arguments, **settings)
-
-    return started
 
 
 @contextlib.contextmanager
