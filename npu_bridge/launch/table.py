@@ -38,9 +38,9 @@ def print_table(
     widths = [max(map(len, column)) for column in zip(*lines)]
     if title:
         console.print(Text(title), soft_wrap=True)
+    indent = "  " if title else ""
     for line in lines:
-        cells = [
-            cell.rjust(width) if n < right else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths))
-        ]
-        console.print(Text(("  " if title else "") + "  ".join(cells).rstrip()), soft_wrap=True)
+        cells = [cell.rjust(width) for cell, width in zip(line[:right], widths)]
+        cells += [cell.ljust(width) for cell, width in zip(line[right:], widths[right:])]
+        console.print(Text(indent + "  ".join(cells).rstrip()), soft_wrap=True)
     console.print()

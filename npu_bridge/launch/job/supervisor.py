@@ -82,9 +82,8 @@ def run_ranks(
     with open_slots(plan) as (slots, server), job.heeding_signals():
         try:
             job.server = server
-            logs = [
-                log_dir and RankLog(log_dir, slot.rank, f"rank {slot.rank} of {plan.size}: {script}") for slot in slots
-            ]
+            titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
+            logs = [None if log_dir is None else RankLog(log_dir, rank, title) for rank, title in enumerate(titles)]
             for host in dict.fromkeys(slot.host for slot in slots):
                 own = [slot for slot in slots if slot.host == host]
                 start = functools.partial(job.start_there, host) if host else job.start_here

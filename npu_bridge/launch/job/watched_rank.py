@@ -128,7 +128,7 @@ class WatchedRank:
             self._log.close()
 
     def open_channel(self, name: str) -> tuple[int, int] | None:
-        """For `RankProcess`: pipes; rank 0 keeps a terminal, so that its progress bars can be bars, or gets a copy of it."""
+        """For `RankProcess`: a pipe. Rank 0 keeps a terminal, so that progress bars are bars; when logged, a copy."""
         stream = getattr(sys, name)
         if self.rank > 0 or not stream.isatty():
             return os.pipe()

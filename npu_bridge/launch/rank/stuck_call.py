@@ -56,9 +56,9 @@ class MainThreadSampler:
         Args:
           now: seconds on the monotonic clock.
         Returns:
-          A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread has
-          not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again after
-          that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod.
+          A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread
+          has not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again
+          after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod.
         """
         frames = sys._current_frames()
         frame = frames.get(self._thread)
