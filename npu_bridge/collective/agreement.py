@@ -124,7 +124,7 @@ class Agreements:
     def check(
         self, plan: Any, rank: int, size: int, members: Sequence[int] | None = None, patience_secs: float = 0.0
     ) -> None:
-        """Compares a plan with what other ranks have posted, and posts it; does nothing where there is no key-value store.
+        """Compares a plan with what other ranks have posted, and posts it; does nothing where there is no store.
 
         Three requests to the job's own server, on rank 0 one more for every other rank.
 
