@@ -31,8 +31,8 @@ def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
-# For jobs that hang or in which several ranks fail, with which `npu-run` waits for events in place of seconds: ranks are
-# taken for hung only once a script has made the file "hanging", and those that may yet name a cause are waited for.
+# For jobs that hang or in which several ranks fail: `npu-run` waits for events in place of seconds. Ranks are taken for
+# hung only once a script has made the file "hanging", and those that may yet name a cause are waited for.
 PATIENT = """
 import os
 from npu_bridge.launch.job import first_failure, hang, supervisor
