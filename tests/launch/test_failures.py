@@ -125,8 +125,11 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
         hvd.init()
         pathlib.Path(f"pid.{hvd.rank()}").write_text(str(os.getpid()))
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            different = hvd.allreduce(tf.zeros([2 + hvd.rank()]), name="grad_one", op=hvd.Sum)
-            same = hvd.allreduce(tf.zeros([2]), name="grad_two", op=hvd.Sum)
+            # No constants: TensorFlow would take their sums out of the graph.
+            one, two = tf.compat.v1.get_variable("one", [2 + hvd.rank()]), tf.compat.v1.get_variable("two", [2])
+            different = hvd.allreduce(one, name="grad_one", op=hvd.Sum)
+            same = hvd.allreduce(two, name="grad_two", op=hvd.Sum)
+            session.run(tf.compat.v1.global_variables_initializer())
             session.run(same)
             try:
                 session.run(different)
@@ -169,7 +172,7 @@ def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_no
             work = lambda matrix: (tf.matmul(matrix, square) / 100.0,)
             (busy,) = tf.while_loop(lambda matrix: tf.timestamp() < end, work, [square], parallel_iterations=1)
             together = hvd.allreduce(tf.reduce_mean(busy), op=hvd.Sum, name="together")
-            apart = hvd.allreduce(tf.ones([]), op=hvd.Sum, name=f"apart_{hvd.rank()}")
+            apart = hvd.allreduce(tf.reduce_mean(busy) + 1.0, op=hvd.Sum, name=f"apart_{hvd.rank()}")
             pathlib.Path("hanging").touch()
             assert session.run(together) == 2.0
             print("computed", flush=True)

@@ -29,9 +29,12 @@ class RankLink:
 
     Args:
       file: descriptor of this rank's end.
+    Attributes:
+      has_left_horovod: the launcher has asked for that, because the job hangs; failures from then on are secondary.
     """
 
     def __init__(self, file: int):
+        self.has_left_horovod = False
         self._file = file
         self._process = os.getpid()
         self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
@@ -61,6 +64,7 @@ class RankLink:
                 if not self._is_asked():
                     _end_this_rank()
                 self.send({"position": self._sampler.position()})
+                self.has_left_horovod = True
                 _leave_horovod()
             news = self._sampler.sample(time.monotonic())
             if news is not None:

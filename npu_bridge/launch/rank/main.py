@@ -98,6 +98,8 @@ def _report(link: RankLink | None, error: BaseException, script: str, code: int)
     """Tells the launcher, before anything else can go wrong, how this rank ends and when; gives what was told."""
     facts = report_of(error, script, code)
     if link is not None:
+        # A rank that comes to a collective after that finds Horovod not initialized.
+        facts["secondary"] |= link.has_left_horovod
         link.send({"ending": facts})
     return facts
 
