@@ -172,7 +172,9 @@ def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_no
             work = lambda matrix: (tf.matmul(matrix, square) / 100.0,)
             (busy,) = tf.while_loop(lambda matrix: tf.timestamp() < end, work, [square], parallel_iterations=1)
             together = hvd.allreduce(tf.reduce_mean(busy), op=hvd.Sum, name="together")
-            apart = hvd.allreduce(tf.reduce_mean(busy) + 1.0, op=hvd.Sum, name=f"apart_{hvd.rank()}")
+            weight = tf.compat.v1.get_variable("weight", [])  # the sum of a constant would be taken out of the graph
+            apart = hvd.allreduce(weight, op=hvd.Sum, name=f"apart_{hvd.rank()}")
+            session.run(weight.initializer)
             pathlib.Path("hanging").touch()
             assert session.run(together) == 2.0
             print("computed", flush=True)
