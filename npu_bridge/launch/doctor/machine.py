@@ -1,4 +1,4 @@
-"""What the doctor finds without starting anything: versions and the machine."""
+"""The doctor's sections about installed versions and about this machine: cores, processor features, memory, GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says about environment variables, a configuration file and a rank table."""
+"""The doctor's sections about environment variables, a configuration file and a rank table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's trial: real ranks that really sum a tensor, with a time limit."""
+"""The doctor's section about ranks: starts one and two of them, which all-reduce a tensor, with a time limit."""
 
 from __future__ import annotations
 

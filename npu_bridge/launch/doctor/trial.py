@@ -1,4 +1,4 @@
-"""What the doctor runs on 1 and on 2 ranks: imports everything and really sums a tensor.
+"""The script that the doctor runs on 1 and on 2 ranks: imports everything and all-reduces a tensor.
 
 Rank 0 prints each fact as soon as it is known, so that the facts before a crash or a hang are not lost.
 """

@@ -1,4 +1,4 @@
-"""Runs a script on N ranks, here and on other hosts, and ends them all when one fails.
+"""Supervises a job: runs a script on N ranks, here and on other hosts, and ends them all when one fails.
 
 One thread does everything: it waits for output, reports and deaths, passes output on, and decides. A rank
 that fails takes the job with it; the last thing printed is that rank's traceback and one line that names it.

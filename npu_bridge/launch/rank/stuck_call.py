@@ -1,4 +1,4 @@
-"""The call a rank's main thread is stuck in: the hang detector's eye inside the rank, which samples the thread's stack.
+"""Samples the stack of a rank's main thread: which call it is stuck in, where in the script, and if it waits for ranks.
 
 Horovod 0.28 has a stall check, but over Gloo it never speaks: it goes through a list of ranks that only the MPI
 controller fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at
