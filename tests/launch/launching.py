@@ -71,6 +71,16 @@ def start(
     )
 
 
+def read_until(process: subprocess.Popen, end: str) -> str:
+    """What a running `npu-run` prints, up to a text; no more is taken from what `finish` gives."""
+    output = b""
+    while not output.endswith(end.encode()):
+        byte = os.read(process.stdout.fileno(), 1)
+        assert byte, output
+        output += byte
+    return output.decode()
+
+
 def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[int, str]:
     """Waits for the end; gives exit code and output (stdout and stderr as they came)."""
     try:

@@ -17,6 +17,7 @@ from tests.launch.launching import (
     is_alive,
     needs_horovod,
     npu_run,
+    read_until,
     start,
     wait_for,
     write_script,
@@ -83,13 +84,10 @@ def healthy(tmp_path_factory):
         """,
     )
     process = start("-np", "3", "train.py", cwd=folder)
-    early = []
-    while "half-way\n" not in early:
-        early.append(process.stdout.readline())
-        assert early[-1], early
+    early = read_until(process, "\nhalf-way\n")
     (folder / "seen").touch()
     code, output = finish(process)
-    return SimpleNamespace(folder=folder, code=code, lines=[*"".join(early).splitlines(), *output.splitlines()])
+    return SimpleNamespace(folder=folder, code=code, lines=(early + output).splitlines())
 
 
 def test_every_rank_gets_its_variables_and_a_share_of_the_cores(healthy):
@@ -129,23 +127,25 @@ def test_the_last_line_is_one_of_its_own_when_a_rank_is_stopped_in_the_middle_of
     write_script(
         tmp_path,
         """
-        import os, pathlib, sys, time
+        import os, sys, time
         if os.environ["RANK_ID"] == "0":
             print("half of a li", end="", file=sys.stderr, flush=True)
-            pathlib.Path("said").touch()
             time.sleep(600)
-        while not pathlib.Path("said").exists():
+        while not os.path.exists("seen"):
             time.sleep(0.01)
         def fail():
             raise ValueError("bad batch")
         fail()
         """,
     )
-    code, output = npu_run("-np", "2", "train.py", cwd=tmp_path)
+    process = start("-np", "2", "train.py", cwd=tmp_path)
+    assert read_until(process, "li") == "npu-run: starting 2 ranks of train.py\nhalf of a li"
+    (tmp_path / "seen").touch()
+    code, output = finish(process)
     assert code == 1
-    first, *_, cause, last = output.splitlines()
-    assert first == "half of a li"
-    assert "line 10, in fail" in output[output.rindex("npu-run: traceback of rank 1:") :]
+    rest, *_, cause, last = output.splitlines()
+    assert rest == ""
+    assert "line 9, in fail" in output[output.rindex("npu-run: traceback of rank 1:") :]
     assert cause == "ValueError: bad batch"
     assert last.startswith("npu-run: rank 1 of 2 ended with ValueError: bad batch; exit code 1.")
 

@@ -14,6 +14,7 @@ import sysconfig
 import types
 from typing import Any
 
+import npu_bridge
 from npu_bridge.launch.rank.processor_time import processor_secs
 from npu_bridge.tf_internals.names import INPUT_OF_ESTIMATOR
 
@@ -27,7 +28,7 @@ _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
 # What is no line of the script: installed packages, and this one wherever it is.
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(npu_bridge.__file__)
 _INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
