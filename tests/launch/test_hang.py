@@ -140,14 +140,17 @@ def running(work, *arguments):
         thread.join()
 
 
-def sampled_once_stuck(thread, line):
-    """A sampler of a thread that has told a call, once the thread has come to a line; the clock shows 102."""
-    while True:  # the thread may still be on its way there
+def sampled_twice(thread, line, later, meanwhile=lambda: None):
+    """Samples a thread that is stuck in a line: the sampler, what it first told at 102, and its news at a later time."""
+    while True:
         sampler = MainThreadSampler(thread.ident)
         first, second, told = (sampler.sample(now) for now in (100.0, 101.9, 102.0))
         if told and line in told["stuck"]["where"]:
-            assert first is None and second is None
-            return sampler, told["stuck"]
+            meanwhile()
+            news = sampler.sample(later)
+            if news is None or news["stuck"]:  # else the thread was still on its way there
+                assert first is None and second is None
+                return sampler, told["stuck"], news
 
 
 def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
@@ -159,11 +162,10 @@ def test_a_thread_that_does_not_return_is_told_once_and_again_when_it_moves():
 
     with running(work) as thread:
         try:
-            sampler, stuck = sampled_once_stuck(thread, "moved.wait")
+            sampler, stuck, news = sampled_twice(thread, "moved.wait", 500.0)
             assert stuck["since"] == 100.0 and not stuck["waits"]
             assert re.fullmatch(r"test_hang\.py:\d+ \(moved\.wait\(\)  # the line that is told\)", stuck["where"])
             # What other threads of this process compute meanwhile is all that may change.
-            news = sampler.sample(500.0)
             assert news is None or {**news["stuck"], "busy_at": 100.0} == {**stuck, "busy_at": 100.0}
             moved.set()
             news = sampler.sample(501.0)
@@ -209,11 +211,9 @@ def test_waiting_in_tensorflow_is_recognised_and_so_is_computing():
     lock.acquire()
     with running(module["call"], lock.acquire) as thread:
         try:
-            sampler, stuck = sampled_once_stuck(thread, "runtime.py")
+            _, stuck, news = sampled_twice(thread, "runtime.py", 105.0, meanwhile=lambda: compute(0.3))
             assert stuck["waits"] and stuck["busy_at"] == 100.0
-            with running(compute, 0.3):
-                pass
-            assert sampler.sample(105.0)["stuck"]["busy_at"] == 105.0
+            assert news["stuck"]["busy_at"] == 105.0
         finally:
             lock.release()
 

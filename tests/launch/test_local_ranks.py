@@ -67,9 +67,9 @@ def healthy(tmp_path_factory):
         with open(f"rank{rank}.json", "w") as file:
             json.dump({name: os.environ.get(name) for name in names}, file)
         for line in range(50):
-            print("line", line, "of", rank)
-            print("note", line, "of", rank, file=sys.stderr)
-        print("half-way")
+            sys.stdout.write(f"line {line} of {rank}\\n")  # in one piece: parts of lines are shown, too
+            sys.stderr.write(f"note {line} of {rank}\\n")
+        sys.stdout.write("half-way\\n")
         while not os.path.exists("seen"):
             time.sleep(0.02)
         child = os.fork()
@@ -77,7 +77,7 @@ def healthy(tmp_path_factory):
             sys.exit(3)
         _, status = os.waitpid(child, 0)
         time.sleep(0.5)  # longer than the launcher takes to be sure of a cause
-        print("the child ended with", os.waitstatus_to_exitcode(status))
+        sys.stdout.write(f"the child ended with {os.waitstatus_to_exitcode(status)}\\n")
         print("unfinished", end="", flush=True)
         if rank == "2":
             os._exit(0)  # that is to end well, too

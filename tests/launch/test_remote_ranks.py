@@ -100,7 +100,7 @@ def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ss
         import os, sys
         rank = os.environ["RANK_ID"]
         for line in range(2000):
-            print("line", line, "of", rank, "\\u00e4")
+            sys.stdout.write(f"line {line} of {rank} \\u00e4\\n")  # in one piece: parts of lines are shown, too
         sys.stderr.buffer.write(b"\\xff note of " + rank.encode() + b"\\n")
         print("devices", os.environ["DEVICE_ID"], os.environ["ASCEND_DEVICE_ID"])
         print("unfinished", end="")
