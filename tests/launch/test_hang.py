@@ -141,7 +141,7 @@ def running(work, *arguments):
 
 
 def sampled_twice(thread, line, later, meanwhile=lambda: None):
-    """Samples a thread that is stuck in a line: the sampler, what it first told at 102, and its news at a later time."""
+    """Samples a thread that is stuck in a line: the sampler, what it told at 102, and its news at a later time."""
     while True:
         sampler = MainThreadSampler(thread.ident)
         first, second, told = (sampler.sample(now) for now in (100.0, 101.9, 102.0))

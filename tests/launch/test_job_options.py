@@ -28,8 +28,8 @@ def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
         tmp_path,
         """
         import os, sys
-        print("word of", os.environ["RANK_ID"])
-        print("error of", os.environ["RANK_ID"], file=sys.stderr)
+        sys.stdout.write(f"word of {os.environ['RANK_ID']}\\n")  # in one piece: parts of lines are shown, too
+        sys.stderr.write(f"error of {os.environ['RANK_ID']}\\n")
         print("10 %\\r20 %\\r30 %", end="")
         """,
     )
@@ -90,9 +90,10 @@ def test_rank_table_of_this_machine_starts_its_ranks_on_its_devices(tmp_path):
     write_script(
         tmp_path,
         """
-        import os
+        import os, sys
         names = "RANK_ID RANK_SIZE DEVICE_ID ASCEND_DEVICE_ID".split()
-        print(*(os.environ[name] for name in names), os.path.basename(os.environ["RANK_TABLE_FILE"]))
+        seen = [*(os.environ[name] for name in names), os.path.basename(os.environ["RANK_TABLE_FILE"])]
+        sys.stdout.write(" ".join(seen) + "\\n")  # in one piece: parts of lines are shown, too
         """,
     )
     code, output = npu_run("--rank-table", "table.json", "train.py", "--rank-table", cwd=tmp_path, DEVICE_ID="3")

@@ -102,7 +102,7 @@ def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ss
         for line in range(2000):
             sys.stdout.write(f"line {line} of {rank} \\u00e4\\n")  # in one piece: parts of lines are shown, too
         sys.stderr.buffer.write(b"\\xff note of " + rank.encode() + b"\\n")
-        print("devices", os.environ["DEVICE_ID"], os.environ["ASCEND_DEVICE_ID"])
+        sys.stdout.write(f"devices {os.environ['DEVICE_ID']} {os.environ['ASCEND_DEVICE_ID']}\\n")
         print("unfinished", end="")
         """,
     )
