@@ -118,7 +118,7 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
     write_script(
         tmp_path,
         """
-        import os, pathlib, signal
+        import os, pathlib, signal, sys
         import horovod.tensorflow as hvd
         import tensorflow as tf
         from npu_bridge.launch.rank.report import report_of
@@ -135,7 +135,8 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
                 session.run(different)
             except tf.errors.OpError as error:
                 report = report_of(error, __file__, 1)
-                print(report["summary"], report["tensor"], report["secondary"])
+                # In one piece: parts of lines are shown, too.
+                sys.stdout.write(f"{report['summary']} {report['tensor']} {report['secondary']}\\n")
             session.run(same)
             if hvd.rank() == 1:
                 pathlib.Path("hanging").touch()

@@ -42,7 +42,8 @@ with tf.Session() as session:
         metadata = tf.RunMetadata()
         session.run(train, run_metadata=metadata)
         session.run(value)
-        print("step", step, "is recorded:", len(metadata.step_stats.dev_stats) > 0)
+        # In one piece: parts of lines are shown, too.
+        sys.stdout.write(f"step {step} is recorded: {len(metadata.step_stats.dev_stats) > 0}\\n")
 """
 
 ESTIMATOR = """
