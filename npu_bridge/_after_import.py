@@ -1,4 +1,4 @@
-"""Changing a module at the moment it is loaded, whoever loads it.
+"""Import hook that changes a module at the moment it is loaded, whoever loads it.
 
 A script may set variables before it imports TensorFlow or Horovod, so nobody must import them first.
 """

@@ -1,9 +1,9 @@
-"""The key-value server through which the ranks of a job find each other: open to the job, closed to strangers.
+"""Key-value server (Horovod's rendezvous server) that answers only requests which know the secret of the job.
 
 Horovod's C++ client sends plain HTTP without headers of ours, so nothing can sign its requests. What it does send is
 the text of the rendezvous address: it puts `http://<address>:<port>/<scope>/<key>` together, and an address of the form
 `10.0.0.1:4711/<secret>` makes the secret the first part of every path. So whoever has the rank's environment has the
-key, and everybody else gets no answer at all. `docs/security.md` says what that does and does not protect.
+secret, and everybody else gets no answer at all. `docs/security.md` says what that does and does not protect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 __all__ = ["KeyValueServer", "Location", "host_of", "secret_of"]
 
-# A request that has not come whole by then is refused, so a slow stranger holds a thread for this long and no longer.
+# A request that has not come whole by then is refused, so a slow client holds a thread for this long and no longer.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
 _HEAD_BYTES = 8192
 # What a rank posts is at most the plan of its gradients: 100 bytes for each variable.
@@ -146,7 +146,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._free.release()
 
     def handle_error(self, request, client_address):
-        """Whatever a stranger has sent to make the handler fail is not worth a line on somebody's terminal."""
+        """A request that makes the handler fail is refused, and not worth a line on somebody's terminal."""
         self.store.refuse()
 
 

@@ -42,7 +42,6 @@ def import_launcher() -> None:
     """Imports what the functions below need; raises whatever a broken installation raises."""
     from horovod.runner import gloo_run  # noqa: F401
     from horovod.runner.common.util import hosts  # noqa: F401
-    from horovod.runner.util import network  # noqa: F401
 
 
 def assigned_slots(hosts: str, size: int) -> list:
@@ -68,10 +67,3 @@ def variables_of_rank(slot: Any, address: str, port: int, interfaces: Sequence[s
     from horovod.runner import gloo_run
 
     return {**gloo_run.create_run_env_vars(address, list(interfaces), port), **gloo_run.create_slot_env_vars(slot)}
-
-
-def loopback_interfaces() -> list[str]:
-    """Network interfaces of this machine that have the address 127.0.0.1 (`network.get_local_intfs`, Horovod 0.28)."""
-    from horovod.runner.util import network
-
-    return list(network.get_local_intfs())

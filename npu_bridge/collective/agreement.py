@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge.collective.noticeboard import Noticeboard
+from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
 _LOG = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Agreements:
     def check(
         self, plan: Any, rank: int, size: int, members: Sequence[int] | None = None, patience_secs: float = 0.0
     ) -> None:
-        """Posts a plan and compares it with what other ranks have posted; does nothing where there is no board.
+        """Compares a plan with what other ranks have posted, and posts it; does nothing where there is no store.
 
         Three requests to the job's own server, on rank 0 one more for every other rank.
 
@@ -138,14 +138,14 @@ class Agreements:
         Ranks: local; every rank calls this in the same order.
         """
         # In an elastic job a rank that joins later counts from 0.
-        if self.is_paused or not Noticeboard("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
+        if self.is_paused or not KeyValueStore("plans").exists or environment.is_flag_on("HOROVOD_ELASTIC"):
             return
-        meeting = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
+        scope = f"plan_{self._counts[plan.owner]}_{hashlib.sha256(plan.owner.encode()).hexdigest()[:16]}"
         self._counts[plan.owner] += 1
         try:
-            found = _exchange_descriptions(plan, meeting, rank, size, time.monotonic() + patience_secs)
+            found = _exchange_descriptions(plan, scope, rank, size, time.monotonic() + patience_secs)
         except (OSError, http.client.HTTPException) as error:
-            # The board of a job that is ending may be gone; whether ranks agree is then no longer the question.
+            # The store of a job that is ending may be gone; whether ranks agree is then no longer the question.
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
             return
         if found is not None:
@@ -177,20 +177,20 @@ def difference(reference: Plan, plan: Plan) -> Difference | None:
     )
 
 
-def _exchange_descriptions(plan, meeting, rank, size, deadline):
+def _exchange_descriptions(plan, scope, rank, size, deadline):
     """The first rank beside 0 that differs, and in what; None when all that have posted agree."""
-    texts, digests = Noticeboard(meeting), Noticeboard(f"{meeting}_digest")
+    texts, digests = KeyValueStore(scope), KeyValueStore(f"{scope}_digest")
     text = plan.to_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    texts.sign(rank, text)
-    digests.sign(rank, digest)
+    texts.put(rank, text)
+    digests.put(rank, digest)
     for other in range(1, size) if rank == 0 else [0]:
-        posted = digests.read(other)
+        posted = digests.get(other)
         while posted is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECS)
-            posted = digests.read(other)
+            posted = digests.get(other)
         if posted not in (None, digest):
-            theirs = type(plan).from_text(texts.read(other))
+            theirs = type(plan).from_text(texts.get(other))
             found = theirs.difference_from(plan) if rank == 0 else plan.difference_from(theirs)
             if found is not None:
                 return max(rank, other), found

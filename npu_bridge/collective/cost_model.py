@@ -1,4 +1,4 @@
-"""What a training step costs on n ranks: an alpha-beta model of ring all-reduces behind a backward pass.
+"""Cost model of a training step on n ranks: an alpha-beta model of ring all-reduces that overlap a backward pass.
 
 Summing B bytes over n ranks in a ring takes 2 (n - 1) messages one after the other, each of B / n bytes:
 
@@ -126,21 +126,25 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
       shares: of the gradients' bytes, one per fragment, in the order they become ready; they sum to 1.
     """
     arrived = start = 0.0
+    flight = _flight_share(ranks, training)
     for share in shares:
-        length, earliest = _journey(start, start + share, ranks, training, link)
+        length, earliest = _fragment_secs(start, start + share, flight, ranks, training, link)
         arrived = max(arrived + length, earliest)
         start += share
     return max(arrived, training.compute_secs)
 
 
-def _journey(start: float, end: float, ranks: int, training: Training, link: Link) -> tuple[float, float]:
-    """A fragment on its way, from one share of the bytes to another.
+def _fragment_secs(
+    start: float, end: float, flight: float, ranks: int, training: Training, link: Link
+) -> tuple[float, float]:
+    """The transfers of one fragment, which holds the bytes from one share of all to another.
 
+    Args:
+      flight: the share of the bytes that is sent at once.
     Returns:
       How long its transfers take one after the other, and when they have arrived with nothing before them. They become
       ready at equal intervals, so either the first, the last or the last full one decides.
     """
-    flight = _flight_share(ranks, training)
     full = math.ceil((end - start) / flight - 1e-9) - 1
     rest = end - start - full * flight
     full_secs = transfer_secs(flight * training.gradient_bytes, ranks, training, link)
@@ -173,16 +177,17 @@ def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = M
     pieces = min(training.tensors, _MOST_PIECES)
     if ranks == 1:
         return [pieces]
-    places = [count / pieces for count in range(pieces + 1)]
-    journeys = {
-        (start, end): _journey(places[start], places[end], ranks, training, link)
+    flight = _flight_share(ranks, training)
+    shares = [count / pieces for count in range(pieces + 1)]
+    fragments = {
+        (start, end): _fragment_secs(shares[start], shares[end], flight, ranks, training, link)
         for start, end in itertools.combinations(range(pieces + 1), 2)
     }
-    return shortest_sizes(journeys, pieces, training.compute_secs, most_fragments)
+    return shortest_sizes(fragments, pieces, training.compute_secs, most_fragments)
 
 
 def shortest_sizes(
-    journeys: Mapping[tuple[int, int], tuple[float, float]],
+    fragments: Mapping[tuple[int, int], tuple[float, float]],
     pieces: int,
     compute_secs: float,
     most_fragments: int = MOST_FRAGMENTS,
@@ -190,16 +195,16 @@ def shortest_sizes(
     """The sizes of the fragments whose step is shortest, as few as come close to it.
 
     Args:
-      journeys: by where a fragment starts and ends, how long its transfers take one after the other, and when they
+      fragments: by where a fragment starts and ends, how long its transfers take one after the other, and when they
         have arrived with nothing before them; in seconds.
       pieces: how many pieces the fragments are made of.
       compute_secs: no step is shorter.
       most_fragments: no more than that.
     """
-    arrivals = [[0.0, *(journeys[0, end][1] for end in range(1, pieces + 1))]]
+    arrivals = [[0.0, *(fragments[0, end][1] for end in range(1, pieces + 1))]]
     starts: list[list[int]] = [[0] * (pieces + 1)]
     for _ in range(1, min(most_fragments, pieces)):
-        row = [_earliest(end, arrivals[-1], journeys) for end in range(pieces + 1)]
+        row = [_earliest(end, arrivals[-1], fragments) for end in range(pieces + 1)]
         arrivals.append([arrived for arrived, _ in row])
         starts.append([start for _, start in row])
     times = [max(row[pieces], compute_secs) for row in arrivals]
@@ -214,7 +219,7 @@ def predict(ranks: int, training: Training, link: Link) -> Prediction:
     secs = step_secs(_whole_gradients(percentages, training), ranks, training, link)
     return Prediction(
         ranks,
-        _journey(0.0, 1.0, ranks, training, link)[0],
+        _fragment_secs(0.0, 1.0, _flight_share(ranks, training), ranks, training, link)[0],
         step_secs(_whole_gradients(default, training), ranks, training, link),
         secs,
         secs - training.compute_secs,
@@ -227,13 +232,15 @@ def _ready_secs(share: float, training: Training) -> float:
     return training.compute_secs * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * share)
 
 
-def _earliest(end, arrivals, journeys):
+def _earliest(end, arrivals, fragments):
     """When `end` pieces can have arrived, given when fewer can in one fragment less; and where the last one starts."""
-    choices = []
+    best, best_start = math.inf, 0
     for start in range(1, end):
-        length, earliest = journeys[start, end]
-        choices.append((max(arrivals[start] + length, earliest), start))
-    return min(choices, default=(float("inf"), 0))
+        length, earliest = fragments[start, end]
+        arrived = max(arrivals[start] + length, earliest)
+        if arrived < best:
+            best, best_start = arrived, start
+    return best, best_start
 
 
 def _trace(starts, number, end):

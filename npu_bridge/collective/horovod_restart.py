@@ -12,13 +12,13 @@ from typing import Any
 
 from npu_bridge._key_value_server import KeyValueServer, host_of, secret_of
 from npu_bridge.collective import rendezvous
-from npu_bridge.collective.noticeboard import ADDRESS_VARIABLE, PORT_VARIABLE, Noticeboard
+from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
 from npu_bridge.options import environment
 
 
 def is_possible() -> bool:
     """True in a job of a Gloo launcher that is not elastic."""
-    return Noticeboard("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
+    return KeyValueStore("start").exists and not environment.is_flag_on("HOROVOD_ELASTIC")
 
 
 def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], meeting: str) -> None:
@@ -34,24 +34,24 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
       RanksMissingError: some rank did not come to the restart.
     Ranks: collective over the whole job; no transfer may be under way.
     """
-    limit, board = rendezvous.limit_secs(), Noticeboard(meeting)
+    limit, store = rendezvous.limit_secs(), KeyValueStore(meeting)
     hvd.shutdown()
-    board.sign(rank, _fresh_server(board) if rank == 0 else "down")
-    missing = board.wait(size, limit)
+    store.put(rank, _fresh_server(store) if rank == 0 else "down")
+    missing = store.wait(size, limit)
     if missing:
         raise rendezvous.missing_error(missing, limit)
-    address, port = board.read(0).split()
+    address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)
     hvd.init(process_sets=[hvd.ProcessSet(members) for members in process_sets])
 
 
-def _fresh_server(board):
+def _fresh_server(store):
     """Starts a key-value server that lives as long as this process; returns its address and port as text.
 
     It is open where this rank reaches the job's own server, and to those who know the job's secret.
     """
-    with socket.create_connection((host_of(board.address), board.port), timeout=30) as connection:
+    with socket.create_connection((host_of(store.address), store.port), timeout=30) as connection:
         own_address = connection.getsockname()[0]
-    location = KeyValueServer(secret_of(board.address)).listen(own_address)
+    location = KeyValueServer(secret_of(store.address)).listen(own_address)
     return f"{location.address} {location.port}"

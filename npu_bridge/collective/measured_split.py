@@ -86,7 +86,7 @@ def fastest_cut(sizes_bytes: Sequence[int], speeds: Speeds, ranks: int) -> list[
     shares = [size / total_bytes for size in sizes_bytes]
     ends = _ends_of_pieces(shares)
     sizes = shortest_sizes(
-        _journeys(shares, ends, speeds, flight_bytes(ranks) / total_bytes),
+        _fragment_secs(shares, ends, speeds, flight_bytes(ranks) / total_bytes),
         len(ends) - 1,
         speeds.forward_secs + speeds.backward_secs,
     )
@@ -113,10 +113,10 @@ def _ends_of_pieces(shares):
     return ends
 
 
-def _journeys(shares, ends, speeds, largest):
+def _fragment_secs(shares, ends, speeds, largest):
     """How long the transfers of each possible fragment take, and when they have arrived with nothing before them."""
     ready = speeds.ready_secs(shares)
-    journeys = {}
+    fragments = {}
     for number, start in enumerate(ends[:-1]):
         length = arrived = carried = 0.0
         reached = start
@@ -130,5 +130,5 @@ def _journeys(shares, ends, speeds, largest):
                 carried += shares[position]
             reached = end
             last = speeds.secs_of_transfer(carried)
-            journeys[number, later] = length + last, max(arrived, ready[end - 1]) + last
-    return journeys
+            fragments[number, later] = length + last, max(arrived, ready[end - 1]) + last
+    return fragments

@@ -6,7 +6,7 @@ import atexit
 import threading
 from typing import Any, Callable
 
-from npu_bridge.collective.noticeboard import Noticeboard
+from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
@@ -41,8 +41,8 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_u
     Raises:
       RanksMissingError: the time is over.
     """
-    limit, board = limit_secs(), Noticeboard(meeting)
-    board.sign(rank)
+    limit, store = limit_secs(), KeyValueStore(meeting)
+    store.put(rank)
     outcome: dict[str, Any] = {}
 
     def run():
@@ -56,7 +56,7 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_u
     thread.join(min(limit, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end, thread, give_up)
-        raise missing_error(board.missing(size), limit)
+        raise missing_error(store.missing(size), limit)
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]

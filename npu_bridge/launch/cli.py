@@ -7,6 +7,7 @@ script.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import re
@@ -17,31 +18,31 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
-from npu_bridge.launch.check import check
-from npu_bridge.launch.doctor import doctor
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.hosts import Plan, plan_job
-from npu_bridge.launch.job import Outcome, run_ranks
-from npu_bridge.launch.plan import plan as plan_command
-from npu_bridge.launch.rank_environment import rank_defaults
-from npu_bridge.launch.rank_process import rank_command
+from npu_bridge.launch.job.hosts import Plan, plan_job
+from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
+from npu_bridge.launch.job.supervisor import Outcome, run_ranks
+from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.source_choice import SourceChoice
-from npu_bridge.launch.split import announce_split
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.options import environment
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
-# Sub-commands by name. A script that happens to be called like one is started as ./NAME.
-COMMANDS: dict[str, click.Command] = {"check": check, "doctor": doctor, "plan": plan_command}
+# Sub-commands: where each is found once it is asked for. A script that happens to be called like one goes first.
+COMMANDS = {
+    "check": "npu_bridge.launch.check",
+    "doctor": "npu_bridge.launch.doctor.command",
+    "plan": "npu_bridge.launch.predict.command",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the console script; ends the process with the job's exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else ""
-    command = COMMANDS.get(name)
-    if command is not None and not Path(name).exists():
+    if name in COMMANDS and not Path(name).exists():
+        command = getattr(importlib.import_module(COMMANDS[name]), name)
         command.main(arguments[1:], prog_name=f"npu-run {name}")
     run_script.main(arguments, prog_name="npu-run")
 

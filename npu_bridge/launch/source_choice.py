@@ -1,4 +1,4 @@
-"""`npu-run --tf1 | --tf2 | --tree DIR`: which TensorFlow a script sees, and how ranks get to know."""
+"""`npu-run --tf1 | --tf2 | --tree DIR`: the TensorFlow that a script sees; the ranks find the choice in a variable."""
 
 from __future__ import annotations
 

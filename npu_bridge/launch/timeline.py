@@ -1,19 +1,23 @@
-"""`npu-run --timeline FIRST:LAST`: which steps, how ranks get to know, and what is made of it in the end."""
+"""`npu-run --timeline FIRST:LAST`: every rank records these training steps, and a picture is drawn of all of them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._after_import import after_import
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
+from npu_bridge.tf_internals.names import SESSION_MODULE
 
-__all__ = ["Recording", "take_recording"]
+__all__ = ["Recording", "record_sessions", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
@@ -104,6 +108,28 @@ def take_recording() -> Recording | None:
     for name in (_STEPS, _FOLDER):
         os.environ.pop(name, None)
     return Recording.of_text(text, folder or "timeline") if text else None
+
+
+def record_sessions(recording: Recording, rank: int) -> None:
+    """In a rank: lets all sessions be recorded, from the moment their class is loaded; TensorFlow is not loaded yet."""
+
+    @functools.cache
+    def recorder() -> Any:
+        # Not earlier: it needs TensorFlow as a whole.
+        from npu_bridge.reporting.step_recorder import StepRecorder
+
+        return StepRecorder(recording.steps, recording.path_of(rank), rank)
+
+    def change(module: types.ModuleType) -> None:
+        run = module.BaseSession.run
+
+        @functools.wraps(run)
+        def recorded(self, fetches, feed_dict=None, options=None, run_metadata=None):
+            return recorder().run(run, self, fetches, feed_dict, options, run_metadata)
+
+        module.BaseSession.run = recorded
+
+    after_import(SESSION_MODULE, change)
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -2,19 +2,10 @@
 
 `read_run_config` and `read_session_config` give the immutable `TrainingOptions` that engines take their
 settings from; `environment` is the only module of the package that touches environment variables.
+The launcher and its ranks need that one alone, so the names are imported when they are asked for.
 """
 
-from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.grammar import AccelerateTrainMode, parse_accelerate_train_mode
-from npu_bridge.options.job_start import JobStart, read_job_start
-from npu_bridge.options.reading import (
-    parameter_values,
-    read_run_config,
-    read_session_config,
-    session_config_of,
-    with_entry,
-)
-from npu_bridge.options.training_options import TrainingOptions
+from npu_bridge._lazy import attributes
 
 __all__ = [
     "AccelerateTrainMode",
@@ -29,3 +20,20 @@ __all__ = [
     "session_config_of",
     "with_entry",
 ]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "AccelerateTrainMode": "npu_bridge.options.grammar:AccelerateTrainMode",
+        "JobStart": "npu_bridge.options.job_start:JobStart",
+        "OPTIONS": "npu_bridge.options.catalogue:OPTIONS",
+        "TrainingOptions": "npu_bridge.options.training_options:TrainingOptions",
+        "parameter_values": "npu_bridge.options.reading:parameter_values",
+        "parse_accelerate_train_mode": "npu_bridge.options.grammar:parse_accelerate_train_mode",
+        "read_job_start": "npu_bridge.options.job_start:read_job_start",
+        "read_run_config": "npu_bridge.options.reading:read_run_config",
+        "read_session_config": "npu_bridge.options.reading:read_session_config",
+        "session_config_of": "npu_bridge.options.reading:session_config_of",
+        "with_entry": "npu_bridge.options.reading:with_entry",
+    },
+)

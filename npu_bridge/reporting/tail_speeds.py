@@ -61,4 +61,4 @@ def _line(points):
     slope = sum((share - mean_share) * (secs - mean_secs) for share, secs in points) / spread if spread else 0.0
     if not 0.0 < slope * mean_share <= mean_secs:
         slope = mean_secs / mean_share  # shares that are all alike, or noise, tell nothing about the fixed part
-    return mean_secs - slope * mean_share, slope
+    return max(0.0, mean_secs - slope * mean_share), slope  # rounding could leave less than nothing

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-import types
 from collections.abc import Sequence
-from typing import Any
 
+from npu_bridge._after_import import after_import
 from npu_bridge.tf1 import faces, spawn
 from npu_bridge.tf1.source import UserLoader
 from npu_bridge.tf1.tables import OF_1
@@ -52,7 +48,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     if "tensorflow" in sys.modules:
         switch_v2_off()
     else:
-        sys.meta_path.insert(0, _AtTensorFlow())
+        after_import("tensorflow", lambda module: switch_v2_off())
     return tree
 
 
@@ -69,22 +65,3 @@ def switch_v2_off() -> None:
         tf.disable_v2_behavior()
     finally:
         logger.setLevel(level)
-
-
-class _AtTensorFlow(importlib.abc.MetaPathFinder):
-    """Switches version 2 off at the moment TensorFlow has been loaded, whoever loads it."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name != "tensorflow":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                load(module)
-                switch_v2_off()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

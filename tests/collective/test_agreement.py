@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from npu_bridge.collective.agreement import Agreements, Gradient, Plan, RanksDisagreeError, difference
-from npu_bridge.collective.noticeboard import ADDRESS_VARIABLE, PORT_VARIABLE
+from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
 
 DENSE, SPARSE, NONE = "a dense gradient", "a sparse gradient", "no gradient"
 KERNEL = Gradient("dense/kernel:0", "(3, 4)", DENSE, "float32")

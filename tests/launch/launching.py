@@ -31,8 +31,25 @@ def write_script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
-def start(*arguments: object, cwd: Path, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen:
-    """Starts `npu-run arguments...` in an environment that says nothing about ranks except `variables`."""
+# For jobs that hang or in which several ranks fail: `npu-run` waits for events in place of seconds. Ranks are taken for
+# hung only once a script has made the file "hanging", and those that may yet name a cause are waited for.
+PATIENT = """
+import os
+from npu_bridge.launch.job import first_failure, hang, supervisor
+first_failure.SECONDARY_GRACE_SECS = supervisor.SECONDARY_GRACE_SECS = 200.0
+is_hung = hang.HangDetector.is_hung
+hang.HangDetector.is_hung = lambda *arguments: os.path.exists("hanging") and is_hung(*arguments)
+"""
+
+
+def start(
+    *arguments: object, cwd: Path, output: int = subprocess.PIPE, prepare: str = "", **variables: str
+) -> subprocess.Popen:
+    """Starts `npu-run arguments...` in an environment that says nothing about ranks except `variables`.
+
+    Args:
+      prepare: Python code that `npu-run` executes first.
+    """
     environment = {
         name: text
         for name, text in os.environ.items()
@@ -42,7 +59,7 @@ def start(*arguments: object, cwd: Path, output: int = subprocess.PIPE, **variab
     # Ranks of a busy machine may come to each other later than Gloo waits.
     environment.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(LIMIT_SECS))
     return subprocess.Popen(
-        [sys.executable, "-m", "npu_bridge.run", *map(str, arguments)],
+        [sys.executable, "-c", f"{prepare}\nfrom npu_bridge.launch.cli import main\nmain()", *map(str, arguments)],
         cwd=cwd,
         env={**environment, **variables},
         stdin=subprocess.DEVNULL,
@@ -52,6 +69,16 @@ def start(*arguments: object, cwd: Path, output: int = subprocess.PIPE, **variab
         # A test run in the background ignores SIGINT, and its children would too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+
+
+def read_until(process: subprocess.Popen, end: str) -> str:
+    """What a running `npu-run` prints, up to a text; no more is taken from what `finish` gives."""
+    output = b""
+    while not output.endswith(end.encode()):
+        byte = os.read(process.stdout.fileno(), 1)
+        assert byte, output
+        output += byte
+    return output.decode()
 
 
 def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[int, str]:
@@ -67,9 +94,9 @@ def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[i
     return process.returncode, re.sub(r"(?m)^npu-run: starting \d+ ranks? of .*\n", "", output, count=1)
 
 
-def npu_run(*arguments: object, cwd: Path, **variables: str) -> tuple[int, str]:
+def npu_run(*arguments: object, cwd: Path, prepare: str = "", **variables: str) -> tuple[int, str]:
     """Runs `npu-run arguments...` to its end; gives exit code and output."""
-    return finish(start(*arguments, cwd=cwd, **variables))
+    return finish(start(*arguments, cwd=cwd, prepare=prepare, **variables))
 
 
 def wait_for(condition, what: str, limit_secs: float = LIMIT_SECS) -> None:

@@ -8,11 +8,11 @@ import os
 import pytest
 from rich.console import Console
 
-from npu_bridge.launch.doctor_machine import machine_section
-from npu_bridge.launch.doctor_options import config_section, environment_section, rank_table_section
-from npu_bridge.launch.doctor_page import Page, Problem, Section, print_page
-from npu_bridge.launch.doctor_ranks import Trial, horovod_section
-from tests.launch.launching import ROOT, finish, needs_horovod, npu_run, start
+from npu_bridge.launch.doctor.machine import machine_section
+from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
+from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
+from npu_bridge.launch.doctor.ranks import Trial, horovod_section
+from tests.launch.launching import LIMIT_SECS, ROOT, finish, needs_horovod, npu_run, start
 from tests.launch.test_hosts import clean_environment, write_table  # noqa: F401
 
 CONFIG = """
@@ -46,7 +46,7 @@ def test_healthy_machine(tmp_path):
     (tmp_path / "run.toml").write_text(CONFIG)
     # Variables that make this process look like one rank of two must not disturb the trial.
     variables = {"RANK_SIZE": "2", "RANK_ID": "1", "JOB_ID": "nightly"}
-    options = ["--config", "run.toml", "--rank-table", "table.json"]
+    options = ["--config", "run.toml", "--rank-table", "table.json", "--limit-secs", LIMIT_SECS]
     code, output = finish(start("doctor", *options, cwd=tmp_path, **variables))
     assert code == 0
     assert output.splitlines()[-1] == "A run works here."
@@ -65,7 +65,7 @@ def test_healthy_machine(tmp_path):
 
 def test_broken_horovod_is_told_with_its_mend(tmp_path):
     path = with_package(tmp_path, "horovod", "raise ImportError('libtensorflow.so: undefined symbol: _Z3abc')")
-    code, output = npu_run("doctor", cwd=tmp_path, PYTHONPATH=path)
+    code, output = npu_run("doctor", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "problem 1: Horovod does not work: import horovod.tensorflow: ImportError: libtensorflow.so" in output
     assert "pip install --no-cache-dir --no-build-isolation horovod==0.28.1" in output
@@ -76,7 +76,7 @@ def test_broken_horovod_is_told_with_its_mend(tmp_path):
 def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):
     (tmp_path / "run.toml").write_text(CONFIG)
     path = with_package(tmp_path, "tensorflow", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
-    code, output = npu_run("doctor", "--config", "run.toml", cwd=tmp_path, PYTHONPATH=path)
+    code, output = npu_run("doctor", "--config", "run.toml", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "TensorFlow does not work: import tensorflow: killed by SIGSEGV" in output
     assert "run.toml was not read: that needs TensorFlow" in output
@@ -85,7 +85,7 @@ def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):
 
 def test_tensorflow_that_is_missing(tmp_path):
     path = with_package(tmp_path, "tensorflow", "raise ModuleNotFoundError(\"No module named 'tensorflow'\")")
-    code, output = npu_run("doctor", cwd=tmp_path, PYTHONPATH=path)
+    code, output = npu_run("doctor", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "No module named 'tensorflow'" in output
     assert "mend: pip install 'tensorflow-cpu==2.15.*'" in output

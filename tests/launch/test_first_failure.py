@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from npu_bridge.launch.first_failure import (
-    ECHO_GRACE_SECS,
+from npu_bridge.launch.job.first_failure import (
+    SECONDARY_GRACE_SECS,
     SETTLE_SECS,
     Ending,
     describe,
@@ -17,7 +17,7 @@ from npu_bridge.launch.first_failure import (
     is_decided,
 )
 
-ECHO = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_echo=True)
+SECONDARY = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
 RAISED = Ending(rank=1, when=10.5, exit_code=1, summary="ValueError: boom")
 KILLED = Ending(rank=2, when=10.6, exit_code=137, signal_number=signal.SIGKILL)
 ABORTED = Ending(rank=3, when=9.0, exit_code=134, signal_number=signal.SIGABRT)
@@ -33,11 +33,11 @@ def test_nothing_failed():
 @pytest.mark.parametrize(
     ("endings", "cause"),
     [
-        ([ECHO], ECHO),
-        ([ECHO, RAISED], RAISED),
-        ([RAISED, ECHO, DONE], RAISED),
+        ([SECONDARY], SECONDARY),
+        ([SECONDARY, RAISED], RAISED),
+        ([RAISED, SECONDARY, DONE], RAISED),
         ([ABORTED, RAISED], RAISED),
-        ([ABORTED, ECHO], ABORTED),
+        ([ABORTED, SECONDARY], ABORTED),
         # The exception came 0.1 s before the death was noticed: it may well be its consequence.
         ([RAISED, KILLED], KILLED),
         ([RAISED._replace(when=KILLED.when - 5), KILLED], RAISED._replace(when=KILLED.when - 5)),
@@ -48,15 +48,15 @@ def test_cause(endings, cause):
     assert first_failure(endings[::-1]) == cause
 
 
-def test_a_cause_is_awaited_while_only_echoes_are_seen():
-    assert not is_decided([ECHO], now=ECHO.when + ECHO_GRACE_SECS - 0.01)
-    assert is_decided([ECHO], now=ECHO.when + ECHO_GRACE_SECS)
-    assert not is_decided([ECHO, RAISED], now=RAISED.when)
-    assert is_decided([ECHO, RAISED], now=RAISED.when + SETTLE_SECS)
+def test_a_cause_is_awaited_while_only_secondary_failures_are_seen():
+    assert not is_decided([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS - 0.01)
+    assert is_decided([SECONDARY], now=SECONDARY.when + SECONDARY_GRACE_SECS)
+    assert not is_decided([SECONDARY, RAISED], now=RAISED.when)
+    assert is_decided([SECONDARY, RAISED], now=RAISED.when + SETTLE_SECS)
 
 
 def test_description_names_rank_and_end():
-    assert describe(RAISED, [RAISED, ECHO], 4) == (
+    assert describe(RAISED, [RAISED, SECONDARY], 4) == (
         "rank 1 of 4 ended with ValueError: boom; exit code 1. The other ranks were stopped."
     )
     assert "rank 2 of 4 was killed by SIGKILL" in describe(KILLED, [KILLED], 4)
@@ -68,12 +68,12 @@ def test_a_reason_that_is_a_sentence_ends_once():
     assert "wrong. Mend it; exit code 1." in describe(sentence, [sentence], 2)
 
 
-def test_description_of_an_echo_names_the_ranks_that_had_finished():
-    assert "Rank 4 had ended normally by then" in describe(ECHO, [ECHO, DONE], 5)
+def test_description_of_a_secondary_failure_names_the_ranks_that_had_finished():
+    assert "Rank 4 had ended normally by then" in describe(SECONDARY, [SECONDARY, DONE], 5)
 
 
-def test_description_of_an_echo_names_the_ranks_that_are_silent():
-    assert "Rank 1, 2 did not answer" in describe(ECHO, [ECHO], 3)
+def test_description_of_a_secondary_failure_names_the_ranks_that_are_silent():
+    assert "Rank 1, 2 did not answer" in describe(SECONDARY, [SECONDARY], 3)
 
 
 def test_description_of_ranks_that_disagree():
@@ -89,12 +89,12 @@ GONE = Ending(rank=5, when=9.5, exit_code=0, is_unfinished=True)
 
 
 def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed():
-    assert first_failure([ECHO, GONE, DONE]) == GONE
+    assert first_failure([SECONDARY, GONE, DONE]) == GONE
     assert first_failure([ABORTED, GONE]) == GONE
     assert first_failure([GONE]) is None  # a script may end so
     assert first_failure([RAISED, GONE]) == RAISED
-    assert is_decided([ECHO, GONE], now=GONE.when + SETTLE_SECS)
-    assert describe(GONE, [ECHO, GONE], 6) == (
+    assert is_decided([SECONDARY, GONE], now=GONE.when + SETTLE_SECS)
+    assert describe(GONE, [SECONDARY, GONE], 6) == (
         "rank 5 of 6 was gone before its script came to its end, without an exception, as after os._exit(0); exit code "
         "1. The other ranks were stopped."
     )
@@ -106,9 +106,9 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
     endings = [
         RAISED,
         DONE,
-        ECHO._replace(rank=3, summary=shut_down, tensor="grad_w"),
-        ECHO._replace(rank=0, summary=shut_down, tensor="grad_w"),
-        ECHO._replace(rank=6, summary="UnknownError: [/a/b/pair.cc:589] Read error. Really."),
+        SECONDARY._replace(rank=3, summary=shut_down, tensor="grad_w"),
+        SECONDARY._replace(rank=0, summary=shut_down, tensor="grad_w"),
+        SECONDARY._replace(rank=6, summary="UnknownError: [/a/b/pair.cc:589] Read error. Really."),
         ABORTED._replace(rank=7),
         KILLED._replace(rank=8, signal_number=None, exit_code=255, loss="nothing was heard from hostb"),
     ]

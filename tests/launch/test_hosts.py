@@ -11,7 +11,7 @@ import time
 import pytest
 
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.hosts import Plan, is_this_machine, plan_job
+from npu_bridge.launch.job.hosts import Plan, is_this_machine, plan_job
 
 FAR = "192.0.2.7"  # an address of documentation: nobody's
 

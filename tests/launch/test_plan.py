@@ -8,10 +8,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from npu_bridge.launch import units
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.plan import plan
-from npu_bridge.launch.plan_page import format_secs
+from npu_bridge.launch.predict import units
+from npu_bridge.launch.predict.command import plan
+from npu_bridge.launch.predict.page import format_secs
 from tests.launch.launching import npu_run
 
 BASE = ["--params", "110M", "--bandwidth", "10Gbit", "--latency", "50us"]
@@ -74,14 +74,16 @@ def test_times_are_shown_in_fitting_units(secs, text):
 
 def test_page_has_a_row_for_each_number_of_ranks_and_a_line_to_paste(tmp_path):
     model = ["--params", "2M", "--bandwidth", "100Mbit", "--compute-secs", "600ms"]
-    code, output = npu_run("plan", *model, "--ranks", "1,2,8", cwd=tmp_path)
+    loaded = "import atexit, sys\natexit.register(lambda: print({'tensorflow', 'horovod', 'numpy'} & set(sys.modules)))"
+    code, output = npu_run("plan", *model, "--ranks", "1,2,8", cwd=tmp_path, prepare=loaded)
     assert code == 0 and "\x1b" not in output
     heading, *rows = output.split("\n\n")[0].splitlines()
     assert heading.split()[0] == "ranks"
     assert [row.split()[0] for row in rows] == ["1", "2", "8"]
     assert rows[0].split()[1:] == ["0", "600", "ms", "600", "ms", "0", "100", "%", "-"]
     assert "8 MB of gradients on the wire, 600 ms of computation, links of 0.1 Gbit/s with 50 us each way." in output
-    *_, call = output.splitlines()
+    *_, call, loaded = output.splitlines()
+    assert loaded == "set()"
     assert call.startswith("For 8 ranks, before compute_gradients: set_split_strategy_by_size([")
     shares = json.loads(call[call.index("[") : -1])
     assert len(shares) > 1 and sum(shares) == pytest.approx(100)

@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from npu_bridge.launch.rank_log import RankLog
-from npu_bridge.launch.rank_output import JointStream, RankOutput
+from npu_bridge.launch.job.output import JointStream, RankLog, RankOutput
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from npu_bridge.launch.rank_report import report_of
+from npu_bridge.launch.rank.report import report_of
 
 IN_GRAPH = """Graph execution error:
 
@@ -67,7 +67,7 @@ def report(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "summary", "tensor", "echo"),
+    ("error", "summary", "tensor", "secondary"),
     [
         (ValueError("bad batch"), "ValueError: bad batch", "", False),
         (ValueError("ValueError: twice"), "ValueError: ValueError: twice", "", False),
@@ -94,17 +94,17 @@ def report(error):
         (HorovodInternalError("a peer is gone"), None, "", True),
     ],
 )
-def test_reason_in_one_line(error, summary, tensor, echo):
+def test_reason_in_one_line(error, summary, tensor, secondary):
     got = report(error)
     assert summary is None or got["summary"] == summary
-    assert (got["tensor"], got["echo"], got["code"]) == (tensor, echo, 1)
+    assert (got["tensor"], got["secondary"], got["code"]) == (tensor, secondary, 1)
     assert "\n" not in got["summary"]
 
 
-def test_an_echo_is_found_among_the_causes():
+def test_a_secondary_failure_is_found_among_the_causes():
     error = RuntimeError("training stopped")
     error.__cause__ = HorovodInternalError("a peer is gone")
-    assert report(error)["echo"]
+    assert report(error)["secondary"]
 
 
 def test_a_report_stays_small_whatever_the_exception_says():

@@ -23,7 +23,7 @@ def server():
 
 
 def ask(location, key, method="GET", value=None):
-    """A request as Horovod's client and the noticeboard put it together."""
+    """A request as Horovod's client and our own put it together."""
     request = urllib.request.Request(f"http://{location.address}:{location.port}/{key}", data=value, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=20) as answer:

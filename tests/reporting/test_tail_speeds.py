@@ -32,6 +32,13 @@ def test_transfers_of_one_size_say_nothing_about_what_each_costs():
     assert speeds.exchange_secs == pytest.approx(0.022)
 
 
+def test_what_rounding_leaves_of_a_transfer_is_no_negative_time():
+    transfers = [(30.0, 30.0, 30.0 + secs, 1000) for secs in (0.6, 0.7, 0.8)]
+    for scale in range(1, 200):
+        scaled = [(begin, wire, wire + (end - wire) * scale, size) for begin, wire, end, size in transfers]
+        assert measured_speeds([step(*scaled)]).transfer_secs == 0.0
+
+
 def test_a_large_transfer_that_was_quicker_than_a_small_one_is_noise():
     speeds = measured_speeds([step((15.0, 15.0, 25.0, 1000), (30.0, 30.0, 32.0, 3000))])
     assert speeds.transfer_secs == 0.0

@@ -1,0 +1,71 @@
+"""Client of the job's key-value store: the server through which the ranks of a Gloo job find each other.
+
+It works without any collective, so it can say which ranks are missing from one, and it can wait for ranks that have
+none. Horovod's own client (`horovod.runner.http.http_client`, 0.28) is not used: it unpickles what the server holds,
+goes through proxies, has no time limit, and tells a missing key like a missing server.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+
+from npu_bridge.options import environment
+
+ADDRESS_VARIABLE = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+PORT_VARIABLE = "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_POLL_SECS = 0.01
+_REQUEST_SECS = 30
+
+
+class KeyValueStore:
+    """One scope of the store, with a text of each rank as the value of its number.
+
+    Args:
+      scope: what the ranks put and get texts for, unique in the job and the same on every rank.
+    Attributes:
+      address, port: where the server is; None when the ranks were not started by a Gloo launcher. The address holds
+        the job's secret where `npu-run` has started the ranks.
+    """
+
+    def __init__(self, scope: str):
+        self.address = environment.read_variable(ADDRESS_VARIABLE)
+        self.port = environment.read_variable(PORT_VARIABLE)
+        self._url = f"http://{self.address}:{self.port}/npu_bridge_{scope}/"
+        # The server is one of the job's own hosts, never behind a proxy.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    @property
+    def exists(self) -> bool:
+        """False when the ranks were not started by a Gloo launcher; nothing but `missing` and `put` works then."""
+        return bool(self.address and self.port)
+
+    def put(self, rank: int, text: str = "here") -> None:
+        """Stores the text of a rank; does nothing where there is no store."""
+        if self.exists:
+            request = urllib.request.Request(self._url + str(rank), data=text.encode(), method="PUT")
+            self._opener.open(request, timeout=_REQUEST_SECS).close()
+
+    def get(self, rank: int) -> str | None:
+        """The text of a rank; None when it has not put one."""
+        try:
+            with self._opener.open(self._url + str(rank), timeout=_REQUEST_SECS) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def missing(self, size: int) -> list[int]:
+        """Which of the ranks 0..size-1 have put nothing; empty where there is no store."""
+        return [rank for rank in range(size) if self.exists and self.get(rank) is None]
+
+    def wait(self, size: int, limit_secs: float) -> list[int]:
+        """Waits until all ranks have put a text; returns those that did not within the limit."""
+        end = time.monotonic() + limit_secs
+        missing = self.missing(size)
+        while missing and time.monotonic() < end:
+            time.sleep(_POLL_SECS)
+            missing = [rank for rank in missing if self.get(rank) is None]
+        return missing

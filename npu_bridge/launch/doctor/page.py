@@ -1,0 +1,75 @@
+"""The page of `npu-run doctor`: sections of rows, then problems with what to do about them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from npu_bridge.launch.table import print_table
+
+__all__ = ["Page", "Problem", "Section", "print_page"]
+
+
+class Section(NamedTuple):
+    """A titled table; rows are texts of equal number."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+
+
+class Problem(NamedTuple):
+    """Something to mend.
+
+    Attributes:
+      what: what is wrong.
+      mend: what to do.
+      is_fatal: no run could work, or not the one asked about.
+    """
+
+    what: str
+    mend: str = ""
+    is_fatal: bool = True
+
+
+@dataclasses.dataclass
+class Page:
+    """What the doctor has found so far."""
+
+    sections: list[Section] = dataclasses.field(default_factory=list)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+
+    def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
+        """Adds a section, unless it has no rows, and what is wrong there."""
+        if section.rows:
+            self.sections.append(section)
+        self.problems.extend(problems)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a run could not work, else 0."""
+        return int(any(problem.is_fatal for problem in self.problems))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        fatal = sum(problem.is_fatal for problem in self.problems)
+        if fatal:
+            return f"A run could not work: {fatal} problem{'s' if fatal > 1 else ''} to mend."
+        return "A run works here."
+
+
+def print_page(page: Page, console: Console) -> None:
+    """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise."""
+    for section in page.sections:
+        print_table(section.rows, console, section.title)
+    words = {True: "problem", False: "note"}
+    for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
+        style = "red" if problem.is_fatal else "yellow"
+        console.print(Text(f"{words[problem.is_fatal]} {number}: {problem.what}", style=style), soft_wrap=True)
+        if problem.mend:
+            console.print(Text(f"  mend: {problem.mend}"), soft_wrap=True)
+    console.print(Text(page.verdict, style="bold"), soft_wrap=True)

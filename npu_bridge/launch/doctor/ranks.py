@@ -1,0 +1,147 @@
+"""The doctor's section about ranks: starts one and two of them, which all-reduce a tensor, with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge.launch.doctor.page import Problem, Section
+from npu_bridge.launch.doctor.trial import MARK
+
+__all__ = ["Trial", "horovod_section", "run_trial"]
+
+_INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
+_SCRIPT = "from npu_bridge.launch.doctor.trial import main\n\nmain()\n"
+# What says which rank a process is; the trial must not inherit it.
+_PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_ID", "ASCEND_DEVICE_ID")
+_HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+class Trial(NamedTuple):
+    """How a trial went.
+
+    Attributes:
+      size: number of ranks.
+      facts: what rank 0 has found, the last word on each fact.
+      failure: why no tensor was summed, "" when one was.
+      secs: how long it took.
+    """
+
+    size: int
+    facts: dict[str, Any]
+    failure: str
+    secs: float
+
+
+def run_trial(size: int, limit_secs: float) -> Trial:
+    """Runs the trial through `npu-run -np size`, so that the launcher is tried too."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "trial.py"
+        script.write_text(_SCRIPT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script)],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        try:
+            output, _ = process.communicate(timeout=limit_secs)
+            late = False
+        except subprocess.TimeoutExpired:
+            # Ranks of a killed launcher end themselves.
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            late = True
+    facts: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith(MARK):
+            fact = json.loads(line[len(MARK) :])
+            facts.setdefault("failed", {}).update(fact.pop("failed", {}))
+            facts.update(fact)
+    failure = f"no end within {limit_secs:.0f} s, during: {facts.get('stage', 'start')}" if late else ""
+    failure = failure or _failure(process.returncode, output, facts)
+    return Trial(size, facts, failure, time.monotonic() - began)
+
+
+def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
+    """What the trials found out about TensorFlow and Horovod, and how to mend what did not work.
+
+    Args:
+      one: trial on one rank.
+      two: trial on two ranks; None when the first one made it pointless.
+      wanted_ranks: number of ranks somebody is known to want.
+    """
+    facts = one.facts
+    rows = [("tensorflow", facts.get("tensorflow", "cannot be imported"))]
+    if "horovod" in facts:
+        rows.append(("horovod", f"{facts['horovod']}, built with {', '.join(facts['built']) or 'nothing'}"))
+        rows.append(("controller", facts.get("controller", "unknown")))
+    else:
+        rows.append(("horovod", "not installed" if facts.get("horovod_is_missing") else "cannot be imported"))
+    rows += [
+        (f"sum on {trial.size} rank{'s' * (trial.size > 1)}", _result(trial))
+        for trial in (one, two)
+        if trial is not None
+    ]
+    return Section("ranks, really started", rows), _problems(one, two, wanted_ranks)
+
+
+def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]:
+    problems = []
+    failed = one.facts.get("failed", {})
+    if one.facts.get("horovod_is_missing"):
+        what = "Horovod is not installed: scripts run on one rank only"
+        problems.append(Problem(what, f"For several ranks (needs g++, cmake): {INSTALL_HOROVOD}", wanted_ranks > 1))
+    if "import npu_bridge.npu_init" in failed:
+        what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
+        problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
+    if one.failure:
+        if "tensorflow" not in one.facts:
+            problems.append(Problem(f"TensorFlow does not work: {one.failure}", _INSTALL_TENSORFLOW))
+        else:
+            # pip may have kept a wheel that was built for another TensorFlow.
+            install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir")
+            mend = f"Build it again, for this TensorFlow: pip uninstall -y horovod; {install}"
+            problems.append(Problem(f"Horovod does not work: {one.failure}", mend))
+    if two is not None and two.failure:
+        mend = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
+        problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", mend))
+    return problems
+
+
+def _failure(code: int, output: str, facts: dict[str, Any]) -> str:
+    """Why the trial did not come to its end; "" when it did, or had nothing to sum with."""
+    if facts.get("size") or (facts.get("horovod_is_missing") and code == 0):
+        return ""
+    stage = facts.get("stage", "start")
+    if facts.get("failed", {}).get(stage):
+        return f"{stage}: {facts['failed'][stage]}"
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return f"{stage}: killed by {signal.Signals(number).name}"
+    said = [line for line in output.splitlines() if line.strip() and not line.startswith(MARK)]
+    return f"{stage}: {said[-1].strip() if said else f'exit code {code}'}"
+
+
+def _result(trial: Trial) -> str:
+    if trial.facts.get("horovod_is_missing"):
+        return "not tried"
+    return f"failed: {trial.failure}" if trial.failure else f"right, after {trial.secs:.1f} s"
+
+
+def _environment() -> dict[str, str]:
+    dropped = {f"HOROVOD_{name}" for name in _HOROVOD_PLACEMENT}
+    return {name: text for name, text in os.environ.items() if name not in dropped and not name.startswith(_PLACEMENT)}

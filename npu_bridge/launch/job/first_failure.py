@@ -1,0 +1,152 @@
+"""Which rank failed first, and the sentences about it: failures of a rank's own come before secondary failures.
+
+When one rank fails, the others fail too: their next collective raises because a peer is gone. Those failures are
+secondary. The rank to name is the first one that failed by itself; a secondary failure is named only when nothing
+else turns up.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple
+
+__all__ = [
+    "SECONDARY_GRACE_SECS",
+    "SETTLE_SECS",
+    "Ending",
+    "describe",
+    "describe_survivors",
+    "exit_code_of",
+    "first_failure",
+    "is_decided",
+    "names_of",
+]
+
+# How long to go on looking for the cause when so far only secondary failures were seen.
+SECONDARY_GRACE_SECS = 3.0
+# How long to wait for a failure that happened earlier but is noticed later than the one just seen.
+SETTLE_SECS = 0.3
+# A death by signal is noticed when the process is collected, an exception is dated when it is raised: an
+# exception up to this much earlier may already be the consequence of the death.
+_SIGNAL_LEAD_SECS = 1.0
+_SUMMARY_CHARACTERS = 320
+# Where in Gloo's own source an error was raised.
+_SOURCE = re.compile(r"\[[^\]\s]*\.cc:\d+\] ")
+
+
+class Ending(NamedTuple):
+    """How one rank ended.
+
+    Attributes:
+      rank: its number.
+      when: seconds on the monotonic clock.
+      exit_code: what the shell would show: 128 + signal number after a signal.
+      signal_number: the signal that killed it, or None.
+      summary: the last line of its exception, or "" when it reported none.
+      trace: its traceback, or its last output when it could not report.
+      is_secondary: the failure only says that another rank is gone.
+      tensor: the op its exception is about, or "".
+      is_unfinished: the process is gone with exit code 0, and its script had not come to its end.
+      loss: why nobody knows how it ended: its host cannot be reached any more. "" when it is known.
+    """
+
+    rank: int
+    when: float
+    exit_code: int
+    signal_number: int | None = None
+    summary: str = ""
+    trace: str = ""
+    is_secondary: bool = False
+    tensor: str = ""
+    loss: str = ""
+    is_unfinished: bool = False
+
+
+def first_failure(endings: list[Ending]) -> Ending | None:
+    """The failure that caused the others; None when no rank has failed."""
+    failures = [ending for ending in endings if ending.exit_code != 0]
+    cause = min(failures, key=lambda ending: (_is_secondary(ending), _happened(ending)), default=None)
+    if cause is not None and _is_secondary(cause):
+        # A rank that was gone by then without a word is what the others have noticed.
+        return min((ending for ending in endings if ending.is_unfinished), key=_happened, default=cause)
+    return cause
+
+
+def is_decided(endings: list[Ending], now: float) -> bool:
+    """Whether enough time has passed since the first sign of failure to name its cause."""
+    cause = first_failure(endings)
+    if cause is None:
+        return False
+    if not _is_secondary(cause):
+        return now >= cause.when + SETTLE_SECS
+    return now >= min(ending.when for ending in endings if ending.exit_code != 0) + SECONDARY_GRACE_SECS
+
+
+def describe(cause: Ending, endings: list[Ending], size: int) -> str:
+    """One line: which rank failed first, how, and what may be behind it."""
+    text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {exit_code_of(cause)}."
+    finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
+    if _is_secondary(cause) and finished:
+        ranks = ", ".join(str(rank) for rank in finished)
+        text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
+    elif cause.is_secondary and len(endings) < size:
+        silent = sorted(set(range(size)) - {ending.rank for ending in endings})
+        text += f" Rank {', '.join(map(str, silent))} did not answer: look at what it was doing."
+    elif "Mismatched" in cause.summary:
+        text += " The ranks disagree: all must build the same variables, with the same shapes and dtypes."
+    elif size > 1:
+        text += " The other ranks were stopped."
+    return text
+
+
+def _how(ending: Ending) -> str:
+    if ending.signal_number is not None:
+        by_whom = (
+            " (by hand, or by the system because memory ran out)" if ending.signal_number == signal.SIGKILL else ""
+        )
+        return f"was killed by {signal.Signals(ending.signal_number).name}{by_whom}"
+    if ending.loss:
+        return f"was lost: {ending.loss}"
+    if ending.summary:
+        return f"ended with {_shortened(ending.summary)}"
+    if ending.is_unfinished:
+        return "was gone before its script came to its end, without an exception, as after os._exit(0)"
+    return "ended without an exception"
+
+
+def exit_code_of(cause: Ending) -> int:
+    """The exit code of a job that failed because of a rank: the rank's own, if that is not 0."""
+    return cause.exit_code or 1
+
+
+def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
+    """A line for the other ranks that have failed by themselves, those that say the same in one."""
+    ranks_by_words: dict[str, list[int]] = {}
+    for ending in sorted(endings):
+        if ending.rank != cause.rank and ending.exit_code != 0:
+            if ending.is_secondary:
+                # The rest of such a sentence guesses at what the last line knows.
+                reason, dot, _ = _SOURCE.sub("", ending.summary).partition(". ")
+                where = f" (in {ending.tensor})" if dot and ending.tensor else ""
+                ending = ending._replace(summary=f"{reason}{where}")
+            ranks_by_words.setdefault(_how(ending), []).append(ending.rank)
+    return [f"{names_of(ranks)} {words} after that" for words, ranks in ranks_by_words.items()]
+
+
+def names_of(ranks: list[int]) -> str:
+    """Ranks in words."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _shortened(text: str) -> str:
+    return text.removesuffix(".") if len(text) <= _SUMMARY_CHARACTERS else text[:_SUMMARY_CHARACTERS] + " ..."
+
+
+def _is_secondary(ending: Ending) -> bool:
+    # Gloo may abort a process whose peer is gone.
+    return ending.is_secondary or ending.signal_number == signal.SIGABRT
+
+
+def _happened(ending: Ending) -> float:
+    return ending.when - (_SIGNAL_LEAD_SECS if ending.signal_number is not None else 0.0)

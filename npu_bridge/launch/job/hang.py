@@ -1,0 +1,168 @@
+"""The hang detector: decides from where the ranks are stuck that a job will not go on, and says who waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple
+
+from npu_bridge.launch.job.first_failure import Ending, names_of
+
+__all__ = [
+    "HANG_EXIT_CODE",
+    "IDLE_LIMIT_SECS",
+    "HangDetector",
+    "Position",
+    "StuckCall",
+    "describe_hang",
+    "idle_since",
+    "waiting_since",
+]
+
+# As timeout(1) ends.
+HANG_EXIT_CODE = 124
+# When to speak of a long wait in a job that is not to be ended because of it; Horovod's own default.
+WARN_SECS = 60.0
+# When a job ends in which no rank does anything any more, if no other limit was given.
+IDLE_LIMIT_SECS = 600.0
+# How long a process may be stopped while others wait for it. Gloo gives up after 30 s, and cannot say because of whom.
+STOPPED_LIMIT_SECS = 20.0
+_CAUSES = (
+    "Usual causes: code that only some ranks run, unequal numbers of batches, graphs that differ, or one slow or "
+    "stopped rank."
+)
+
+
+class StuckCall(NamedTuple):
+    """A call that the main thread of a rank has not returned from for a while.
+
+    Attributes:
+      since: seconds on the monotonic clock.
+      where: file and line of the script.
+      waits: it is inside TensorFlow or Horovod, where a rank waits for others.
+      busy_at: when its threads were last seen to compute meanwhile, those of Horovod apart; same clock.
+      pipeline: file and line where its input pipeline is, if that is Python code and at work.
+    """
+
+    since: float
+    where: str
+    waits: bool
+    busy_at: float = 0.0
+    pipeline: str = ""
+
+
+class Position(NamedTuple):
+    """Where the main thread of a rank is, stuck or not; fields as of `StuckCall`."""
+
+    where: str
+    pipeline: str = ""
+
+
+class HangDetector:
+    """Says when to end a job because its ranks wait in vain.
+
+    Args:
+      limit_secs: how long one rank may wait for others, 0 for ever; None ends the job when every rank has been waiting
+        for 600 s, and none has computed anything.
+      warn: called with a sentence, once for each long wait of a job that has no limit.
+    """
+
+    def __init__(self, limit_secs: float | None, warn: Callable[[str], None]):
+        self._limit_secs = limit_secs
+        self._warn = warn
+        self._warned_of = 0.0
+        self._stopped_at: dict[int, float] = {}
+
+    def is_hung(
+        self, calls: Mapping[int, StuckCall | None], stopped: Sequence[int], endings: Sequence[Ending], now: float
+    ) -> bool:
+        """Whether to end the job; to be called again and again.
+
+        Args:
+          calls, stopped, endings: as of `describe_hang`.
+          now: seconds on the monotonic clock.
+        """
+        since = waiting_since(calls)
+        if since is None:
+            self._stopped_at.clear()
+            return False
+        if not self._limit_secs and now - since >= WARN_SECS and since != self._warned_of:
+            self._warned_of = since
+            text = describe_hang(calls, endings, stopped, now - since)
+            until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
+            self._warn(f"{text} The job goes on{until}; --stall-secs N would end it.")
+        if self._limit_secs is None:
+            idle = idle_since(calls, stopped)
+            is_over = idle is not None and now - idle >= IDLE_LIMIT_SECS
+        else:
+            is_over = self._limit_secs > 0 and now - since >= self._limit_secs
+        # Who waits for a process that is stopped has nobody to wait for.
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        waiting = {rank for rank, call in calls.items() if call is not None and call.waits}
+        long_stopped = any(now - when >= STOPPED_LIMIT_SECS for when in self._stopped_at.values())
+        return is_over or (long_stopped and bool(waiting.difference(stopped)))
+
+
+def waiting_since(calls: Mapping[int, StuckCall | None]) -> float | None:
+    """Since when the longest waiting rank has been waiting inside TensorFlow or Horovod; None when none does."""
+    return min((call.since for call in calls.values() if call is not None and call.waits), default=None)
+
+
+def idle_since(calls: Mapping[int, StuckCall | None], stopped: Sequence[int]) -> float | None:
+    """Since when every rank has been waiting and none has computed anything; None while one may yet go on.
+
+    A rank that stays in a call of its own, such as a download, may go on. So may one that computes: a single run can
+    hold hours of training steps.
+    """
+    since = 0.0
+    for rank, call in calls.items():
+        if rank in stopped:
+            continue
+        if call is None or not call.waits:
+            return None
+        since = max(since, call.since, call.busy_at)
+    return since or None
+
+
+def describe_hang(
+    calls: Mapping[int, StuckCall | None],
+    endings: Sequence[Ending],
+    stopped: Sequence[int],
+    secs: float,
+    positions: Mapping[int, Position | None] | None = None,
+) -> str:
+    """One line: how long there was no progress, which ranks wait, for what, and which are missing.
+
+    Args:
+      calls: where each running rank is stuck; None for one that moves, as far as it is known.
+      endings: of ranks that have ended, because they were done or because Horovod was shut down under them.
+      stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
+      secs: how long there was no progress.
+      positions: where ranks are, of those that have answered.
+    """
+    ended = {ending.rank: ending for ending in endings}
+    ranks_by_words: dict[str, list[int]] = {}
+    for rank in sorted({*calls, *ended}):
+        words = _words(calls.get(rank), ended.get(rank), rank in stopped, (positions or {}).get(rank))
+        ranks_by_words.setdefault(words, []).append(rank)
+    parts = [f"{names_of(ranks)} {words}" for words, ranks in ranks_by_words.items()]
+    return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {_CAUSES}"
+
+
+def _words(call: StuckCall | None, ending: Ending | None, is_stopped: bool, position: Position | None) -> str:
+    if is_stopped:
+        return "missing, its process is stopped"
+    where = call.where if call is not None else position.where if position is not None else ""
+    if where and ending is not None and ending.is_secondary and ending.tensor:
+        return f"waiting for {ending.tensor} at {where}"
+    pipeline = (call.pipeline if call is not None else "") or (position.pipeline if position is not None else "")
+    if pipeline:
+        return f"is in its input pipeline ({pipeline})"
+    if call is not None and call.waits:
+        # Horovod was shut down under those that wait in it, and they have said so.
+        is_busy = ending is None and call.busy_at > call.since
+        return f"missing, it computes inside TensorFlow at {call.where}" if is_busy else f"waiting at {call.where}"
+    if call is not None:
+        return f"missing, it stays at {call.where}"
+    if ending is not None and ending.exit_code == 0:
+        return "missing, it has ended"
+    return f"missing, it is at {where}" if where else "missing, it is elsewhere"

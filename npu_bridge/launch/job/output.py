@@ -1,0 +1,165 @@
+"""The output of ranks, on the launcher's own streams (all but rank 0 behind `[rank n] `) and in a log file for each."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import time
+from pathlib import Path
+from typing import BinaryIO, Callable
+
+from npu_bridge.launch.errors import LaunchError
+
+__all__ = ["TAIL_LINES", "JointStream", "RankLog", "RankOutput"]
+
+# How many of its last lines are shown of a rank that could not report how it failed.
+TAIL_LINES = 40
+
+# Python's unbuffered `print` writes the newline by itself: long enough for it to arrive, too short to notice.
+_PARTIAL_LINE_SECS = 0.05
+_TAIL_LINE_BYTES = 4096
+# What TensorFlow, Horovod and Gloo log on a rank after another one has failed (2.15, 0.28): the launcher says it once.
+_SECONDARY_MESSAGES = re.compile(
+    rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |  what\(\):  ).*"
+    rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
+    rb"|terminate called after throwing an instance of 'gloo::"
+)
+
+
+class JointStream:
+    """One of the launcher's own streams, shared by all ranks."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self._is_mid_line = False
+
+    def write(self, text: bytes) -> None:
+        """Writes text of rank 0 at once; it may be a part of a line, or a progress bar that ends in `\\r`."""
+        self._stream.write(text)
+        self._stream.flush()
+        self._is_mid_line = not text.endswith(b"\n")
+
+    def write_line(self, line: bytes) -> None:
+        """Writes a line (its newline is added) of another rank; an unfinished line above it stays whole."""
+        self.write((b"\n" if self._is_mid_line else b"") + line + b"\n")
+
+
+class RankOutput:
+    """One stream of one rank, on its way to the joint stream.
+
+    Args:
+      rank: the rank that prints.
+      joint: where it goes.
+      tail: the rank's last lines, kept for the report of its death; its two streams share one.
+      log: is given everything as it comes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        joint: JointStream,
+        tail: collections.deque[str] | None = None,
+        log: Callable[[bytes], None] | None = None,
+    ):
+        self.tail = collections.deque(maxlen=TAIL_LINES) if tail is None else tail
+        self._prefix = b"" if rank == 0 else f"[rank {rank}] ".encode()
+        self._joint = joint
+        self._log = log
+        self._held = bytearray()
+        self._held_since = 0.0
+
+    def feed(self, text: bytes, now: float) -> None:
+        """Takes what the rank has just printed; passes on whole lines and holds back the rest."""
+        if self._log is not None:
+            self._log(text)
+        self._held_since = now
+        # What is held back is looked at once: a line may be many megabytes long.
+        *lines, rest = text.split(b"\n")
+        for line in lines:
+            self._held += line
+            self._pass_on(self._take_held())
+        self._held += rest
+        if b"\r" in rest and self._prefix:
+            self._held += _last_state(self._take_held())
+        elif b"\r" in rest:
+            shown, carriage_return, unfinished = self._take_held().rpartition(b"\r")
+            self._joint.write(shown + carriage_return)
+            self._held += unfinished
+
+    def release(self, now: float) -> None:
+        """Shows an unfinished line of rank 0 (a prompt, dots of progress) once its end is not following."""
+        if self._held and not self._prefix and now - self._held_since >= _PARTIAL_LINE_SECS:
+            self._joint.write(self._take_held())
+
+    def close(self) -> None:
+        """Passes on what is left when the rank has ended."""
+        if self._held:
+            self._pass_on(self._take_held())
+
+    def _take_held(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+    def _pass_on(self, line: bytes) -> None:
+        final = _last_state(line).rstrip(b"\r")
+        self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
+        if _SECONDARY_MESSAGES.match(final):
+            return  # it stays in the log
+        if self._prefix:
+            self._joint.write_line(self._prefix + final)
+        else:
+            self._joint.write(line + b"\n")
+
+
+class RankLog:
+    """`rank_<n>.log` in a folder; a run adds to what earlier runs have left there.
+
+    Args:
+      folder: made when missing.
+      rank: the rank that prints.
+      title: goes into the line above this run's output.
+    Raises:
+      LaunchError: the file cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike, rank: int, title: str):
+        path = Path(folder) / f"rank_{rank}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise LaunchError(f"--log-dir {folder} cannot be written ({error}). Name another folder.") from error
+        self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode())
+        self._held: dict[str, bytearray] = {}
+
+    def feed(self, stream: str, text: bytes) -> None:
+        """Takes what the rank has just printed on one of its streams; writes whole lines."""
+        held = self._held.setdefault(stream, bytearray())
+        # What is held back is looked at once: a line may be many megabytes long.
+        *lines, rest = text.split(b"\n")
+        whole = bytearray()
+        for line in lines:
+            whole += _last_state(held + line).rstrip(b"\r") + b"\n"
+            held.clear()
+        if whole:
+            self._file.write(whole)
+        held += rest
+        if b"\r" in rest:
+            held[:] = _last_state(held)
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        for rest in self._held.values():
+            if rest:
+                self._file.write(_last_state(rest).rstrip(b"\r") + b"\n")
+        self._held.clear()
+        self._file.close()
+
+
+def _last_state(line: bytes | bytearray) -> bytes:
+    """Of a line that is drawn over and over, what is worth keeping: how it looks now, and whether it is begun anew."""
+    line = bytes(line)
+    drawn = line.rstrip(b"\r")
+    return drawn.rpartition(b"\r")[2] + line[len(drawn) :][:1]

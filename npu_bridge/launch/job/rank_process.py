@@ -1,0 +1,163 @@
+"""The process of one rank: its command line and environment, its output and its link, signals and exit code.
+
+`npu-run` runs the ranks of its own machine with it, the keeper of another host those of that host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Callable
+
+from npu_bridge._machine import usable_cores
+
+__all__ = ["RankProcess", "rank_command", "rank_defaults", "unregister_closed"]
+
+_CHUNK_BYTES = 65536
+
+
+def rank_command(script: str, arguments: list[str], devices: Sequence[int] = (), link: int | None = None) -> list[str]:
+    """The command line of one rank, on the interpreter that runs the launcher.
+
+    Args:
+      script: a Python file.
+      arguments: the script's own.
+      devices: device of each rank, from a rank table; without, the local rank is the device.
+      link: descriptor of the rank's end of the link.
+    """
+    options = [] if link is None else ["--link", str(link)]
+    options += ["--devices", ",".join(map(str, devices))] if devices else []
+    return [sys.executable, "-m", "npu_bridge.launch.rank.main", *options, script, *arguments]
+
+
+def rank_defaults(size: int) -> dict[str, str]:
+    """Environment variables that every rank gets where the caller's environment does not have them.
+
+    Args:
+      size: ranks on this machine. Its cores are shared out among them; otherwise each would take all of them, and wait
+        for the others.
+    """
+    defaults = {"TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "1"}
+    if size > 1:  # a script that has all cores decides itself how to use them
+        share = max(1, usable_cores() // size)
+        defaults |= {"OMP_NUM_THREADS": str(share), "TF_NUM_INTRAOP_THREADS": str(share)}
+        # A collective that waits must not keep other ops from running.
+        defaults["TF_NUM_INTEROP_THREADS"] = str(max(2, share))
+    return defaults
+
+
+class RankProcess:
+    """A rank that runs on this machine, in a session of its own, so that signals reach all it starts.
+
+    Its channels are "stdout", "stderr" and "link", a socket whose other end the rank reports through.
+
+    Args:
+      command: its command line, as a function of the descriptor of its end of the link.
+      environment: all its environment variables.
+      take: called with the name of a channel and each piece of text that has come through it.
+      open_channel: opens "stdout" or "stderr": gives the descriptor to read and the one for the rank to write, or None
+        where the rank writes to this process's own.
+    """
+
+    loss = ""  # why nobody knows how it has ended: never so on this machine
+
+    def __init__(
+        self,
+        command: Callable[[int], list[str]],
+        environment: dict[str, str],
+        take: Callable[[str, bytes], None],
+        open_channel: Callable[[str], tuple[int, int] | None] = lambda name: os.pipe(),
+    ):
+        self._take = take
+        link, rank_end = socket.socketpair()
+        self._channels = {link.detach(): "link"}
+        with rank_end, contextlib.ExitStack() as theirs:
+            files = {}
+            for name in ("stdout", "stderr"):
+                ends = open_channel(name)
+                if ends is not None:
+                    self._channels[ends[0]], files[name] = name, ends[1]
+                    theirs.callback(os.close, ends[1])
+            self._process = subprocess.Popen(
+                command(rank_end.fileno()),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(rank_end.fileno(),),
+                **files,
+            )
+        for file in self._channels:
+            os.set_blocking(file, False)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped by a signal (SIGSTOP, Ctrl-Z, a debugger), as far as the system tells."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{self._process.pid}/stat", encoding="utf-8", errors="replace") as file:
+                return self._process.returncode is None and file.read().rpartition(")")[2].split()[0] in ("T", "t")
+        return False
+
+    def files(self) -> list[int]:
+        """The descriptors from which something can be read."""
+        return list(self._channels)
+
+    def read(self, file: int) -> bool:
+        """Passes on what one of `files()` holds; False when there is nothing, now or for ever."""
+        try:
+            text = os.read(file, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            # The other end is gone; a pseudo-terminal says it in its own way.
+            if error.errno not in (errno.ECONNRESET, errno.EIO):
+                raise
+            text = b""
+        if text:
+            self._take(self._channels[file], text)
+        else:
+            del self._channels[file]
+            os.close(file)
+        return bool(text)
+
+    def drain(self, *names: str) -> None:
+        """Passes on what is left in channels, without waiting for whoever else may hold them open."""
+        for file, name in list(self._channels.items()):
+            while name in names and self.read(file):
+                pass
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that has killed it) once it has ended and all its reports are passed on."""
+        code = self._process.poll()
+        if code is not None:
+            self.drain("link")
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the rank and to every process it started and that has not left its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def leave_horovod(self) -> None:
+        """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
+        for file, name in list(self._channels.items()):
+            if name == "link":
+                with contextlib.suppress(OSError):
+                    os.write(file, b"x")
+
+    def close(self) -> None:
+        """Closes all channels."""
+        for file in self._channels:
+            os.close(file)
+        self._channels.clear()
+
+
+def unregister_closed(selector) -> None:
+    """Removes from a selector the files that are no longer among the `files()` of what they are registered with."""
+    for key in list(selector.get_map().values()):
+        if key.fd not in key.data.files():
+            selector.unregister(key.fd)

@@ -1,0 +1,86 @@
+"""Slots of ranks, numbered by Horovod's own launcher, and the key-value server through which ranks find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from npu_bridge import horovod_internals
+from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge._key_value_server import KeyValueServer
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.hosts import Plan, is_this_machine
+from npu_bridge.launch.remote.address import address_towards, interface_of
+from npu_bridge.options import environment
+
+__all__ = ["Slot", "open_slots"]
+
+
+class Slot(NamedTuple):
+    """Where a rank runs.
+
+    Attributes:
+      rank: its number.
+      host: the host to reach through ssh; "" for this machine.
+      variables: environment variables by which Horovod finds the rank's peers.
+    """
+
+    rank: int
+    host: str
+    variables: dict[str, str]
+
+
+@contextlib.contextmanager
+def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]:
+    """Describes the ranks of a plan; several of them have a key-value server while this block lasts.
+
+    The server listens on the addresses of this machine by which its ranks reach it, and on no other: on 127.0.0.1 when
+    all of them run here.
+
+    Yields:
+      A slot for each rank, in order, and the server. One rank alone on this machine has no variables and no server, and
+      needs no Horovod. On other hosts the interface for Gloo is left to be found there.
+    Raises:
+      LaunchError: Horovod is not installed, or this machine has no interface for its ranks.
+    """
+    if plan.size == 1 and plan.is_local:
+        yield [Slot(0, "", {})], None
+        return
+    try:
+        horovod_internals.import_launcher()
+    except Exception as error:  # a broken installation raises whatever it raises
+        raise LaunchError(
+            f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
+            f"{INSTALL_HOROVOD}"
+        ) from error
+    named = f"localhost:{plan.size}" if plan.is_local else plan.hosts
+    assigned = horovod_internals.assigned_slots(named, plan.size)
+    server = KeyValueServer()
+    try:
+        slots = []
+        for slot in assigned:
+            host = "" if plan.is_local or is_this_machine(slot.hostname) else slot.hostname
+            address, interface = _way_of(plan, host)
+            # Only where no way is known, any will do: a name that ssh alone can resolve.
+            location = server.listen(address) if address else server.listen("", name=socket.gethostname())
+            variables = horovod_internals.variables_of_rank(slot, location.address, location.port, [interface])
+            slots.append(Slot(slot.rank, host, {name: str(text) for name, text in variables.items() if text != ""}))
+        yield slots, server
+    finally:
+        server.stop()
+
+
+def _way_of(plan: Plan, host: str) -> tuple[str, str]:
+    """The server's address for ranks of a host, "" when unknown, and the interface of those of this machine."""
+    if host:
+        return address_towards(host), ""
+    if not plan.is_local:
+        address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
+        return address, environment.read_variable("HOROVOD_GLOO_IFACE") or interface_of(address)
+    address = "127.0.0.1"
+    interface = interface_of(address)
+    if not interface:
+        raise LaunchError(f"no network interface has the address {address}. Bring one up: ip link set lo up")
+    return address, interface

@@ -1,0 +1,275 @@
+"""Supervises a job: runs a script on N ranks, here and on other hosts, and ends them all when one fails.
+
+One thread does everything: it waits for output, reports and deaths, passes output on, and decides. A rank
+that fails takes the job with it; the last thing printed is that rank's traceback and one line that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from npu_bridge._key_value_server import KeyValueServer
+from npu_bridge.launch.job.first_failure import (
+    SECONDARY_GRACE_SECS,
+    Ending,
+    describe,
+    describe_survivors,
+    exit_code_of,
+    first_failure,
+    is_decided,
+)
+from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
+from npu_bridge.launch.job.hosts import Plan
+from npu_bridge.launch.job.output import JointStream, RankLog
+from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
+from npu_bridge.launch.job.slots import Slot, open_slots
+from npu_bridge.launch.job.watched_rank import WatchedRank
+from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
+
+__all__ = ["STOP_SECS", "Outcome", "run_ranks"]
+
+# How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
+STOP_SECS = 4.0
+_TICK_SECS = 0.05
+_KILL_TICK_SECS = 0.001
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TRACE_LINES = 40
+
+
+class Outcome(NamedTuple):
+    """How a job ended.
+
+    Attributes:
+      exit_code: 0 when every rank ended with 0, else that of the rank that failed first (128 + signal number after a
+        signal), 124 after a hang, or 128 + signal number when the launcher was told to stop.
+      has_failed: it ended by itself, and not well.
+    """
+
+    exit_code: int
+    has_failed: bool
+
+
+def run_ranks(
+    script: str,
+    arguments: list[str],
+    plan: Plan,
+    log_dir: str | None = None,
+    stall_secs: float | None = None,
+) -> Outcome:
+    """Runs `script` on the ranks of a plan until all have ended.
+
+    Ranks: rank 0's output appears as it comes, that of the others line by line behind `[rank n] `.
+
+    Args:
+      script: a Python file.
+      arguments: passed to the script untouched.
+      plan: how many ranks, on which hosts.
+      log_dir: folder of this machine for one log file per rank.
+      stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
+        every rank has been waiting for 600 s, and none has computed anything.
+    Raises:
+      LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
+    """
+    job = _Job(stall_secs)
+    with open_slots(plan) as (slots, server), job.heeding_signals():
+        try:
+            job.server = server
+            titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
+            logs = [None if log_dir is None else RankLog(log_dir, rank, title) for rank, title in enumerate(titles)]
+            for host in dict.fromkeys(slot.host for slot in slots):
+                own = [slot for slot in slots if slot.host == host]
+                start = functools.partial(job.start_there, host) if host else job.start_here
+                start(own, script, arguments, plan, logs)
+            return job.run()
+        except BrokenPipeError:
+            # Nobody reads our output any more; nothing may be written at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Outcome(128 + signal.SIGPIPE, has_failed=False)
+        finally:
+            job.close()
+
+
+class _Job:
+    """The running ranks and the one loop that watches them."""
+
+    def __init__(self, stall_secs: float | None):
+        self.server: KeyValueServer | None = None
+        self._streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
+        self._hang_detector = HangDetector(stall_secs, self._say)
+        self._ranks: list[WatchedRank] = []
+        self._hosts: list[RemoteHost] = []
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+
+    def start_here(self, slots: Sequence[Slot], script: str, arguments: list[str], plan: Plan, logs: list) -> None:
+        """Starts ranks of this machine."""
+        defaults = {**rank_defaults(len(slots)), **os.environ}
+        command = functools.partial(rank_command, script, arguments, plan.devices)
+        for slot in slots:
+            rank = WatchedRank(slot.rank, self._streams, logs[slot.rank])
+            rank.process = RankProcess(command, {**defaults, **slot.variables}, rank.take, rank.open_channel)
+            self._ranks.append(rank)
+            self._watch(rank.process)
+
+    def start_there(self, host: str, slots: Sequence[Slot], script, arguments, plan: Plan, logs: list) -> None:
+        """Starts the ranks of another host."""
+        connection = RemoteHost(host, self._streams["stderr"])
+        self._hosts.append(connection)
+        self._watch(connection)
+        ranks = [WatchedRank(slot.rank, self._streams, logs[slot.rank]) for slot in slots]
+        for rank in ranks:
+            rank.process = RemoteProcess(rank.rank, connection)
+        self._ranks += ranks
+        peer = next((other for other in plan.slots if other != host), host)
+        connection.start(ranks, [slot.variables for slot in slots], script, arguments, plan.devices, peer)
+
+    @contextlib.contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """Collects stop signals for the loop instead of dying of them, while in this block."""
+        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        # What was ignored stays so: `nohup npu-run` outlives its terminal.
+        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in heeded:
+            signal.signal(number, self._note_signal)
+        try:
+            yield
+        finally:
+            for number in heeded:
+                signal.signal(number, before[number])
+
+    def run(self) -> Outcome:
+        """Watches until all ranks have ended by themselves, one has failed, they hang or a signal came."""
+        while not self._signals:
+            endings = self._turn()
+            if is_decided(endings, time.monotonic()):
+                break
+            if len(endings) == len(self._ranks) and not first_failure(endings):
+                self._drain()
+                self._say_who_was_refused()
+                return Outcome(0, has_failed=False)
+            if len(self._ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
+                return Outcome(self._end_hung(), has_failed=True)
+        else:
+            return Outcome(self._stop_by_signal(), has_failed=False)
+        cause = first_failure(endings)
+        self._stop(signal.SIGTERM)
+        return Outcome(self._tell(cause, endings), has_failed=True)
+
+    def close(self) -> None:
+        """Leaves nothing running and nothing open."""
+        self.kill()
+        self._selector.close()
+        for rank in self._ranks:
+            rank.close()
+        for host in self._hosts:
+            host.close()
+
+    def kill(self) -> None:
+        """Leaves nothing running: neither a rank nor what a failed or stopped rank has left behind."""
+        if all(rank.ending and rank.ending.exit_code == 0 for rank in self._ranks):
+            return
+        for rank in self._ranks:
+            rank.process.send_signal(signal.SIGKILL)
+        while any(rank.is_running for rank in self._ranks):
+            # What they still say is passed on as long as somebody reads it.
+            with contextlib.suppress(BrokenPipeError):
+                self._turn(_KILL_TICK_SECS)
+
+    def _watch(self, source: RankProcess | RemoteHost) -> None:
+        for file in source.files():
+            self._selector.register(file, selectors.EVENT_READ, source)
+
+    def _turn(self, tick_secs: float = _TICK_SECS) -> list[Ending]:
+        """Waits a moment for something to read, passes it on, and looks who has ended."""
+        for key, _ in self._selector.select(tick_secs):
+            key.data.read(key.fd)
+        endings = [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
+        unregister_closed(self._selector)
+        return endings
+
+    def _is_hung(self, endings: list[Ending]) -> bool:
+        return self._hang_detector.is_hung(self._stuck_calls(), self._stopped(), endings, time.monotonic())
+
+    def _end_hung(self) -> int:
+        """Ends the job; the exceptions of the ranks that wait say for which tensors."""
+        calls, stopped = self._stuck_calls(), self._stopped()
+        secs = time.monotonic() - (waiting_since(calls) or 0.0)
+        for rank in self._ranks:
+            rank.process.leave_horovod()
+        waiting = {rank for rank, call in calls.items() if call is None or call.waits}
+        # Horovod cannot be shut down past a stopped process.
+        limit = time.monotonic() + (0.0 if stopped else SECONDARY_GRACE_SECS)
+        endings = self._turn()
+        while waiting - {ending.rank for ending in endings} and time.monotonic() < limit:
+            endings = self._turn()
+        self._stop(signal.SIGTERM)
+        positions = {rank.rank: rank.position for rank in self._ranks}
+        text = describe_hang(calls, endings, stopped, secs, positions)
+        self._say_who_was_refused()
+        self._say(f"{text} All ranks were stopped.")
+        return HANG_EXIT_CODE
+
+    def _stuck_calls(self) -> dict[int, StuckCall | None]:
+        return {rank.rank: rank.stuck for rank in self._ranks if rank.is_running}
+
+    def _stopped(self) -> list[int]:
+        return [rank.rank for rank in self._ranks if rank.is_running and rank.process.is_stopped]
+
+    def _stop_by_signal(self) -> int:
+        number = self._signals[0]
+        name = signal.Signals(number).name
+        self._say(f"{name}, stopping {len(self._ranks)} ranks")
+        self._stop(number)
+        self._say_who_was_refused()
+        self._say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
+        return 128 + number
+
+    def _stop(self, number: int) -> None:
+        """Asks the ranks to end with a signal, kills those that do not, and passes on their last output."""
+        already = len(self._signals)
+        for rank in self._ranks:
+            if rank.is_running:
+                rank.process.send_signal(number)
+        limit = time.monotonic() + STOP_SECS
+        # A second signal from the user cuts the waiting short.
+        while any(rank.is_running for rank in self._ranks) and len(self._signals) == already:
+            self._turn()
+            if time.monotonic() >= limit:
+                break
+        self.kill()
+        self._drain()
+
+    def _drain(self) -> None:
+        for rank in self._ranks:
+            rank.drain()
+
+    def _tell(self, cause: Ending, endings: list[Ending]) -> int:
+        for line in describe_survivors(cause, endings):
+            self._say(line)
+        lines = cause.trace.splitlines()[-_TRACE_LINES:]
+        if lines:
+            kind = "traceback" if cause.summary else "last output"
+            self._say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+        self._say_who_was_refused()
+        self._say(describe(cause, endings, len(self._ranks)))
+        return exit_code_of(cause)
+
+    def _say_who_was_refused(self) -> None:
+        count = self.server.refused if self.server is not None else 0
+        if count:
+            self._say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
+
+    def _say(self, text: str) -> None:
+        """On a line of its own, also when a rank was stopped in the middle of one."""
+        self._streams["stderr"].write_line(f"npu-run: {text}".encode(errors="replace"))
+
+    def _note_signal(self, number: int, frame: object) -> None:
+        self._signals.append(number)

@@ -1,0 +1,106 @@
+"""`npu-run plan`: how fast a training would be on n ranks, before anybody has n machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from npu_bridge.collective.cost_model import Link, Training, predict
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.predict.page import as_facts, print_plan
+from npu_bridge.launch.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
+
+__all__ = ["plan"]
+
+_VALUE_BYTES = 4
+_WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
+@click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
+@click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
+@click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="1,2,6 or 1..4096.")
+@click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
+@click.option("--from-summary", metavar="FILE", help="The same from summary.json of a run on one rank.")
+@click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients travel in.")
+@click.option("--tensors", default="100", show_default=True, metavar="N", help="Number of trained variables.")
+@click.option(
+    "--host-bytes-per-sec",
+    default="1.5GB/s",
+    show_default=True,
+    metavar="RATE",
+    help="Gradients a host packs, adds up and unpacks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, times in seconds.")
+@click.option("--picture", metavar="FILE", help="Draw step time and exposed communication over ranks, as PNG.")
+def plan(params, bandwidth, latency, ranks, compute_secs, from_summary, wire, tensors, host_bytes_per_sec, **output):
+    """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
+
+    Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
+    behind the numbers and how far they were right.
+    """
+    try:
+        training = Training(
+            parse_count(params, "--params") * _VALUE_BYTES,
+            _compute_secs(compute_secs, from_summary),
+            parse_count(tensors, "--tensors"),
+            _WIRE_SHARES[wire],
+        )
+        link = Link(
+            parse_bytes_per_sec(bandwidth, "--bandwidth"),
+            parse_secs(latency, "--latency"),
+            host_bytes_per_sec=parse_bytes_per_sec(host_bytes_per_sec, "--host-bytes-per-sec"),
+        )
+        predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
+        _show(predictions, training, link, **output)
+    except LaunchError as error:
+        click.echo(f"npu-run plan: {error}", err=True)
+        sys.exit(2)
+
+
+def _show(predictions, training, link, as_json: bool, picture: str | None) -> None:
+    if picture:
+        _draw(predictions, training, picture)
+    if as_json:
+        click.echo(json.dumps(as_facts(predictions, training, link), indent=2))
+    else:
+        print_plan(predictions, training, link)
+
+
+def _draw(predictions, training, path: str) -> None:
+    from npu_bridge.reporting.plan_picture import draw_plan
+
+    try:
+        draw_plan(predictions, training.compute_secs, path)
+    except (ImportError, OSError) as error:
+        raise LaunchError(f"--picture {path}: {error}") from error
+
+
+def _compute_secs(text: str | None, summary: str | None) -> float:
+    if text is not None and summary is not None:
+        raise LaunchError("--compute-secs and --from-summary exclude each other. Say it in one way.")
+    if summary is not None:
+        return _secs_of_summary(summary)
+    return parse_secs(text, "--compute-secs") if text is not None else 0.0
+
+
+def _secs_of_summary(path: str) -> float:
+    """The step time of a run that has not waited for other ranks."""
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise LaunchError(f"--from-summary {path} cannot be used ({reason}). Name summary.json of a run.") from error
+    if ranks != 1:
+        raise LaunchError(
+            f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
+            f"one rank. Run one, or give --compute-secs."
+        )
+    if not isinstance(steps_per_sec, (int, float)) or steps_per_sec <= 0:
+        raise LaunchError(f"--from-summary {path} knows no steps_per_sec. Expected a number; got {steps_per_sec!r}.")
+    return 1.0 / steps_per_sec

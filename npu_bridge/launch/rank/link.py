@@ -1,0 +1,85 @@
+"""A rank's end of the link to the launcher: a socket pair through which it reports how it goes and how it ends.
+
+Reports are lines of JSON: the call it is stuck in, and which exception ends it. The launcher may ask it to leave
+Horovod; and when the launcher dies, however it dies, the link closes and the rank ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from npu_bridge.launch.rank.processor_time import name_horovods_threads
+from npu_bridge.launch.rank.stuck_call import MainThreadSampler
+
+__all__ = ["RankLink"]
+
+_SAMPLE_SECS = 0.5
+
+
+class RankLink:
+    """Talks to the launcher from a thread of its own.
+
+    Args:
+      file: descriptor of this rank's end.
+    Attributes:
+      has_left_horovod: the launcher has asked for that, because the job hangs; failures from then on are secondary.
+    """
+
+    def __init__(self, file: int):
+        self.has_left_horovod = False
+        self._file = file
+        self._process = os.getpid()
+        self._sampler = MainThreadSampler(threading.main_thread().ident or 0)
+        os.set_inheritable(file, False)
+        name_horovods_threads()
+        threading.Thread(target=self._attend, name="npu-run link", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; where the launcher is gone, the thread that watches the link ends this process.
+
+        A process that the script has forked is not the rank: how it ends is the script's business, and nothing is sent.
+        """
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._file, json.dumps(message).encode() + b"\n")
+
+    def _is_asked(self) -> bool:
+        """Whether the launcher has asked for something; else it is gone, perhaps with messages it has not read."""
+        with contextlib.suppress(ConnectionResetError):
+            return bool(os.read(self._file, 1))
+        return False
+
+    def _attend(self) -> None:
+        while True:
+            if select.select([self._file], [], [], _SAMPLE_SECS)[0]:
+                if not self._is_asked():
+                    _end_this_rank()
+                self.send({"position": self._sampler.position()})
+                self.has_left_horovod = True
+                _leave_horovod()
+            news = self._sampler.sample(time.monotonic())
+            if news is not None:
+                self.send(news)
+
+
+def _end_this_rank() -> None:
+    """Kills this rank and what it started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_horovod() -> None:
+    """Ends Horovod on all ranks, so that whoever waits in a collective raises and names it."""
+    hvd = sys.modules.get("horovod.tensorflow")
+    if hvd is not None and hvd.is_initialized():
+        threading.Thread(target=hvd.shutdown, name="npu-run shutdown", daemon=True).start()

@@ -1,0 +1,120 @@
+"""What every rank executes: `python -m npu_bridge.launch.rank.main [--link FD] [--devices N,N,...] script.py args...`.
+
+Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
+as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
+(`npu_bridge.tf1`). TensorFlow is not imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import io
+import os
+import signal
+import sys
+import types
+from typing import Any
+
+from npu_bridge.launch.rank.link import RankLink
+from npu_bridge.launch.rank.report import report_of, script_frames
+from npu_bridge.launch.source_choice import SourceChoice, take_choice
+from npu_bridge.launch.timeline import record_sessions, take_recording
+from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
+
+__all__ = ["main"]
+
+_ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the script named in `arguments` (everything after the module name on the command line)."""
+    link = None
+    if arguments[0] == "--link":
+        link = RankLink(int(arguments[1]))
+        arguments = arguments[2:]
+    place = launched() or _ALONE
+    if arguments[0] == "--devices":
+        _take_device(arguments[1].split(",")[place.rank])
+        arguments = arguments[2:]
+    fill_rank_variables(place)
+    recording = take_recording()
+    if recording is not None:
+        record_sessions(recording, place.rank)
+    choice = take_choice()
+    try:
+        _run_script(arguments[0], arguments, choice, place.rank)
+        _finish(link)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
+        else:
+            _finish(link)
+        raise
+    except KeyboardInterrupt as interrupt:
+        # One stack is enough to see where an interrupted job was.
+        if place.rank == 0:
+            _show(interrupt, arguments[0])
+        sys.exit(_INTERRUPTED)
+    except BaseException as error:
+        facts = _report(link, error, arguments[0], 1)
+        # That another rank is gone is said by the launcher, which knows why, and in one line.
+        if link is None or not facts["secondary"] or sys.excepthook is not sys.__excepthook__:
+            _show(error, arguments[0])
+        sys.exit(1)
+    finally:
+        choice.conclude(arguments[0], place.rank)
+
+
+def _take_device(device: str) -> None:
+    """A rank table's device wins over what the environment says."""
+    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+        write_variable(name, device)
+
+
+def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: int) -> None:
+    """Executes a file as `__main__`, which it stays: threads and pickles may look it up to the very end."""
+    module = types.ModuleType("__main__")
+    module.__file__ = os.path.abspath(script)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.argv = arguments
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    if choice.enter(script, rank):
+        from npu_bridge.tf1.source import compile_source, prepare_namespace
+
+        prepare_namespace(module.__dict__)
+    else:
+        compile_source = functools.partial(compile, mode="exec", dont_inherit=True)
+    with io.open_code(script) as file:
+        code = compile_source(file.read(), script)
+    exec(code, module.__dict__)
+
+
+def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> dict[str, Any]:
+    """Tells the launcher, before anything else can go wrong, how this rank ends and when; gives what was told."""
+    facts = report_of(error, script, code)
+    if link is not None:
+        # A rank that comes to a collective after that finds Horovod not initialized.
+        facts["secondary"] |= link.has_left_horovod
+        link.send({"ending": facts})
+    return facts
+
+
+def _finish(link: RankLink | None) -> None:
+    """Tells the launcher that the script has come to its end: a process may also just be gone, with exit code 0."""
+    if link is not None:
+        link.send({"finished": True})
+
+
+def _show(error: BaseException, script: str) -> None:
+    """Prints the exception the way Python would have, or the way the script has asked for."""
+    frames = script_frames(error, script)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

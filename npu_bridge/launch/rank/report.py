@@ -1,0 +1,126 @@
+"""The report of a rank about the exception that ends it: summary, traceback, and whether it is a secondary failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import traceback
+import types
+from typing import Any
+
+__all__ = ["report_of", "script_frames"]
+
+# A report fits into the link's buffer, so that sending it never waits for the launcher.
+_TRACE_CHARACTERS = 16_000
+_SUMMARY_CHARACTERS = 1_000
+# Where an import of a script of TensorFlow 1 goes, and where it may end.
+_BEHIND_IMPORTS = tuple(os.path.join("npu_bridge", "tf1", name) for name in ("imports.py", "faces.py"))
+# How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
+_SECONDARY = (
+    "HorovodInternalError",
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "gloo/transport/tcp",
+)
+# How TensorFlow 2.15 names the op that failed: in graphs below the reason, eagerly behind it.
+_NODE = re.compile(r"\[\[\{?\{?(?:node )?([^\s{}\]]+)")
+_EAGER_OP = re.compile(r"\s*\[Op:\w+\](?: name: ?(\S*))?\s*$")
+# How it introduces the frames of an error in the Python code of a function, above the reason.
+_IN_FUNCTION = "in user code:"
+_FUNCTION_PREFIX = re.compile(r"^\{\{function_node [^}]*\}\}\s*")
+
+
+def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
+    """The facts about an exception, ready for JSON.
+
+    Args:
+      error: what ended the script.
+      script: the script's path, as compiled.
+      code: exit code the rank will end with.
+    Returns:
+      `when` on the monotonic clock, `code`, `summary` of one line, `tensor` (the op TensorFlow names, or ""), `trace`
+      without frames above the script, and `secondary`: whether the error only says that another rank is gone.
+    """
+    summary, tensor = _summary(error)
+    return {
+        "when": time.monotonic(),
+        "code": code,
+        "summary": summary[:_SUMMARY_CHARACTERS],
+        "tensor": tensor[:_SUMMARY_CHARACTERS],
+        "trace": "".join(traceback.format_exception(type(error), error, script_frames(error, script)))[
+            -_TRACE_CHARACTERS:
+        ],
+        "secondary": _is_secondary(error),
+    }
+
+
+def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
+    """The traceback from the script's first line on, without the frames of the launcher.
+
+    Where it ends in what stands behind the script's imports, it ends at the import.
+    """
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename != script:
+        first = first.tb_next
+    last = frame = first
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.endswith(_BEHIND_IMPORTS):
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def _summary(error: BaseException) -> tuple[str, str]:
+    """The reason in one line, and the op it is about or ""."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})", ""
+    name = type(error).__name__
+    lines = [line for line in traceback.format_exception_only(type(error), error)[-1].splitlines() if line.strip()]
+    lines = lines or [name]
+    if lines[0].endswith(_IN_FUNCTION):
+        lines = [_reason_in_function(lines)]
+        name = lines[0].partition(":")[0]
+    # TensorFlow's own errors are many lines: the reason stands just above the node.
+    for above, line in zip(lines, lines[1:]):
+        node = _NODE.search(line)
+        if node and line.startswith("\t"):
+            return f"{name}: {_FUNCTION_PREFIX.sub('', above.strip())} (in {node.group(1)})", node.group(1)
+    reason = lines[0].strip().partition(f"{name}: ")[2] if f"{name}: " in lines[0] else ""
+    reason = _FUNCTION_PREFIX.sub("", reason)
+    eager_op = _EAGER_OP.search(reason)
+    if eager_op:
+        tensor = (eager_op.group(1) or "").strip()
+        reason = reason[: eager_op.start()] + (f" (in {tensor})" if tensor else "")
+        return f"{name}: {reason}", tensor
+    return (f"{name}: {reason}" if reason else lines[0].strip()) + (" ..." if len(lines) > 1 else ""), ""
+
+
+def _reason_in_function(lines: list[str]) -> str:
+    """The reason below the frames of an error in a function; of several levels, the innermost."""
+    start = max(number for number, line in enumerate(lines) if line.endswith(_IN_FUNCTION)) + 1
+    frame_indent = None
+    for line in lines[start:]:
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith('File "'):
+            frame_indent = indent
+        elif frame_indent is None or indent <= frame_indent:
+            return line.strip()
+    return lines[0].strip()
+
+
+def _is_secondary(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone, itself or anywhere among its causes."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        names = " ".join(base.__name__ for base in type(cause).__mro__)
+        if any(words in f"{names} {cause}" for words in _SECONDARY):
+            return True
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False

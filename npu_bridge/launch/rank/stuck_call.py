@@ -1,0 +1,138 @@
+"""Samples the stack of a rank's main thread: which call it is stuck in, where in the script, and if it waits for ranks.
+
+Horovod 0.28 has a stall check, but over Gloo it never speaks: it goes through a list of ranks that only the MPI
+controller fills. So a rank samples itself. A call that has not returned between two samples is the same frame object at
+the same instruction; a new call of the same function is another object, because the last one seen is kept alive.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import types
+from typing import Any
+
+import npu_bridge
+from npu_bridge.launch.rank.processor_time import processor_secs
+from npu_bridge.tf_internals.names import INPUT_OF_ESTIMATOR
+
+__all__ = ["MainThreadSampler"]
+
+# Shorter calls are everyday life and not told to anybody.
+_NOTICE_SECS = 2.0
+# How often a stuck thread is sampled again, and which part of that time a rank must compute to count as busy: sampling
+# costs a thousandth, a step of a training far more.
+_AGAIN_SECS = 2.0
+_BUSY_SHARE = 0.02
+_RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
+# What is no line of the script: installed packages, and this one wherever it is.
+_PACKAGE = os.path.dirname(npu_bridge.__file__)
+_INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
+_CODE_CHARACTERS = 60
+# By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
+# of tf.data through the other, and an Estimator builds its input in a function of that name.
+_CALLED_BACK, _OF_DATA = os.path.join("ops", "script_ops.py"), os.path.join("python", "data", "ops", "")
+
+
+class MainThreadSampler:
+    """Finds out which call a thread is stuck in, and whether the process computes meanwhile.
+
+    Args:
+      thread: identifier of the thread, as in `threading.get_ident()`.
+    """
+
+    def __init__(self, thread: int):
+        self._thread = thread
+        self._frame: types.FrameType | None = None
+        self._instruction = -1
+        self._since = self._busy_at = self._sampled_at = 0.0
+        self._processor_secs: float | None = None
+        self._told: dict[str, Any] | None = None
+
+    def sample(self, now: float) -> dict[str, Any] | None:
+        """Samples the thread; to be called about once a second.
+
+        Args:
+          now: seconds on the monotonic clock.
+        Returns:
+          A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread
+          has not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again
+          after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod.
+        """
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
+        if frame is None:
+            return None
+        if frame is not self._frame or frame.f_lasti != self._instruction:
+            was_told, self._told = self._told is not None, None
+            self._frame, self._instruction, self._since = frame, frame.f_lasti, now
+            return {"stuck": None} if was_told else None
+        began, enough_secs = (self._since, _NOTICE_SECS) if self._told is None else (self._sampled_at, _AGAIN_SECS)
+        if now - began < enough_secs:
+            return None
+        stuck = {
+            "since": self._since,
+            "where": _position(frame),
+            "waits": str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNTIMES,
+            "busy_at": self._last_busy(now),
+            "pipeline": _pipeline(frames, self._thread),
+        }
+        is_new, self._told = stuck != self._told, stuck
+        return {"stuck": stuck} if is_new else None
+
+    def position(self) -> dict[str, str]:
+        """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
+        where = "" if frame is None else _position(frame)
+        return {"where": where, "pipeline": _pipeline(frames, self._thread)}
+
+    def _last_busy(self, now: float) -> float:
+        """When this process last computed during this call, as far as samples tell; its beginning when it has not."""
+        before, before_at = self._processor_secs, self._sampled_at
+        self._processor_secs, self._sampled_at = processor_secs(), now
+        if self._told is None:
+            self._busy_at = self._since
+        elif self._processor_secs is None or before is None:
+            self._busy_at = now  # nobody can tell, so nobody says that it is idle
+        elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
+            self._busy_at = now
+        return self._busy_at
+
+
+def _position(innermost: types.FrameType) -> str:
+    """File, line and text of the innermost line that is not of an installed package, if there is one."""
+    frame = _own_frame(innermost) or innermost
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    text = text if len(text) <= _CODE_CHARACTERS else f"{text[:_CODE_CHARACTERS]}..."
+    return f"{os.path.basename(file)}:{line}" + (f" ({text})" if text else "")
+
+
+def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
+        frame = frame.f_back
+    return frame
+
+
+def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
+    """File and line of the script's input pipeline where one of its functions is at work; "" when none is."""
+    for thread, innermost in frames.items():
+        codes = []
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            codes.append(frame.f_code)
+            frame = frame.f_back
+        if thread == main:
+            is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code in codes)
+        else:
+            is_input = any(code.co_filename.endswith(_CALLED_BACK) for code in codes) and any(
+                _OF_DATA in code.co_filename for code in codes
+            )
+        own = _own_frame(innermost) if is_input else None
+        if own is not None:
+            return f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}"
+    return ""

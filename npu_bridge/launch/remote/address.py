@@ -1,0 +1,28 @@
+"""The IPv4 address and the network interface by which this machine and another host talk to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+__all__ = ["address_towards", "interface_of"]
+
+_ANY_PORT = 9  # nothing is sent to it
+
+
+def address_towards(host: str) -> str:
+    """This machine's own IPv4 address on the way to a host; "" when there is no way."""
+    with contextlib.suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, _ANY_PORT))
+        return str(probe.getsockname()[0])
+    return ""
+
+
+def interface_of(address: str) -> str:
+    """The interface with an IPv4 address of this machine; "" when none has it."""
+    import psutil  # it comes with Horovod, and several ranks need that
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    return ""

@@ -1,0 +1,240 @@
+"""The launcher's end of the ssh connection to another host, and of the processes of ranks there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.output import JointStream
+from npu_bridge.launch.job.watched_rank import WatchedRank
+from npu_bridge.launch.remote.keeper import LIFE_SIGN_SECS
+from npu_bridge.options import environment
+
+__all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
+
+# How long a host may be silent before it counts as lost. Longer than a network's hiccup and than TCP takes to find back
+# after one; shorter than the 30 s after which Gloo gives up, so that the host is named and not the rank that waits.
+SILENCE_SECS = 20.0
+# The same before the first sign of life: names are looked up, and Python is read from a cold network disk.
+_START_SECS = 90.0
+_CHUNK_BYTES = 65536
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=15"]
+_CLOSE_SECS = 5.0
+# Names that speak of the launcher's machine or terminal.
+_OWN = {"HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL", "_", "DISPLAY", "XAUTHORITY", "LS_COLORS"}
+_OWN_PREFIXES = ("BASH_FUNC_", "SSH_")
+
+
+class RemoteHost:
+    """A host with a keeper that runs some of the ranks.
+
+    Args:
+      host: its name, for ssh.
+      errors: where goes what ssh itself has to say.
+      silence_secs: how long either end waits for a sign of life of the other.
+    Attributes:
+      codes: exit codes of the ranks that have ended.
+      stopped: ranks whose process was stopped at the last sign of life.
+      loss: why the connection is lost; "" while it is not.
+      heard_at: when something has last come through it, in seconds on the monotonic clock.
+    Raises:
+      LaunchError: there is no ssh here.
+    """
+
+    def __init__(self, host: str, errors: JointStream, silence_secs: float = SILENCE_SECS):
+        self.host = host
+        self.codes: dict[int, int] = {}
+        self.stopped: list[int] = []
+        self.loss = ""
+        self.heard_at = time.monotonic()
+        self._ranks: dict[int, WatchedRank] = {}
+        self._errors = errors
+        self._last_error = ""
+        self._silence_secs = silence_secs
+        self._limit_secs = max(_START_SECS, silence_secs)
+        self._unread = b""
+        self._is_closed = threading.Event()
+        try:
+            self._process = subprocess.Popen(
+                [*_SSH, "--", host, _keeper_command()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except FileNotFoundError as error:
+            raise LaunchError(f"{host} is reached through ssh, which is not installed here.") from error
+        self._pipes = [self._process.stdout.fileno(), self._process.stderr.fileno()]
+        for file in self._pipes:
+            os.set_blocking(file, False)
+
+    def start(
+        self,
+        ranks: Sequence[WatchedRank],
+        variables: Sequence[Mapping[str, str]],
+        script: str,
+        arguments: Sequence[str],
+        devices: Sequence[int],
+        peer: str,
+    ) -> None:
+        """Sends the job.
+
+        Args:
+          ranks: the ranks of this host, and for each the `variables` by which Horovod finds its peers.
+          script: a Python file, as seen from this process's folder, which must exist on the host too.
+          arguments: the script's own.
+          devices: device of each rank of the job, from a rank table; may be empty.
+          peer: a host with other ranks: the interface on the way to it is the one for Gloo.
+        """
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self.tell(
+            silence_secs=self._silence_secs,
+            ranks=[{"rank": rank.rank, "variables": dict(names)} for rank, names in zip(ranks, variables)],
+            script=script,
+            arguments=list(arguments),
+            devices=list(devices),
+            peer=peer,
+            environment={name: text for name, text in os.environ.items() if not _is_own(name)},
+        )
+        threading.Thread(target=self._send_life_signs, name=f"npu-run {self.host}", daemon=True).start()
+
+    def files(self) -> list[int]:
+        """The descriptors from which something can be read."""
+        return list(self._pipes)
+
+    def read(self, file: int) -> bool:
+        """Takes what one of `files()` holds; False when it came to its end and is no longer one of them."""
+        try:
+            text = os.read(file, _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        if not text:
+            # `look` may have come to its end already.
+            self._pipes = [pipe for pipe in self._pipes if pipe != file]
+        elif file == self._process.stdout.fileno():
+            self._take_events(text)
+        else:
+            self._errors.write(text)
+            self._last_error = (text.decode(errors="replace").strip().splitlines() or [self._last_error])[-1]
+        return bool(text)
+
+    def look(self) -> None:
+        """Notices that the connection is gone or silent; reads first, in case nobody has done so for a while."""
+        if self.loss or self._is_closed.is_set():
+            return
+        code = self._process.poll()
+        limit = time.monotonic() - self._limit_secs
+        if code is not None or self.heard_at < limit:
+            for file in list(self._pipes):
+                self.read(file)
+        if code is not None and not self._pipes:
+            reason = f": {self._last_error}" if self._last_error else ""
+            self.loss = f"the connection to {self.host} has ended (ssh, exit code {code}{reason})"
+        elif self.heard_at < limit:
+            self.loss = f"nothing was heard from {self.host} for {self._limit_secs:.0f} s"
+
+    def tell(self, **message: Any) -> None:
+        """Sends a message; to a host that is gone, in vain."""
+        with contextlib.suppress(OSError):
+            self._send(**message)
+
+    def close(self) -> None:
+        """Ends the connection, and with it whatever the keeper still runs."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if self.loss else _CLOSE_SECS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+    def _send(self, **message: Any) -> None:
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def _send_life_signs(self) -> None:
+        """A thread of its own, because the launcher may be waiting for whoever reads its output."""
+        with contextlib.suppress(OSError, ValueError):
+            while not self._is_closed.wait(LIFE_SIGN_SECS):
+                self._send()
+
+    def _take_events(self, text: bytes) -> None:
+        self.heard_at, self._limit_secs = time.monotonic(), self._silence_secs
+        *lines, self._unread = (self._unread + text).split(b"\n")
+        for event in map(json.loads, lines):
+            if "stopped" in event:
+                self.stopped = event["stopped"]
+            elif "code" in event:
+                self.codes[event["rank"]] = event["code"]
+            else:
+                lead_secs = self.heard_at - event["now"]
+                self._ranks[event["rank"]].take(event["channel"], event["text"].encode("latin-1"), lead_secs)
+
+
+class RemoteProcess:
+    """The process of a rank that the keeper of a host runs; used as `RankProcess` is.
+
+    Its output is read from the connection to the host, for all ranks of the host at once.
+    """
+
+    def __init__(self, rank: int, host: RemoteHost):
+        self._rank = rank
+        self._host = host
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal at the last sign of life of its host."""
+        return self._rank in self._host.stopped
+
+    @property
+    def loss(self) -> str:
+        """Why nobody knows how it has ended; "" while the host answers."""
+        return self._host.loss
+
+    @property
+    def heard_at(self) -> float:
+        return self._host.heard_at
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that has killed it); None while it runs, as far as it is known."""
+        self._host.look()
+        return self._host.codes.get(self._rank)
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the rank and to every process it started and that has not left its session."""
+        self._host.tell(signal=number, rank=self._rank)
+
+    def leave_horovod(self) -> None:
+        """Asks the rank to shut Horovod down, so that ranks that wait in a collective raise."""
+        self._host.tell(leave=self._rank)
+
+    def drain(self, *channels: str) -> None:
+        """Does nothing: the keeper passes on all output of a rank before its exit code."""
+
+    def close(self) -> None:
+        """Does nothing: the connection is closed once for all ranks of the host."""
+
+
+def _keeper_command() -> str:
+    path = environment.read_variable("PYTHONPATH")
+    python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    keeper = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.remote.keeper"
+    return f"cd {shlex.quote(os.getcwd())} && {keeper}"
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith(_OWN_PREFIXES)

@@ -1,0 +1,127 @@
+"""The keeper: what `npu-run` starts on every other host through ssh, to run the ranks there and pass on their output.
+
+It reads lines of JSON from its input: first the job, then signals for ranks and signs of life. It writes lines of JSON
+to its output: what ranks print and report, how they end, and signs of life of its own. When the connection closes, or
+nothing has come through it for a while, the ranks are killed. So a host that is cut off cleans up by itself, and so it
+does when the launcher dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
+from npu_bridge.launch.remote.address import address_towards, interface_of
+
+__all__ = ["LIFE_SIGN_SECS", "main"]
+
+LIFE_SIGN_SECS = 1.0
+_TICK_SECS = 0.05
+_CHUNK_BYTES = 16384
+
+
+def main() -> None:
+    """Runs the ranks of one host until the connection closes."""
+    messages = _messages()
+    job = next(messages, None)
+    if job is None:
+        return
+    environment = _environment(job)
+    ranks = {}
+    for place in job["ranks"]:
+        command = functools.partial(rank_command, job["script"], job["arguments"], job["devices"])
+        take = functools.partial(_pass_on, place["rank"])
+        ranks[place["rank"]] = RankProcess(command, {**environment, **place["variables"]}, take)
+    codes: dict[int, int] = {}
+    threading.Thread(target=_obey, args=(messages, ranks, codes), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        _watch(ranks, codes)
+    _end(ranks, codes)
+
+
+def _watch(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+    """Passes on what ranks say and how they end, for ever; the thread that listens ends the process."""
+    selector = selectors.DefaultSelector()
+    for process in ranks.values():
+        for file in process.files():
+            selector.register(file, selectors.EVENT_READ, process)
+    told_at = 0.0
+    while True:
+        for key, _ in selector.select(_TICK_SECS):
+            key.data.read(key.fd)
+        for rank, process in ranks.items():
+            code = process.poll()
+            if code is not None and rank not in codes:
+                process.drain("stdout", "stderr")  # the launcher hears of the end after everything the rank has said
+                codes[rank] = code
+                _tell(rank=rank, code=code)
+        unregister_closed(selector)
+        if time.monotonic() - told_at >= LIFE_SIGN_SECS:
+            told_at = time.monotonic()
+            _tell(stopped=[rank for rank, process in ranks.items() if process.is_stopped])
+
+
+def _pass_on(rank: int, channel: str, text: bytes) -> None:
+    _tell(rank=rank, channel=channel, text=text.decode("latin-1"))
+
+
+def _obey(messages: Iterator[dict[str, Any]], ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+    """Does what the launcher says; once it says nothing more, kills the ranks and ends this process."""
+    for message in messages:
+        if "signal" in message:
+            ranks[message["rank"]].send_signal(message["signal"])
+        elif "leave" in message:
+            ranks[message["leave"]].leave_horovod()
+    _end(ranks, codes)
+    os._exit(0)
+
+
+def _end(ranks: dict[int, RankProcess], codes: dict[int, int]) -> None:
+    """Kills what still runs; what ranks that have all ended by themselves left behind is theirs."""
+    if len(codes) < len(ranks):
+        for process in ranks.values():
+            process.send_signal(signal.SIGKILL)
+
+
+def _messages() -> Iterator[dict[str, Any]]:
+    """What the launcher says, to the end of the connection or to a silence longer than the job allows."""
+    unread, silence_secs = b"", None
+    while select.select([0], [], [], silence_secs)[0]:
+        text = os.read(0, _CHUNK_BYTES)
+        if not text:
+            return
+        *lines, unread = (unread + text).split(b"\n")
+        for message in map(json.loads, lines):
+            silence_secs = message.get("silence_secs", silence_secs)
+            yield message
+
+
+def _tell(**event: Any) -> None:
+    """Writes one line; the clock goes with it, for what ranks report with times of their own."""
+    line = json.dumps({**event, "now": time.monotonic()}).encode() + b"\n"
+    while line:
+        line = line[os.write(1, line) :]
+
+
+def _environment(job: dict[str, Any]) -> dict[str, str]:
+    """All that the launcher's environment holds, over what ssh gives, over our defaults."""
+    variables = {**rank_defaults(len(job["ranks"])), **os.environ, **job["environment"]}
+    interface = interface_of(address_towards(job["peer"]))
+    if interface:
+        variables.setdefault("HOROVOD_GLOO_IFACE", interface)
+        variables.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return variables
+
+
+if __name__ == "__main__":
+    main()

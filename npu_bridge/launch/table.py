@@ -1,0 +1,46 @@
+"""Rows of texts on a console: a table with frames on a terminal, aligned columns everywhere else, for pasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["print_table"]
+
+
+def print_table(
+    rows: Sequence[Sequence[str]], console: Console, title: str = "", headings: Sequence[str] = (), right: int = 0
+) -> None:
+    """Prints rows, and an empty line below them.
+
+    Args:
+      rows: at least one; all have the same number of cells.
+      console: where to.
+      title: a line above; rows are indented below it.
+      headings: of the columns.
+      right: so many columns, from the first one on, are aligned to the right.
+    """
+    if console.is_terminal:
+        table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE)
+        table.show_header = bool(headings)
+        for number in range(len(rows[0])):
+            heading = headings[number] if headings else ""
+            table.add_column(heading, justify="right" if number < right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        return
+    lines = [headings, *rows] if headings else rows
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    if title:
+        console.print(Text(title), soft_wrap=True)
+    indent = "  " if title else ""
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line[:right], widths)]
+        cells += [cell.ljust(width) for cell, width in zip(line[right:], widths[right:])]
+        console.print(Text(indent + "  ".join(cells).rstrip()), soft_wrap=True)
+    console.print()
