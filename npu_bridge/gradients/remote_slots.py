@@ -317,7 +317,7 @@ def _slots_of(inner, variables):
 
 
 def _read_after(staging, op):
-    """Makes what savers read of a staging wait for `op`; the read's input must stay the variable's handle."""
+    """Makes what savers read of a staging variable wait for `op`; its input must stay the handle."""
     with tf.control_dependencies([op]):
         value = tf.raw_ops.ReadVariableOp(resource=staging.handle, dtype=staging.dtype)
     set_read_tensor(staging, value)
