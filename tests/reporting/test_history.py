@@ -150,17 +150,15 @@ def test_hook_can_be_sparse_but_never_misses_a_skipped_step(path):
     assert steps_of(History(path)) == [(1, False), (2, True), (3, False)]
 
 
-def test_long_runs_are_recorded_ever_more_sparsely_with_their_extremes(path):
-    """Every step of 1000, then one in 8 of 2000, then one in 16; a spike and a dip between two rows stay."""
-    losses = [4.0] * 4003
-    losses[3500], losses[3501], losses[1700] = 900.0, -7.0, float("nan")
-    run_steps([HistoryHook(path, every_n_steps=None)], losses, [number == 2001 for number in range(4003)])
-    history = History(path)
-    steps = [row.step for row in history.rows]
-    assert steps[:1000] == list(range(1, 1001)) and steps == sorted(steps) and len(steps) < 2000
-    assert [(row.step, row.loss) for row in history.rows if row.loss in (900.0, -7.0)] == [(3500, 900.0), (3501, -7.0)]
-    assert [row.step for row in history.rows if row.loss != row.loss] == [1701]
-    assert history.skipped_steps == 1 and history.rows[-1].step == 4002, "the last step is always there"
+def test_the_hook_can_thin_out_by_itself(path):
+    """Rows come into the file with their own times and steps; the last ones at the end."""
+    hook = HistoryHook(History(path, Clock(0.0, per_look=1.0)), every_n_steps=None)
+    run_steps([hook], [8.0, 7.0, 6.0], [False, True, False], [4.0, 4.0, 2.0])
+    assert [row[:5] for row in History(path).rows] == [
+        (1, 8.0, 4.0, False, 2.0),
+        (1, 7.0, 4.0, True, 3.0),
+        (2, 6.0, 2.0, False, 4.0),
+    ]
 
 
 def test_rate_and_precision_are_kept(path):
