@@ -188,7 +188,7 @@ def _to_line(entry: Entry) -> str:
     return json.dumps(fields) + "\n"
 
 
-def _json(value: Union[float, str, None]) -> Union[float, str, None]:
+def _json(value: float | str | None) -> float | str | None:
     # JSON has no NaN and no infinity; as text ("nan", "inf") other readers of the file do not stumble.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -1,4 +1,4 @@
-"""`ReportHook`: the page of a training, `report.html`, made when it ends."""
+"""The page of a training, `report.html`, made when it ends: a hook for sessions, a callback for Keras."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from npu_bridge._machine import usable_cores
 from npu_bridge.options import environment, of_graph
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.history_hook import HistoryHook
+from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.page import note_run, write_page
 from npu_bridge.reporting.page.run_folder import HISTORY_FILE
+from npu_bridge.reporting.step_hook import Observation
+from npu_bridge.reporting.thinning import Thinning
 
 _log = logging.getLogger(__name__)
 # What a rank says of itself is a text of at most so many bytes.
@@ -40,14 +43,10 @@ class ReportHook(tf.estimator.SessionRunHook):
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...
     """
 
-    def __init__(
-        self, folder: str, history: History | None = None, ranks: Sequence[dict[str, Any]] | None = None
-    ):
-        self._folder = os.fspath(folder)
-        path = os.path.join(self._folder, HISTORY_FILE)
+    def __init__(self, folder: str, history: History | None = None, ranks: Sequence[dict[str, Any]] | None = None):
+        path = os.path.join(folder, HISTORY_FILE)
         self._recorder = HistoryHook(path, every_n_steps=None) if history is None else None
-        self._history = history or self._recorder.history
-        self._ranks = ranks
+        self._page = _Page(folder, history or self._recorder.history, ranks)
         self._options = None
 
     def begin(self):
@@ -60,7 +59,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         """Writes down how the training was started."""
         if self._recorder:
             self._recorder.after_create_session(session, coord)
-        self._try(self._note, session.graph)
+        self._page.note(self._options or of_graph.options_of(session.graph))
 
     def before_run(self, run_context):
         """Asks for what is recorded."""
@@ -75,16 +74,84 @@ class ReportHook(tf.estimator.SessionRunHook):
         """Makes the page."""
         if self._recorder:
             self._recorder.end(session)
-        self._try(self._make_page)
+        self._page.make()
 
-    def _note(self, graph):
+
+class ReportCallback(tf.keras.callbacks.Callback):
+    """The same for `model.fit`: records each batch, and makes `report.html` when `fit` ends.
+
+    The loss is the one that Keras shows: the mean since the epoch began.
+
+    Args:
+      folder: for `report.html`, `report.json` and `history.jsonl`.
+    Ranks: local; only rank 0 writes.
+    Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
+    """
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self._history = History(os.path.join(folder, HISTORY_FILE))
+        self._page = _Page(folder, self._history)
+        self._writes = False
+        self._thinning: Thinning | None = None
+        self._before: Numbers | None = None
+
+    def on_train_begin(self, logs=None):
+        ranks = collective.current()
+        self._writes = ranks.rank == 0
+        if self._writes:
+            self._before = Numbers.of(self.model.optimizer)
+            self._history.begin_session(self._before.step, ranks=ranks.size)
+            self._thinning = Thinning(self._before.step)
+        self._page.note(None)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._writes:
+            return
+        before, now = self._before, Numbers.of(self.model.optimizer)
+        skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
+        loss = (logs or {}).get("loss")
+        seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
+        self._before = now
+        self._thinning.add(seen, self._history.now, 1)
+        if self._thinning.is_full:
+            self._write_kept()
+
+    def on_train_end(self, logs=None):
+        if self._writes:
+            self._write_kept(is_over=True)
+            self._history.close()
+        self._page.make()
+
+    def _write_kept(self, is_over: bool = False):
+        for step, seen in self._thinning.take(self._before.step, is_over):
+            of_step = seen.observation
+            self._history.append(
+                *(step, of_step.loss, of_step.loss_scale, of_step.skipped, of_step.learning_rate), time=seen.time
+            )
+
+
+class _Page:
+    """What both have in common: the files beside the history, which no training ends for."""
+
+    def __init__(self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None):
+        self._folder, self._history, self._ranks = os.fspath(folder), history, ranks
+
+    def note(self, options) -> None:
+        """Writes `report.json`."""
+        self._try(self._note, options)
+
+    def make(self) -> None:
+        """Writes `report.html`, if there was a step."""
+        self._try(self._make)
+
+    def _note(self, options):
         ranks = collective.current()
         known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
-        options = self._options or of_graph.options_of(graph)
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
         note_run(self._folder, self._history.path, options, self._ranks or known, gpus)
 
-    def _make_page(self):
+    def _make(self):
         if self._history.rows:
             _log.info("the page of this training is %s", write_page(self._folder, history=self._history))
 
@@ -94,7 +161,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         try:
             action(*arguments)
         except Exception as error:  # a training is worth more than its page
-            _log.warning("ReportHook: no page of this training (%s: %s).", type(error).__name__, error)
+            _log.warning("no page of this training in %s (%s: %s).", self._folder, type(error).__name__, error)
 
 
 def places_of_ranks() -> list[dict[str, Any]]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.npu_init import FixedLossScaleManager, NPUEstimator, NPUEstimatorSpec, NPUOptimizer, NPURunConfig
-from npu_bridge.reporting import History, HistoryHook, ReportHook
+from npu_bridge.npu_init import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    NPUEstimator,
+    NPUEstimatorSpec,
+    NPUOptimizer,
+    NPURunConfig,
+    npu_keras_optimizer,
+)
+from npu_bridge.reporting import History, HistoryHook, ReportCallback, ReportHook
 from npu_bridge.reporting.report_hook import places_of_ranks
 from tests.reporting.stepping import run_steps
 
@@ -60,7 +69,25 @@ def test_a_page_that_cannot_be_written_ends_no_training(tmp_path, caplog):
     with caplog.at_level("WARNING", logger="npu_bridge"):
         run_steps([ReportHook(str(tmp_path))], [3.0, 2.0], [False, False], [4.0, 4.0])
     assert len(History(str(tmp_path / "history.jsonl")).rows) == 2
-    assert [record.getMessage()[:37] for record in caplog.records] == ["ReportHook: no page of this training "] * 2
+    assert [record.getMessage()[:24] for record in caplog.records] == ["no page of this training"] * 2
+
+
+def test_keras_has_a_callback(tmp_path):
+    manager = ExponentialUpdateLossScaleManager(2**10, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), manager), "mse")
+    features = np.array([[1.0], [1.0], [np.inf], [1.0]], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((features, np.ones([4, 1], np.float32))).batch(1)
+    model.fit(data, verbose=0, callbacks=[ReportCallback(str(tmp_path))])
+    rows = History(str(tmp_path / "history.jsonl")).rows
+    assert [(row.step, row.loss_scale, row.skipped) for row in rows] == [
+        (1, 1024.0, False),
+        (2, 1024.0, False),
+        (2, 1024.0, True),
+        (3, 512.0, False),
+    ]
+    assert {row.learning_rate for row in rows} == {0.25}
+    assert 'data-last-step="3"' in (tmp_path / "report.html").read_text()
 
 
 def places():

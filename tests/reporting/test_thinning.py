@@ -41,4 +41,4 @@ def test_a_global_step_that_moves_otherwise_is_spread_evenly():
 
 def test_the_last_step_is_there_with_what_was_lowest_before_it():
     rows = train([5.0] * 1001 + [4.0, 9.0, 5.0, 6.0], step=0)
-    assert rows[-4:] == [(1000, 5.0), (1002, 4.0), (1003, 9.0), (1005, 6.0)]
+    assert rows[-4:] == [(999, 5.0), (1002, 4.0), (1003, 9.0), (1005, 6.0)]

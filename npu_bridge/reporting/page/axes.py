@@ -68,7 +68,9 @@ def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:
     """An axis of powers of two, one beyond the numbers on each side."""
     low, high = _ends(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
-    return Axis(2.0**first, 2.0**last, start, end, _thinned([2.0**power for power in range(first, last + 1)]), math.log2)
+    return Axis(
+        2.0**first, 2.0**last, start, end, _thinned([2.0**power for power in range(first, last + 1)]), math.log2
+    )
 
 
 def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:

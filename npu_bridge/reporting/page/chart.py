@@ -33,8 +33,8 @@ def charts(curves: Curves) -> list[str]:
     Args:
       curves: at least one bucket.
     Returns:
-      Texts of HTML `figure` elements. Each `svg` carries `data-name`, and `data-last-step` with the global step that its
-      curve reaches.
+      Texts of HTML `figure` elements. Each `svg` carries `data-name`, and `data-last-step` with the global step that
+      its curve reaches.
     """
     buckets = curves.buckets
     x = axes.exact(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)

@@ -124,10 +124,8 @@ def _speeds(rows, places, starts) -> list[Speed]:
             secs = rows[last].time - rows[first].time
             if secs > 0 and places[last] > places[first]:
                 longest = max(
-                    (after.time - before.time) / max(there - here, 1)
-                    for before, after, here, there in zip(
-                        *(rows[first:last], rows[first + 1 : last + 1]), *(places[first:last], places[first + 1 : last + 1])
-                    )
+                    (rows[at + 1].time - rows[at].time) / max(places[at + 1] - places[at], 1)
+                    for at in range(first, last)
                 )
                 pace = (places[last] - places[first]) / secs
                 found.append(Speed(places[first], places[last], pace, longest))

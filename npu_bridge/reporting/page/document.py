@@ -80,7 +80,7 @@ def render_page(run: RunFolder) -> str:
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
         f"<h1>{escape(title)}</h1>\n{_head(run, summary)}\n{''.join(filter(None, sections))}"
         f"<footer>Made by npu_bridge {escape(__version__)} with <code>npu-run report</code>. This page needs no other "
-        f"file.</footer>\n</main>\n<div id=\"tip\" hidden></div>\n"
+        f'file.</footer>\n</main>\n<div id="tip" hidden></div>\n'
         f'<script type="application/json" id="data">{_data(curves)}</script>\n<script>{SCRIPT}</script>\n'
         f"</body>\n</html>\n"
     )
@@ -115,7 +115,8 @@ def _about_the_curves(curves: Curves, summary: Summary) -> str:
     if curves.restarts:
         said.append("At a dashed line the training went on from a checkpoint.")
     if curves.steps_per_bucket > 1:
-        said.append(f"Each place stands for {curves.steps_per_bucket} recorded steps, the band for the lowest to the highest.")
+        size = curves.steps_per_bucket
+        said.append(f"Each place stands for {size} recorded steps, the band for the lowest to the highest.")
     return f'<p class="quiet">{" ".join(said)}</p>'
 
 

@@ -39,7 +39,8 @@ svg .last { fill: var(--here); font-weight: 700; font-size: 13px; }
 .grid { stroke: var(--grid); fill: none; }
 .line { stroke: var(--here); stroke-width: 2.2; fill: none; stroke-linejoin: round; stroke-linecap: round; }
 .raw { stroke: var(--here); stroke-width: 1; opacity: .3; fill: none; stroke-linejoin: round; }
-.band { fill: var(--here); fill-opacity: .2; stroke: var(--here); stroke-opacity: .4; stroke-width: .8; } .dot { fill: var(--here); }
+.band { fill: var(--here); fill-opacity: .2; stroke: var(--here); stroke-opacity: .4; stroke-width: .8; }
+.dot { fill: var(--here); }
 path.skip { fill: var(--skip); } .nan { stroke: var(--skip); stroke-width: 1.6; fill: none; }
 rect.lowered { fill: var(--lowered); opacity: .2; }
 .restart { stroke: var(--quiet); stroke-dasharray: 4 3; fill: none; }
