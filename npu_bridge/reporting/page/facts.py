@@ -52,9 +52,7 @@ def note_run(
     by_launcher = environment.read_variable("RANK_SIZE") is not None
     facts = {
         "script": os.path.basename(sys.argv[0]) if sys.argv else "",
-        "command": command_line(
-            sys.argv, max(len(ranks), 1), hosts, environment.read_variable("RANK_SIZE") is not None
-        ),
+        "command": command_line(sys.argv, max(len(ranks), 1), hosts, by_launcher),
         "folder": os.getcwd(),
         "began": round(time.time(), 3),
         "history": os.path.relpath(history, folder),
