@@ -37,7 +37,7 @@ class ReportHook(tf.estimator.SessionRunHook):
       folder: for `report.html`, `report.json` and `history.jsonl`.
       history: of a `HistoryHook` that records the steps already. None: this hook records them, ever more sparsely
         (`every_n_steps=None` of a `HistoryHook`).
-      ranks: what `places_of_ranks` gave. None: the number of ranks alone.
+      ranks: what `places_of_ranks` gave, for the table of ranks. None: their number alone.
     Graph: reads collections, adds nothing.
     Ranks: local.
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...

@@ -9,8 +9,10 @@ import os
 import re
 import sys
 
+import click.testing
 import pytest
 
+from npu_bridge.launch.report import report
 from npu_bridge.reporting import History, StepRow
 from npu_bridge.reporting.page import RunFolder, axes, facts, read_run_folder, render_page, write_page
 from npu_bridge.reporting.page.curves import MOST_BUCKETS, cut
@@ -133,3 +135,12 @@ def test_axes_hold_their_numbers(numbers):
         places = [axis.place(number) for number in numbers]
         assert all(0 <= place <= 100 for place in places) and places == sorted(places, reverse=True)
         assert len(axis.ticks) <= 8 and all(axis.low <= tick <= axis.high for tick in axis.ticks)
+
+
+def test_the_command_says_what_it_made_or_what_is_missing(tmp_path):
+    write_history(tmp_path, [4.0, 3.0])
+    runner = click.testing.CliRunner()
+    done = runner.invoke(report, [str(tmp_path), "-o", str(tmp_path / "own.html")])
+    assert done.exit_code == 0 and "own.html (" in done.output and (tmp_path / "own.html").exists()
+    refused = runner.invoke(report, [str(tmp_path / "nowhere")])
+    assert refused.exit_code == 2 and "npu-run report: there is no folder" in refused.output

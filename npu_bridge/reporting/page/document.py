@@ -141,7 +141,7 @@ def _options(run: RunFolder) -> str:
 
 
 def _ranks(run: RunFolder, summary: Summary) -> str:
-    known = [rank for rank in run.facts.get("ranks") or [] if isinstance(rank, dict)]
+    known = [rank for rank in run.facts.get("ranks") or [] if rank and isinstance(rank, dict)]
     times = run.timeline.by_rank if run.timeline else {}
     if not known and not times:
         return ""
