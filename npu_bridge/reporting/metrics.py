@@ -166,9 +166,7 @@ class _Entries:
             self._steps_since = 0
         self._steps_since += steps
 
-    def write(
-        self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None
-    ) -> None:
+    def write(self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None) -> None:
         """Writes what is known and finite, and how many steps were tried in a second since the last time."""
         now = self._clock()
         pace = None

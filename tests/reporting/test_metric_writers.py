@@ -37,13 +37,14 @@ def test_csv_goes_on_from_a_checkpoint(tmp_path):
     writer = CsvWriter(path)
     writer.begin(0)
     for step in (10, 20, 30):
-        writer.write(step, {"loss": 1.0 / step})
+        writer.write(step, {"loss": 1.0 / step}, None)
     with open(path, "a") as file:
         file.write("40,0.0")  # the process died in the middle of a line
     writer.begin(20)
-    writer.write(25, {"loss": 5.0, "unheard_of": 1.0})
+    writer.write(25, {"loss": 5.0, "unheard_of": 1.0}, "float16")
     writer.close()
     assert [(row["step"], row["loss"]) for row in numbers_in(path)] == [("10", "0.1"), ("20", "0.05"), ("25", "5")]
+    assert numbers_in(path)[-1]["precision"] == "float16"
 
 
 @pytest.mark.parametrize("kind", [MetricsHook, MetricsCallback])
