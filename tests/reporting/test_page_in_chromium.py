@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import re
-import shutil
-import subprocess
 
 import pytest
 
 from npu_bridge.reporting.page import write_page
+from tests.reporting.chromium import CHROMIUM, visit
 from tests.reporting.test_page import write_history
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-QUIET = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--v=0"),
-]
 # Added to the page that is tested: a pointer moves over the first chart, then a key goes to the last step.
 VISIT = """<script>
 const svg = document.querySelector("svg"), box = svg.getBoundingClientRect();
@@ -29,14 +23,6 @@ note("end");
 document.body.dataset.background = getComputedStyle(document.body).backgroundColor;
 document.body.dataset.wide = document.documentElement.scrollWidth > innerWidth;
 </script>"""
-
-
-def visit(page, profile, *flags):
-    """The page's document after its scripts have run, and what the console said."""
-    command = [CHROMIUM, *QUIET, f"--user-data-dir={profile}", *flags, f"file://{page}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_pages_load_without_errors_and_show_the_last_step(tmp_path):
