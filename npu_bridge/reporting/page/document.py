@@ -111,7 +111,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
 
 
 def _about_the_curves(curves: Curves, summary: Summary) -> str:
-    said = ["All over steps, those that were skipped included." if summary.skipped_steps else "All over steps."]
+    said = [f"All curves are over training steps{', skipped ones included' if summary.skipped_steps else ''}."]
     if curves.restarts:
         said.append("At a dashed line the training went on from a checkpoint.")
     if curves.steps_per_bucket > 1:

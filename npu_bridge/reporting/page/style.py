@@ -47,7 +47,7 @@ rect.lowered { fill: var(--lowered); opacity: .2; }
 .pointer { stroke: var(--ink); fill: none; opacity: .6; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--grid);
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; max-width: 30em; }
 th { color: var(--quiet); font-weight: 600; font-size: 13px; white-space: nowrap; } tr:last-child td { border: 0; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 pre { margin: 0; padding: 10px 12px; background: var(--page); border-radius: 6px; white-space: pre-wrap;
