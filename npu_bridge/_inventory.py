@@ -1,4 +1,4 @@
-"""What is installed and what the machine has, in rows for people: found without starting or importing anything."""
+"""Lists installed versions and what the machine has, without importing or starting anything."""
 
 from __future__ import annotations
 

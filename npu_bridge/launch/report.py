@@ -1,4 +1,4 @@
-"""`npu-run report`: a training on one page of HTML, to be looked at or sent."""
+"""`npu-run report`: makes one page of HTML about a training."""
 
 from __future__ import annotations
 

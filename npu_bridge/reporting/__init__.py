@@ -1,4 +1,4 @@
-"""Reports of a training run: progress line, history file, picture, TensorBoard curves, timeline and summary.
+"""Reports of a training run: progress line, history file, page, picture, curves, timeline and summary.
 
 Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
 """

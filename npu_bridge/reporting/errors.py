@@ -1,4 +1,4 @@
-"""What reporting raises."""
+"""`MissingExtraError`: an optional package is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Keras optimizer says of the step it has just done."""
+"""Reads step, loss scale, skipped steps and learning rate from a Keras optimizer."""
 
 from __future__ import annotations
 

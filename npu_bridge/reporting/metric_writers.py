@@ -1,4 +1,4 @@
-"""Where the numbers of a training can go beside TensorBoard: a CSV file, MLflow, Weights & Biases.
+"""Writers of metrics to a CSV file, to MLflow and to Weights & Biases.
 
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
 step of a session, `write(step, values)` with the numbers that are known and finite, by name, and `close()` at the end.

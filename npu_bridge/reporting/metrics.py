@@ -1,4 +1,4 @@
-"""The numbers of a training, every few steps, for any writer: a hook for sessions, and a callback for Keras."""
+"""Gives the numbers of a training to a writer every few steps: a hook for sessions, and a callback for Keras."""
 
 from __future__ import annotations
 

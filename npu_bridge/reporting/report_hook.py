@@ -1,4 +1,4 @@
-"""The page of a training, `report.html`, made when it ends: a hook for sessions, a callback for Keras."""
+"""Makes the page of a training, `report.html`, when it ends: a hook for sessions, a callback for Keras."""
 
 from __future__ import annotations
 

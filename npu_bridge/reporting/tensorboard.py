@@ -1,4 +1,4 @@
-"""Curves of a training for TensorBoard: a hook, which every `NPUEstimator` has, and a callback for Keras."""
+"""Writes curves of a training for TensorBoard: a hook, which every `NPUEstimator` has, and a callback for Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps of a long training are kept: all of the first thousand, ever fewer later, extremes always."""
+"""Decides which steps of a long training are recorded: all of the first thousand, ever fewer later, extremes always."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training on one page of HTML that needs nothing else: no network, no other file.
+"""One page of HTML about a training, which needs no network and no other file.
 
 `facts.py` notes what only the training process knows, `run_folder.py` reads everything a run has left behind,
 `curves.py` cuts its history into buckets, `chart.py` draws them, `document.py` makes the page.

@@ -1,4 +1,4 @@
-"""The curves of a run as SVG: complete without a script, which only adds what is under the pointer."""
+"""Draws the curves of a run as SVG, which a script only adds the numbers under the pointer to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history cut into at most some hundred buckets of steps, each with its lowest, highest and mean values."""
+"""Cuts a history into some hundred buckets of steps, each with its lowest, highest and mean values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page itself: summary, charts, how to repeat the run, its options, ranks, timeline and environment."""
+"""Puts the page together: summary, charts, command, options, ranks, timeline, environment and numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the process that trains knows: how it was started, with which options, and where.
+"""Notes what only the process that trains knows: how it was started, with which options, and where.
 
 Kept in the run folder as `report.json`. Values of arguments and variables whose names say that they are secret are
 left out: the page is made to be sent to others.

@@ -1,4 +1,4 @@
-"""Everything that a run has left in its folder, read without TensorFlow."""
+"""Reads, without TensorFlow, everything that a run has left in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page does under a pointer, a finger or the arrow keys: the numbers of a place, in all charts at once."""
+"""The script of the page: the numbers of a step under a pointer, a finger or the arrow keys, in all charts at once."""
 
 from __future__ import annotations
 

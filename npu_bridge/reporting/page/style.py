@@ -1,4 +1,4 @@
-"""How the page looks: light and dark as the reader's system is, and on paper."""
+"""The style sheet of the page: light and dark as the system of the reader is, and for printing."""
 
 from __future__ import annotations
 
