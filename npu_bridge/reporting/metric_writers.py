@@ -1,8 +1,8 @@
 """Writers of metrics to a CSV file, to MLflow and to Weights & Biases.
 
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
-step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype of
-the step or None; and `close()` at the end. A class of your own with these three will do.
+step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
+of the step or None; and `close()` at the end. A class of your own with these three will do.
 """
 
 from __future__ import annotations
