@@ -73,6 +73,19 @@ def test_a_plan_needs_none(python):
     assert any("efficiency" in line for line in python("-c", code))
 
 
+def test_a_page_of_a_training_needs_none(python, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "history.jsonl").write_text(
+        '{"start": 0, "time": 1.0, "ranks": 2}\n'
+        '{"step": 1, "loss": 2.5, "loss_scale": null, "skipped": false, "time": 2.0}\n'
+    )
+    code = f"import sys; sys.argv = ['npu-run', 'report', {str(run)!r}]; from npu_bridge.launch.cli import main; main()"
+    (said,) = python("-c", code)
+    assert "report.html (" in said and said.endswith(" kB)")
+    assert 'data-last-step="1"' in (run / "report.html").read_text()
+
+
 def test_another_version_is_refused_by_every_door_and_by_nobody_else(python, tmp_path):
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("__version__ = '2.16.1'\n")

@@ -8,12 +8,12 @@ python examples/accelerate/train.py --way loss --target_loss 0.5     # float16 u
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
 
 import numpy as np
+from picture import draw
 
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -21,7 +21,7 @@ from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.npu_init import tf
-from npu_bridge.precision import policy_of_last_step
+from npu_bridge.reporting import History, HistoryHook, summarize
 
 FEATURES, CLASSES, EXAMPLES = 32, 10, 4096
 ACCELERATIONS = {"float16": "fast", "bfloat16": "fast1"}
@@ -73,42 +73,6 @@ def dense(inputs, units, name):
         return tf.matmul(inputs, kernel) + bias
 
 
-class RecordSteps(tf.train.SessionRunHook):
-    """Keeps the loss and the precision of every step."""
-
-    def __init__(self):
-        self.rows = []
-
-    def before_run(self, run_context):
-        return tf.train.SessionRunArgs("loss:0")
-
-    def after_run(self, run_context, run_values):
-        policy = policy_of_last_step(run_context.session)
-        self.rows.append({"loss": float(run_values.results), "precision": policy.low_dtype or "float32"})
-
-
-def draw(rows, first_step, flags, path):
-    """Loss over steps; the low-precision part shaded, the switch marked."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    steps = np.arange(first_step, first_step + len(rows))
-    losses = np.array([row["loss"] for row in rows])
-    low = sum(row["precision"] != "float32" for row in rows)
-    figure = Figure(figsize=(9, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.plot(steps, losses, color="#1f6feb", linewidth=1, label="loss")
-    axes.axvspan(first_step, first_step + low, color="#f0b429", alpha=0.22, linewidth=0, label=flags.low)
-    if low < len(rows):
-        axes.axvline(first_step + low, color="#d9480f", linewidth=1.4, label=f"switch to float32 at {first_step + low}")
-    if flags.way == "loss":
-        axes.axhline(flags.target_loss, color="#8592a3", linestyle=":", label=f"target {flags.target_loss:g}")
-    axes.set(xlabel="step", ylabel="loss", xlim=(first_step, first_step + len(rows)), ylim=(0, None))
-    axes.legend(loc="upper right", frameon=False)
-    figure.savefig(path)
-
-
 def main():
     flags = read_flags()
     log = logging.getLogger("npu_bridge")  # says when which precision begins
@@ -126,20 +90,21 @@ def main():
         progress = TellMeStepOrLossHook(step="global_step:0", total_step=flags.steps)
     else:
         progress = TellMeStepOrLossHook(loss="loss:0", final_loss=flags.target_loss)
-    record = RecordSteps()
+    history = History(os.path.join(flags.output_dir, "history.jsonl"))
     checkpoint = estimator.latest_checkpoint()
     reached = int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP)) if checkpoint else 0
     if reached >= flags.steps:
         print(f"already at step {reached} of {flags.steps}: nothing to do; --steps {2 * reached} or another folder")
         return
-    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, record], max_steps=flags.steps)
+    estimator.train(lambda: input_fn(flags.batch_size), hooks=[progress, HistoryHook(history)], max_steps=flags.steps)
     result = estimator.evaluate(lambda: input_fn(flags.batch_size), steps=8)
-    with open(os.path.join(flags.output_dir, "steps.jsonl"), "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in record.rows)
-    picture = os.path.join(flags.output_dir, "loss.png")
-    draw(record.rows, int(result["global_step"]) - len(record.rows), flags, picture)
-    last = np.mean([row["loss"] for row in record.rows[-20:]])
-    print(f"loss {record.rows[0]['loss']:.3f} -> {last:.3f}, evaluated in float32 {result['loss']:.3f}; see {picture}")
+    target_loss = flags.target_loss if flags.way == "loss" else None
+    picture = draw(history, os.path.join(flags.output_dir, "curves.svg"), target_loss)
+    summary = summarize(history)
+    print(
+        f"loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}, evaluated in float32 {result['loss']:.3f}; "
+        f"see {picture} and {os.path.join(flags.output_dir, 'report.html')}"
+    )
 
 
 if __name__ == "__main__":

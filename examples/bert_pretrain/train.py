@@ -26,9 +26,11 @@ from npu_bridge.reporting import (
     HistoryHook,
     MissingExtraError,
     ProgressHook,
+    ReportHook,
     describe_run,
     draw_training,
     format_summary,
+    places_of_ranks,
     summarize,
     write_summary,
 )
@@ -236,7 +238,7 @@ def main(_):
         )
 
     history = History(os.path.join(FLAGS.output_dir, "history.jsonl"))
-    hooks = [ProgressHook(total_steps), HistoryHook(history)]
+    hooks = [ProgressHook(total_steps), HistoryHook(history), ReportHook(FLAGS.output_dir, history, places_of_ranks())]
     if distributed:
         hooks.insert(0, NPUBroadcastGlobalVariablesHook(0, rank))
     batches = MaskedBatches(train_rows, size.vocab_size, FLAGS.seed)

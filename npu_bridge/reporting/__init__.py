@@ -1,4 +1,4 @@
-"""Reports of a training run: progress line, history file, picture, TensorBoard curves, timeline and summary.
+"""Reports of a training run: progress line, history file, page, picture, curves, timeline and summary.
 
 Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
 """
@@ -9,9 +9,13 @@ _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
     "history": ("History", "SessionStart", "StepRow"),
     "history_hook": ("HistoryHook",),
-    "picture": ("MissingExtraError", "draw_training", "smooth"),
+    "errors": ("MissingExtraError",),
+    "metric_writers": ("CsvWriter", "MlflowWriter", "WandbWriter"),
+    "metrics": ("MetricsCallback", "MetricsHook"),
+    "picture": ("draw_training", "smooth"),
     "progress_hook": ("ProgressHook",),
     "progress_line": ("Progress", "format_progress"),
+    "report_hook": ("ReportCallback", "ReportHook", "places_of_ranks"),
     "run_description": ("describe_run",),
     "step_hook": ("Observation", "StepHook"),
     "tensorboard": ("TensorBoardCallback", "TensorBoardHook"),
@@ -19,25 +23,33 @@ _PLACES = {
 }
 
 __all__ = [
+    "CsvWriter",
     "History",
     "HistoryHook",
     "LossScaleCollapseError",
     "LossScaleCollapseHook",
+    "MetricsCallback",
+    "MetricsHook",
     "MissingExtraError",
+    "MlflowWriter",
     "NanLossHook",
     "Observation",
     "Progress",
     "ProgressHook",
+    "ReportCallback",
+    "ReportHook",
     "SessionStart",
     "StepHook",
     "StepRow",
     "Summary",
     "TensorBoardCallback",
     "TensorBoardHook",
+    "WandbWriter",
     "describe_run",
     "draw_training",
     "format_progress",
     "format_summary",
+    "places_of_ranks",
     "smooth",
     "summarize",
     "write_summary",

@@ -22,6 +22,8 @@ class StepRow(NamedTuple):
       loss_scale: the factor this step used, or None without loss scaling.
       skipped: whether the update did not happen.
       time: seconds since the epoch.
+      learning_rate: of this step, or None when it was not watched.
+      precision: dtype that the step was lowered to, or "float32"; None when nothing decides it.
     """
 
     step: int
@@ -29,6 +31,8 @@ class StepRow(NamedTuple):
     loss_scale: float | None
     skipped: bool
     time: float
+    learning_rate: float | None = None
+    precision: str | None = None
 
 
 class SessionStart(NamedTuple):
@@ -40,6 +44,7 @@ class SessionStart(NamedTuple):
 
 
 Entry = Union[StepRow, SessionStart]
+_OPTIONAL = ("learning_rate", "precision")
 
 
 class History:
@@ -86,7 +91,7 @@ class History:
         """
         self.close()
         kept = _up_to(self.entries, step)
-        self.entries = kept + [SessionStart(step, round(self._clock(), 3), ranks)]
+        self.entries = kept + [SessionStart(step, self.now, ranks)]
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         temporary = f"{self.path}.tmp"
         with open(temporary, "w", encoding="utf-8") as out:
@@ -94,15 +99,29 @@ class History:
         os.replace(temporary, self.path)
         self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
-    def append(self, step: int, loss: float | None, loss_scale: float | None, skipped: bool) -> None:
-        """Adds one step; it is in the file when this returns.
+    @property
+    def now(self) -> float:
+        """Seconds since the epoch, as steps are marked with them."""
+        return round(self._clock(), 3)
+
+    def append(
+        self,
+        step: int,
+        loss: float | None,
+        loss_scale: float | None,
+        skipped: bool,
+        learning_rate: float | None = None,
+        precision: str | None = None,
+        time: float | None = None,
+    ) -> None:
+        """Adds one step; it is in the file when this returns. `time` is now, if none is given.
 
         Raises:
           RuntimeError: no session was begun.
         """
         if self._file is None:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
-        row = StepRow(step, loss, loss_scale, skipped, round(self._clock(), 3))
+        row = StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
         self.entries.append(row)
         self._file.write(_to_line(row))
 
@@ -155,6 +174,8 @@ def _from_line(line: str) -> Entry:
         _number(fields["loss_scale"]),
         bool(fields["skipped"]),
         float(fields["time"]),
+        _number(fields.get("learning_rate")),
+        fields.get("precision"),
     )
 
 
@@ -162,13 +183,14 @@ def _to_line(entry: Entry) -> str:
     if isinstance(entry, SessionStart):
         fields: dict[str, Any] = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
     else:
-        fields = {**entry._asdict(), "loss": _json(entry.loss), "loss_scale": _json(entry.loss_scale)}
+        known = {name: _json(value) for name, value in entry._asdict().items()}
+        fields = {name: value for name, value in known.items() if value is not None or name not in _OPTIONAL}
     return json.dumps(fields) + "\n"
 
 
-def _json(value: float | None) -> float | str | None:
+def _json(value: float | str | None) -> float | str | None:
     # JSON has no NaN and no infinity; as text ("nan", "inf") other readers of the file do not stumble.
-    return value if value is None or math.isfinite(value) else str(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value) -> float | None:

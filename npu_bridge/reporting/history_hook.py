@@ -1,4 +1,4 @@
-"""`HistoryHook`: writes every training step into a `History`."""
+"""`HistoryHook`: writes training steps into a `History`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import tensorflow as tf
 
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
 
 
 class HistoryHook(StepHook):
-    """Records step, loss, loss scale and skipped steps in a file; only rank 0 writes.
+    """Records step, loss, loss scale, skipped steps, learning rate and precision in a file; only rank 0 writes.
 
     Args:
       history: where to write, or the path of the file.
       every_n_steps: record one step in n. The first step and skipped steps are always recorded. With
-        `iterations_per_loop` N, a run's last step is all that is seen of it.
+        `iterations_per_loop` N, a run's last step is all that is seen of it. None: every step of the first thousand,
+        then one in 8, in 16 and so on, and of the steps between two of them those of the lowest and the highest loss.
+        They come into the file a hundred at a time.
       loss: tensor or name, see `StepHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
@@ -25,15 +28,16 @@ class HistoryHook(StepHook):
     def __init__(
         self,
         history: History | str,
-        every_n_steps: int = 1,
+        every_n_steps: int | None = 1,
         loss: tf.Tensor | str | None = None,
     ):
         super().__init__(loss)
-        if every_n_steps < 1:
+        if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
         self.history = history if isinstance(history, History) else History(history)
         self._every_n_steps = every_n_steps
         self._steps_since = every_n_steps  # the first step is recorded
+        self._thinning: Thinning | None = None
         self._communicator = None
 
     def begin(self):
@@ -52,22 +56,38 @@ class HistoryHook(StepHook):
         """Continues the file at the restored step."""
         del coord
         if self._writes():
-            self.history.begin_session(self.read_step(session), ranks=self._communicator.size)
+            step = self.read_step(session)
+            self.history.begin_session(step, ranks=self._communicator.size)
+            self._thinning = Thinning(step) if self._every_n_steps is None else None
 
     def on_step(self, session, observation: Observation) -> None:
-        """Adds one row."""
+        """Adds the rows that are due."""
         if not self._writes():
             return
+        steps = steps_per_run(session)
+        if self._thinning is not None:
+            self._thinning.add(observation, self.history.now, steps)
+            if self._thinning.is_full:
+                self._write_kept(session)
+            return
         if observation.skipped or self._steps_since >= self._every_n_steps:
-            self.history.append(self.read_step(session), observation.loss, observation.loss_scale, observation.skipped)
+            self._append(self.read_step(session), observation)
         if self._steps_since >= self._every_n_steps:
             self._steps_since = 0
-        self._steps_since += steps_per_run(session)
+        self._steps_since += steps
 
     def end(self, session):
-        """Closes the file."""
-        del session
+        """Closes the file, in which the last step is then."""
+        if self._writes() and self._thinning is not None:
+            self._write_kept(session, is_over=True)
         self.history.close()
+
+    def _write_kept(self, session, is_over: bool = False):
+        for step, seen in self._thinning.take(self.read_step(session), is_over):
+            self._append(step, seen.observation, seen.time)
+
+    def _append(self, step: int, seen: Observation, time: float | None = None):
+        self.history.append(step, seen.loss, seen.loss_scale, seen.skipped, seen.learning_rate, seen.precision, time)
 
     def _writes(self) -> bool:
         return self._communicator is not None and self._communicator.rank == 0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npu_bridge.reporting.errors import MissingExtraError
 from npu_bridge.reporting.history import History, StepRow
 from npu_bridge.reporting.picture_style import INK, QUIET, tidy
 from npu_bridge.reporting.progress_line import format_loss, format_steps
@@ -16,10 +17,6 @@ from npu_bridge.reporting.summary import format_summary, summarize
 _LOSS = "#1f6feb"
 _SCALE = "#0f8a72"
 _OVERFLOW = "#d9480f"
-
-
-class MissingExtraError(ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
 
 
 class _Curves(NamedTuple):

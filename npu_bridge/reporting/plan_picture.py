@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.picture import MissingExtraError
+from npu_bridge.reporting.errors import MissingExtraError
 from npu_bridge.reporting.picture_style import INK, QUIET, tidy
 
 __all__ = ["draw_plan"]

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Callable
 
 import tensorflow as tf
 
-from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.reporting.step_hook import Observation, StepHook
-from npu_bridge.session import steps_per_run
-
-_NORM = "gradient_norm"
+from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 
-class TensorBoardHook(StepHook):
-    """Writes scalars `training/...`: loss, loss scale, skipped steps, learning rate, steps per second, gradient norm.
-
-    When the precision changes, that is written as text.
-
-    The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped step has none, and
-    neither have the steps of `iterations_per_loop` above 1, of which a run shows only the last.
+class TensorBoardHook(MetricsHook):
+    """Writes scalars `training/...`: those of a `MetricsHook`. When the precision changes, that is written as text.
 
     Args:
       folder: of the event files; the one an Estimator writes to may be shared.
-      every_n_steps: steps between two entries; the first step has one, too.
-      loss: tensor or name, see `StepHook`.
-      clock: seconds, never going backwards.
+      every_n_steps, loss, clock: as for `MetricsHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
-    Graph: the operators of the norm, which run only in steps that are written.
     Ranks: local; only rank 0 writes.
     """
 
@@ -42,71 +29,15 @@ class TensorBoardHook(StepHook):
         loss: tf.Tensor | str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        super().__init__(loss)
-        self._scalars = _Scalars("TensorBoardHook", folder, every_n_steps, clock)
-        self._norm = None
-        self._last_norm: float | None = None
-        self._loops = False
-        self._skipped = 0
-
-    def begin(self):
-        """Looks up tensors and rank."""
-        super().begin()
-        self._scalars.begin()
-        gradients = gradients_of(tf.compat.v1.get_default_graph()) if self._scalars.writes else []
-        with tf.name_scope("gradient_norm"):
-            self._norm = _norm(gradients) if gradients else None
-        self._skipped = 0
-
-    def after_create_session(self, session, coord):
-        """Sees whether a run is a step."""
-        del coord
-        self._loops = steps_per_run(session) > 1
-
-    def before_run(self, run_context):
-        """Asks for the tensors on the rank that writes, and for the norm when it is to be written."""
-        if not self._scalars.writes:
-            return None
-        wanted = dict(self._fetches)
-        if self._norm is not None and not self._loops and self._scalars.is_due:
-            wanted[_NORM] = self._norm
-        return tf.estimator.SessionRunArgs(wanted)
-
-    def after_run(self, run_context, run_values):
-        """Keeps the norm for `on_step`."""
-        if self._scalars.writes:
-            norm = (run_values.results or {}).get(_NORM)
-            self._last_norm = None if norm is None else float(norm)
-            super().after_run(run_context, run_values)
-
-    def on_step(self, session, observation: Observation) -> None:
-        """Writes an entry when one is due."""
-        self._skipped += observation.skipped
-        if self._scalars.is_due:
-            values = {
-                "loss": observation.loss,
-                "loss_scale": observation.loss_scale,
-                "skipped_steps": self._skipped if "skipped" in self._fetches else None,
-                "learning_rate": observation.learning_rate,
-                _NORM: self._last_norm,
-            }
-            step = self.read_step(session)
-            self._scalars.write(step, step + self._skipped, values, observation.precision)
-        self._scalars.count(steps_per_run(session))
-
-    def end(self, session):
-        """Sees that everything is in the file."""
-        del session
-        self._scalars.flush()
+        super().__init__(TensorBoardWriter(folder), every_n_steps, loss, clock)
 
 
-class TensorBoardCallback(tf.keras.callbacks.Callback):
+class TensorBoardCallback(MetricsCallback):
     """The same curves for `model.fit`, but for the gradient norm, which Keras does not show.
 
     Args:
       folder: of the event files.
-      every_n_steps: batches between two entries; the first batch has one, too.
-      clock: seconds, never going backwards.
+      every_n_steps, clock: as for `MetricsCallback`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -115,89 +46,41 @@ class TensorBoardCallback(tf.keras.callbacks.Callback):
     """
 
     def __init__(self, folder: str, every_n_steps: int = 100, clock: Callable[[], float] = time.monotonic):
-        super().__init__()
-        self._scalars = _Scalars("TensorBoardCallback", folder, every_n_steps, clock)
-
-    def on_train_begin(self, logs=None):
-        self._scalars.begin()
-
-    def on_train_batch_end(self, batch, logs=None):
-        if not self._scalars.writes:
-            return
-        if self._scalars.is_due:
-            optimizer = self.model.optimizer
-            step = _number(optimizer.iterations)
-            skipped = _number(getattr(optimizer, "skipped_steps", None))
-            values = {
-                "loss": (logs or {}).get("loss"),
-                "loss_scale": _number(getattr(optimizer, "loss_scale", None)),
-                "skipped_steps": skipped,
-                "learning_rate": _rate(optimizer),
-            }
-            self._scalars.write(int(step), step + (skipped or 0), values)
-        self._scalars.count(1)
-
-    def on_train_end(self, logs=None):
-        self._scalars.flush()
+        super().__init__(TensorBoardWriter(folder), every_n_steps, clock)
 
 
-class _Scalars:
-    """Writes named numbers of a step when they are due."""
+class TensorBoardWriter:
+    """A writer into the event files of a folder.
 
-    def __init__(self, owner: str, folder: str, every_n_steps: int, clock: Callable[[], float]):
-        if every_n_steps < 1:
-            raise ValueError(f"{owner}: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
-        self.writes = False
-        self._folder = folder
-        self._every_n_steps = every_n_steps
-        self._clock = clock
-        self._steps_since = every_n_steps
-        self._before: tuple[float, float] | None = None
+    Args:
+      folder: the folder; TensorFlow keeps one writer for it in a process.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = str(folder)
         self._precision: str | None = None
 
-    def begin(self) -> None:
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
+    def begin(self, step: int) -> None:
+        """Nothing is opened before the first entry."""
+        self._precision = None
 
-        self.writes = collective.current().rank == 0
-        self._steps_since = self._every_n_steps  # the first step is written
-        self._before = self._precision = None
-
-    @property
-    def is_due(self) -> bool:
-        return self.writes and self._steps_since >= self._every_n_steps
-
-    def count(self, steps: int) -> None:
-        if self._steps_since >= self._every_n_steps:
-            self._steps_since = 0
-        self._steps_since += steps
-
-    def write(self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None) -> None:
-        """Writes what is known and finite, and how many steps were tried in a second since the last time."""
-        now = self._clock()
-        pace = None
-        if self._before is not None and now > self._before[1]:
-            pace = (tried - self._before[0]) / (now - self._before[1])
-        self._before = (tried, now)
-        known = {**values, "steps_per_sec": pace}
-        summary = tf.compat.v1.Summary(
-            value=[
-                tf.compat.v1.Summary.Value(tag=f"training/{name}", simple_value=float(value))
-                for name, value in known.items()
-                if value is not None and math.isfinite(value)
-            ]
-        )
+    def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
+        """Writes scalars, and a precision that is another one than before."""
+        entries = [
+            tf.compat.v1.Summary.Value(tag=f"training/{name}", simple_value=value) for name, value in values.items()
+        ]
         if precision not in (None, self._precision):
             self._precision = precision
-            summary.value.append(_text("training/precision", precision))
-        self._writer().add_summary(summary, step)
+            entries.append(_text("training/precision", precision))
+        self._writer().add_summary(tf.compat.v1.Summary(value=entries), step)
 
-    def flush(self) -> None:
-        if self.writes:
-            self._writer().flush()
+    def close(self) -> None:
+        """Sees that everything is in the file, which others may go on writing to."""
+        self._writer().flush()
 
     def _writer(self):
         with tf.Graph().as_default():  # in eager code there is no such writer
-            return tf.compat.v1.summary.FileWriterCache.get(str(self._folder))
+            return tf.compat.v1.summary.FileWriterCache.get(self._folder)
 
 
 def _text(tag, text):
@@ -205,20 +88,3 @@ def _text(tag, text):
     plugin = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="text")
     metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin)
     return tf.compat.v1.Summary.Value(tag=tag, tensor=tf.make_tensor_proto([text]), metadata=metadata)
-
-
-def _norm(gradients):
-    """The global norm; in float32, also of 16-bit gradients."""
-    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in gradients]
-    return tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(value, tf.float32)) for value in values]))
-
-
-def _number(value):
-    return None if value is None else float(tf.keras.backend.get_value(value))
-
-
-def _rate(optimizer):
-    rate = optimizer.learning_rate
-    if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-        rate = rate(optimizer.iterations)
-    return _number(rate)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.examples.commands import run, run_until_killed, run_warm
+from tests.reporting.chromium import assert_page
 
 ESTIMATOR = "npu-run -np 2 examples/digits/train_estimator.py"
 SESSION = "python examples/digits/train_session.py"
@@ -51,6 +52,8 @@ def test_estimator_killed_on_two_ranks_goes_on_as_if_nothing_had_happened(warm_p
     assert re.search(rf"held out: loss [0-9.]+, [0-9.]+% right after {reached + 15} steps", printed)
     assert printed.count("held out") == 1, "rank 0 speaks alone"
     assert_picture(pathlib.Path(re.search(r"picture: (\S+)", printed).group(1)))
+    page = assert_page(cut / "report.html", reached + 15, tmp_path / "profile")
+    assert "npu-run -np 2 examples/digits/train_estimator.py" in page and "training went on here" in page
     assert_reads_pictures(warm_python, cut, reached + 15)
 
 

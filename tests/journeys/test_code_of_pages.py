@@ -1,4 +1,4 @@
-"""The code of docs/keras.md, docs/session.md and the README's third use runs as it stands, alone and on two ranks."""
+"""The code of three pages of docs and the README's third use runs as it stands, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tensorflow as tf
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
-README, KERAS, SESSION = (
+README, KERAS, SESSION, REPORTING = (
     re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
-    for page in ("README.md", "docs/keras.md", "docs/session.md")
+    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md")
 )
 
 WEIGHTS = """
@@ -23,7 +23,7 @@ import hashlib
 print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest())
 """
 EAGER_PIECES = """
-import keras_0, keras_1
+import keras_0, keras_1, reporting_2
 weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
 """
 # A script is one of TensorFlow 1 or of TensorFlow 2, so these have a process of their own. The last piece about Keras
@@ -33,6 +33,7 @@ import keras_2
 weights = keras_2.weights
 import readme_2
 import session_0, session_1, session_2
+import reporting_0, reporting_1
 """
 
 
@@ -43,16 +44,18 @@ def test_code_runs_as_it_stands(command, tmp_path):
     """One process for many: pieces have a model, a graph or a session each."""
     graphs = tmp_path / "graphs"
     graphs.mkdir()
-    for page, pieces in {"readme": README, "keras": KERAS, "session": SESSION}.items():
+    for page, pieces in {"readme": README, "keras": KERAS, "session": SESSION, "reporting": REPORTING}.items():
         assert len(pieces) == 3
         for number, piece in enumerate(pieces):
-            is_eager = page == "keras" and number < 2
+            is_eager = (page, number) in (("keras", 0), ("keras", 1), ("reporting", 2))
             ((tmp_path if is_eager else graphs) / f"{page}_{number}.py").write_text(piece)
     (tmp_path / "train.py").write_text(EAGER_PIECES + WEIGHTS)
     (graphs / "train.py").write_text(GRAPH_PIECES + WEIGHTS)
     eager, printed = output_of(command, tmp_path), output_of(command, graphs)
     check_keras(eager + printed, ranks=1 if command == [sys.executable] else 2)
     check_session(printed, str(graphs / "out" / "monitored"))
+    check_reports({"pictured": 60, "monitored_report": 40}, graphs / "out")
+    check_reports({"fitted": 16}, tmp_path / "out")
     assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
 
 
@@ -79,3 +82,11 @@ def check_session(printed, folder):
     assert re.search(r"weight 2\.9\d+", printed)
     assert tf.train.latest_checkpoint(folder).endswith("model.ckpt-40")
     assert {name for name, _ in tf.train.list_variables(folder)} >= {"weight", "weight/Momentum", "loss_scale"}
+
+
+def check_reports(steps_of_folders, out):
+    for folder, steps in steps_of_folders.items():
+        assert f'data-last-step="{steps}"' in (out / folder / "report.html").read_text()
+    for numbers in out.glob("*/numbers.csv"):
+        assert numbers.read_text().startswith("step,loss,loss_scale,") and numbers.read_text().count("\n") >= 5
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in out.glob("*/training.png"))

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from npu_bridge._install import INSTALL_HOROVOD
+from tests.reporting.chromium import assert_page
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 README = (REPOSITORY / "README.md").read_text()
@@ -119,6 +120,8 @@ def test_make_train_trains_and_resumes(tmp_path):
     assert (summary["ranks"], summary["steps"], summary["loss_scale"]) == (2, 60, 65536.0)
     assert summary["last_loss"] < summary["first_loss"] - 0.5
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    page = assert_page(out / "report.html", 60, tmp_path / "profile")
+    assert "npu-run -np 2" in page and "training went on here" in page
 
 
 @needs_own_environment()

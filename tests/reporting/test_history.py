@@ -35,7 +35,7 @@ def test_rows_survive_the_process(path):
     written = write(path, [(1, False), (1, True), (2, False)])
     read = History(path)
     assert read.entries == written.entries
-    assert read.rows[0] == (1, 7.0, 4.0, False, 102.0)
+    assert read.rows[0][:5] == (1, 7.0, 4.0, False, 102.0)
     assert read.starts == [(0, 101.0, 2)]
     assert read.skipped_steps == 1
 
@@ -137,7 +137,7 @@ def test_rows_need_a_session(path):
 def test_hook_records_every_step(path):
     hook = HistoryHook(History(path, Clock(0.0, per_look=1.0)))
     run_steps([hook], [8.0, 7.0, 6.0], [False, True, False], [4.0, 4.0, 2.0])
-    assert History(path).rows == [
+    assert [row[:5] for row in History(path).rows] == [
         (1, 8.0, 4.0, False, 2.0),
         (1, 7.0, 4.0, True, 3.0),
         (2, 6.0, 2.0, False, 4.0),
@@ -148,6 +148,25 @@ def test_hook_can_be_sparse_but_never_misses_a_skipped_step(path):
     hook = HistoryHook(path, every_n_steps=3)
     run_steps([hook], [1.0] * 6, [False, False, True, False, False, False], [4.0] * 6)
     assert steps_of(History(path)) == [(1, False), (2, True), (3, False)]
+
+
+def test_the_hook_can_thin_out_by_itself(path):
+    """Rows come into the file with their own times and steps; the last ones at the end."""
+    hook = HistoryHook(History(path, Clock(0.0, per_look=1.0)), every_n_steps=None)
+    run_steps([hook], [8.0, 7.0, 6.0], [False, True, False], [4.0, 4.0, 2.0])
+    assert [row[:5] for row in History(path).rows] == [
+        (1, 8.0, 4.0, False, 2.0),
+        (1, 7.0, 4.0, True, 3.0),
+        (2, 6.0, 2.0, False, 4.0),
+    ]
+
+
+def test_rate_and_precision_are_kept(path):
+    history = History(path)
+    history.begin_session(0)
+    history.append(1, 8.0, None, False, 0.25, "float16", time=5.0)
+    history.close()
+    assert History(path).rows == [(1, 8.0, None, False, 5.0, 0.25, "float16")]
 
 
 def test_other_ranks_write_nothing(path, monkeypatch, tmp_path):

@@ -24,9 +24,17 @@ from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.options import read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
-from npu_bridge.reporting import LossScaleCollapseHook, NanLossHook, ProgressHook, TensorBoardHook
+from npu_bridge.reporting import (
+    HistoryHook,
+    LossScaleCollapseHook,
+    NanLossHook,
+    ProgressHook,
+    ReportHook,
+    TensorBoardHook,
+)
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
+from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import make_room_for
 from npu_bridge.tf_internals.training import log_step_count_steps
 
@@ -43,10 +51,11 @@ class NPUEstimator(tf.estimator.Estimator):
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
-    `NPURunConfig`, and rank 0 shows a `ProgressHook` on standard error, unless hooks contain one; neither is so where
-    that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another
-    limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of
-    a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and prediction.
+    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error and makes the page `report.html` with a
+    `ReportHook`, unless hooks contain such; none of this where that is None. A `LossScaleCollapseHook` ends a training
+    that only skips steps, unless hooks contain one with another limit; and rank 0 saves with an
+    `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
+    determinism, the GPU to use) holds for training, evaluation and prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -93,6 +102,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._options = options
         self._precision = precision
         self._has_trained = False
+        self._places = None
         self._session_config = session.prepare_session_config(options, self._session_config)
         for strategy in (config.train_distribute, config.eval_distribute):
             make_room_for(strategy, self._session_config)
@@ -119,6 +129,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 return self
             # Counted from rank 0's step on every rank, whatever a rank finds in a folder of its own.
             steps, max_steps = max_steps - reached, None
+        self._places = places_of_ranks()
         if ranks.rank > 0:
             saving_listeners = None  # they listen to the saver, which is on rank 0
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
@@ -170,6 +181,10 @@ class NPUEstimator(tf.estimator.Estimator):
         for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
             if sum(isinstance(hook, kind) for hook in given) > 1:
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
+        is_talkative = self.config.log_step_count_steps is not None  # never on ranks above 0
+        if is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
+            recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
+            worker_hooks.append(ReportHook(self.model_dir, recorder and recorder.history, self._places))
         every_n_steps = log_step_count_steps(self.config)  # what was given, on every rank
         if collective.current().rank > 0 and every_n_steps:
             # Where the base class, for which this rank's interval is None, would have put it.

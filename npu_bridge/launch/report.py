@@ -1,0 +1,35 @@
+"""`npu-run report`: makes one page of HTML about a training."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+__all__ = ["report"]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("folder")
+@click.option("-o", "--output", "page", metavar="FILE", help="Default: FOLDER/report.html.")
+@click.option(
+    "--timeline",
+    metavar="DIR",
+    help="Folder that npu-run --timeline wrote to. Default: FOLDER or FOLDER/timeline, if it is there.",
+)
+def report(folder: str, page: str | None, timeline: str | None):
+    """Makes report.html of the training that wrote to FOLDER: curves, options, ranks, environment, how to repeat it.
+
+    The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
+    says how other trainings get one.
+    """
+    from npu_bridge.reporting.page import write_page
+    from npu_bridge.reporting.page.run_folder import NoRunError
+
+    try:
+        made = write_page(folder, page, timeline)
+    except (NoRunError, OSError) as error:
+        click.echo(f"npu-run report: {error}", err=True)
+        sys.exit(2)
+    click.echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

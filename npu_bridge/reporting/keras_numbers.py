@@ -1,0 +1,46 @@
+"""Reads step, loss scale, skipped steps and learning rate from a Keras optimizer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Numbers(NamedTuple):
+    """An optimizer's numbers; None for what it does not have.
+
+    Attributes:
+      step: updates so far.
+      loss_scale: the factor that the next step uses.
+      skipped_steps: so far.
+      learning_rate: of the next step.
+    """
+
+    step: int
+    loss_scale: float | None
+    skipped_steps: float | None
+    learning_rate: float | None
+
+    @classmethod
+    def of(cls, optimizer) -> Numbers:
+        """The numbers of an optimizer of Keras, wrapped or not."""
+        rate = optimizer.learning_rate
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(optimizer.iterations)
+        return cls(
+            int(_number(optimizer.iterations)),
+            _number(getattr(optimizer, "loss_scale", None)),
+            _number(getattr(optimizer, "skipped_steps", None)),
+            _number(rate),
+        )
+
+    def values(self) -> dict[str, float | None]:
+        """All but the step, by name."""
+        values = self._asdict()
+        del values["step"]
+        return values
+
+
+def _number(value) -> float | None:
+    return None if value is None else float(tf.keras.backend.get_value(value))

@@ -1,0 +1,147 @@
+"""Writers of metrics to a CSV file, to MLflow and to Weights & Biases.
+
+A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
+step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
+of the step or None; and `close()` at the end. A class of your own with these three will do.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from npu_bridge.reporting.errors import MissingExtraError
+
+__all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
+
+_NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
+_COLUMNS = ("step", *_NUMBERS, "precision")
+_PREFIX = "training"
+
+
+class CsvWriter:
+    """Writes a line for each entry; a training that goes on drops the lines after the step it goes on from.
+
+    Args:
+      path: the file, with a line of names first. Folders are made.
+    """
+
+    def __init__(self, path: str):
+        self.path = os.fspath(path)
+        self._file = None
+
+    def begin(self, step: int) -> None:
+        """Opens the file, which keeps what was written up to `step`.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        self.close()
+        kept = [row for row in _rows_of(self.path) if _step_of(row) <= step]
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        with open(f"{self.path}.tmp", "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([_COLUMNS, *kept])
+        os.replace(f"{self.path}.tmp", self.path)
+        self._file = open(self.path, "a", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
+
+    def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
+        """Adds a line; what is not known is empty."""
+        numbers = [f"{values[name]:.9g}" if name in values else "" for name in _NUMBERS]
+        csv.writer(self._file).writerow([step, *numbers, precision or ""])
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class MlflowWriter:
+    """Logs metrics `training/...` into the active run of MLflow, or into a run of its own that ends with the training.
+
+    Args:
+      **run: arguments of `mlflow.start_run` for a run of its own, such as `run_name`.
+    Raises:
+      MissingExtraError: MLflow is not installed.
+    """
+
+    def __init__(self, **run: Any):
+        self._mlflow = _imported("mlflow", "MlflowWriter")
+        self._run = run
+        self._is_own = False
+        self._precision: str | None = None
+
+    def begin(self, step: int) -> None:
+        """Starts a run if none is active."""
+        self._precision = None
+        if self._mlflow.active_run() is None:
+            self._mlflow.start_run(**self._run)
+            self._is_own = True
+
+    def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
+        """Logs the numbers; the precision becomes a tag of the run."""
+        self._mlflow.log_metrics({f"{_PREFIX}/{name}": value for name, value in values.items()}, step=step)
+        if precision not in (None, self._precision):
+            self._precision = precision
+            self._mlflow.set_tag(f"{_PREFIX}/precision", precision)
+
+    def close(self) -> None:
+        """Ends a run of its own."""
+        if self._is_own:
+            self._mlflow.end_run()
+            self._is_own = False
+
+
+class WandbWriter:
+    """Logs `training/...` into the active run of Weights & Biases, or into one of its own that ends with the training.
+
+    Args:
+      **run: arguments of `wandb.init` for a run of its own, such as `project` and `mode="offline"`.
+    Raises:
+      MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, **run: Any):
+        self._wandb = _imported("wandb", "WandbWriter")
+        self._run = run
+        self._own = None
+
+    def begin(self, step: int) -> None:
+        """Starts a run if none is active, and makes the global step the axis of the numbers."""
+        if self._wandb.run is None:
+            self._own = self._wandb.init(**self._run)
+        self._wandb.define_metric(f"{_PREFIX}/step")
+        self._wandb.define_metric(f"{_PREFIX}/*", step_metric=f"{_PREFIX}/step")
+
+    def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
+        """Logs the numbers and the precision."""
+        known = {"step": step, **values, **({"precision": precision} if precision else {})}
+        self._wandb.log({f"{_PREFIX}/{name}": value for name, value in known.items()})
+
+    def close(self) -> None:
+        """Ends a run of its own."""
+        if self._own is not None:
+            self._own.finish()
+            self._own = None
+
+
+def _imported(package: str, who: str):
+    try:
+        return __import__(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{who}: {package} is not installed. Install it with: pip install 'npu-bridge[{package}]'"
+        ) from error
+
+
+def _rows_of(path: str) -> list[list[str]]:
+    if not os.path.exists(path):
+        return []
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        return [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
+
+
+def _step_of(row: list[str]) -> int:
+    return int(row[0])

@@ -1,0 +1,20 @@
+"""One page of HTML about a training, which needs no network and no other file.
+
+`facts.py` notes what only the training process knows, `run_folder.py` reads everything a run has left behind,
+`curves.py` cuts its history into buckets, `chart.py` draws them, `document.py` makes the page.
+"""
+
+from npu_bridge._lazy import attributes
+
+__all__ = ["RunFolder", "note_run", "read_run_folder", "render_page", "write_page"]
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "RunFolder": f"{__name__}.run_folder:RunFolder",
+        "note_run": f"{__name__}.facts:note_run",
+        "read_run_folder": f"{__name__}.run_folder:read_run_folder",
+        "render_page": f"{__name__}.document:render_page",
+        "write_page": f"{__name__}.document:write_page",
+    },
+)

@@ -1,0 +1,91 @@
+"""Axes of a chart: from numbers to places, and the ticks between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+_MOST_TICKS = 6
+_EMPTY = (0.0, 1.0)
+
+
+class Axis(NamedTuple):
+    """One direction of a chart.
+
+    Attributes:
+      low, high: numbers at its two ends.
+      start, end: their places.
+      ticks: numbers to be labelled, ascending.
+      warp: `math.log2`, `math.log10`, or float for a linear axis.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: list[float]
+    warp: Callable[[float], float] = float
+
+    def place(self, number: float) -> float:
+        """Where a number stands; one beyond an end stands at that end."""
+        low, high = self.warp(self.low), self.warp(self.high)
+        share = (self.warp(min(max(number, self.low), self.high)) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+
+def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool = False) -> Axis:
+    """An axis with room above and below; `from_zero` lets it begin there if no number is below."""
+    low, high = _ends(numbers)
+    room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
+    bottom = min(low - room, 0.0) if low < 0 else 0.0 if from_zero or low - room < 0 else low - room
+    return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
+
+
+def exact(low: float, high: float, start: float, end: float, most_ticks: int = 10) -> Axis:
+    """A linear axis from `low` to `high`, whole numbers as ticks, the last of them `high` itself."""
+    high = max(high, low + 1)
+    ticks = [tick for tick in round_numbers(low, high, most_ticks) if tick == int(tick)]
+    distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
+    ticks = [tick for tick in ticks if high - tick >= 0.6 * distance] + [high]
+    return Axis(low, high, start, end, ticks)
+
+
+def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """A logarithmic axis for positive numbers, with ticks at 1, 2 and 5 in each power of ten, or at powers alone."""
+    low, high = _ends(numbers)
+    room = max((high / low) ** 0.04, 1.05)
+    low, high = low / room, high * room
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+        if len(ticks) <= _MOST_TICKS + 1:
+            break
+    return Axis(low, high, start, end, _thinned(ticks), math.log10)
+
+
+def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """An axis of powers of two, one beyond the numbers on each side."""
+    low, high = _ends(numbers)
+    first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
+    return Axis(
+        2.0**first, 2.0**last, start, end, _thinned([2.0**power for power in range(first, last + 1)]), math.log2
+    )
+
+
+def round_numbers(low: float, high: float, most: int = _MOST_TICKS) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    span = high - low
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(digit * power for digit in (1, 2, 5, 10, 20) if span / (digit * power) <= most)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{number * step:.10g}") for number in range(first, last + 1)]
+
+
+def _ends(numbers: Iterable[float]) -> tuple[float, float]:
+    known = list(numbers)
+    return (min(known), max(known)) if known else _EMPTY
+
+
+def _thinned(ticks: list[float]) -> list[float]:
+    return ticks[:: max(1, math.ceil(len(ticks) / _MOST_TICKS))]

@@ -1,0 +1,259 @@
+"""Draws the curves of a run as SVG, which a script only adds the numbers under the pointer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+from npu_bridge.reporting.page import axes
+from npu_bridge.reporting.page.axes import Axis
+from npu_bridge.reporting.page.curves import Bucket, Curves, Range
+from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
+
+__all__ = ["LEFT", "RIGHT", "WIDTH", "charts"]
+
+WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
+_TOP, _BELOW = 14, 26
+_TALL, _LOW = 250, 110
+# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
+_LOG_FROM = 20
+
+
+class _Point(NamedTuple):
+    x: float
+    low: float
+    mean: float
+    high: float
+
+
+def charts(curves: Curves) -> list[str]:
+    """One figure for each number that is known, all over the same steps.
+
+    Args:
+      curves: at least one bucket.
+    Returns:
+      Texts of HTML `figure` elements. Each `svg` carries `data-name`, and `data-last-step` with the global step that
+      its curve reaches.
+    """
+    buckets = curves.buckets
+    x = axes.exact(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
+    made = [_loss(curves, x)]
+    if any(bucket.loss_scale for bucket in buckets):
+        made.append(_scale(curves, x))
+    if any(bucket.skipped for bucket in buckets):
+        made.append(_skipped(curves, x))
+    if any(bucket.learning_rate for bucket in buckets):
+        made.append(_learning_rate(curves, x))
+    if curves.speeds:
+        made.append(_speed(curves, x))
+    return made
+
+
+def _loss(curves: Curves, x: Axis) -> str:
+    buckets = curves.buckets
+    known = [bucket.loss for bucket in buckets if bucket.loss]
+    lows, highs = [loss.low for loss in known], [loss.high for loss in known]
+    is_steep = bool(known) and min(lows) > 0 and max(highs) / min(lows) > _LOG_FROM
+    y = (axes.decades if is_steep else axes.linear)([*lows, *highs], _TOP + _TALL, _TOP)
+    runs = _runs(buckets, x, lambda bucket: bucket.loss)
+    body = [*_lowered(buckets, x, y), *_bands(runs, y), *_lines(runs, y, "raw")]
+    body += [_path(_trend(run), y, "line") for run in runs if len(run) > 1]
+    body += [_dot(run[0], y) for run in runs if len(run) == 1]
+    body += _marks(buckets, x, y)
+    note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and their trend"
+    legend = [("line", note)]
+    if any(bucket.skipped for bucket in buckets):
+        legend.append(("skip", "skipped"))
+    legend += [("lowered", dtype) for dtype in sorted(_lowered_dtypes(buckets))]
+    last = runs[-1][-1].mean if runs else None
+    label = "" if last is None else format_loss(last)
+    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, (last, label))
+
+
+def _scale(curves: Curves, x: Axis) -> str:
+    runs = _runs(curves.buckets, x, lambda bucket: bucket.loss_scale)
+    numbers = [number for run in runs for point in run for number in (point.low, point.high) if number > 0]
+    y = axes.doublings(numbers or [1.0], _TOP + _LOW, _TOP)
+    # A mean of scales is none: the line is at the lowest of a bucket.
+    lowest = [[point._replace(mean=point.low) for point in run] for run in runs]
+    body = [*_bands(runs, y), *(_path(_stairs(run), y, "line") for run in lowest)]
+    last = runs[-1][-1].low
+    return _figure("scale", "Loss scale", curves, x, y, body, format_scale, [], (last, format_scale(last)))
+
+
+def _skipped(curves: Curves, x: Axis) -> str:
+    points, total = [_Point(x.start, 0, 0, 0)], 0
+    for bucket in curves.buckets:
+        total += bucket.skipped
+        points.append(_flat(x.place(bucket.last), total))
+    y = axes.linear([0, total], _TOP + _LOW, _TOP, from_zero=True)
+    y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
+    body = [_path(_stairs(points), y, "line")]
+    return _figure("skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], (total, str(total)))
+
+
+def _learning_rate(curves: Curves, x: Axis) -> str:
+    runs = _runs(curves.buckets, x, lambda bucket: bucket.learning_rate)
+    y = axes.linear([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
+    body = [*_bands(runs, y), *(_path(run, y, "line") for run in runs)]
+    last = runs[-1][-1].mean
+    return _figure("rate", "Learning rate", curves, x, y, body, format_tick, [], (last, f"{last:.3g}"))
+
+
+def _speed(curves: Curves, x: Axis) -> str:
+    y = axes.linear([speed.steps_per_sec for speed in curves.speeds], _TOP + _LOW, _TOP, from_zero=True)
+    runs: list[list[_Point]] = []
+    for number, speed in enumerate(curves.speeds):
+        if not number or curves.speeds[number - 1].last != speed.first:
+            runs.append([_flat(x.place(speed.first), speed.steps_per_sec)])
+        runs[-1].append(_flat(x.place(speed.last), speed.steps_per_sec))
+    body = [_path(_stairs(run, ahead=True), y, "line") for run in runs]
+    last = curves.speeds[-1].steps_per_sec
+    return _figure("speed", "Steps per second", curves, x, y, body, format_tick, [], (last, format_rate(last)))
+
+
+def format_tick(number: float) -> str:
+    """A tick's number, short."""
+    return f"{number:.4g}"
+
+
+def _runs(buckets: Iterable[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
+    """The points of a curve in pieces without gaps."""
+    runs: list[list[_Point]] = [[]]
+    for bucket in buckets:
+        found = pick(bucket)
+        if found is None:
+            runs.append([])
+        else:
+            runs[-1].append(_Point(x.place((bucket.first + bucket.last) / 2), found.low, found.mean, found.high))
+    runs = [run for run in runs if run]
+    if runs and buckets and pick(buckets[-1]) is not None:  # to the very last step, also out of a broad bucket
+        runs[-1][-1] = runs[-1][-1]._replace(x=x.place(buckets[-1].last))
+    return runs
+
+
+def _flat(x: float, number: float) -> _Point:
+    return _Point(x, number, number, number)
+
+
+def _stairs(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
+    """The same points with levels between them: that of the earlier one, or of the later one."""
+    stairs = [points[0]]
+    for before, after in zip(points, points[1:]):
+        stairs += [before._replace(x=after.x) if not ahead else after._replace(x=before.x), after]
+    return stairs
+
+
+def _trend(run: Sequence[_Point]) -> list[_Point]:
+    """Centred means, weighted less the further away, over a fortieth of the curve on each side."""
+    reach = len(run) // 40
+    weights = [reach + 1 - abs(offset) for offset in range(-reach, reach + 1)]
+    smoothed = []
+    for at, point in enumerate(run):
+        begin = max(at - reach, 0)
+        near = [(weights[k - at + reach], run[k].mean) for k in range(begin, min(at + reach + 1, len(run)))]
+        smoothed.append(_flat(point.x, sum(w * mean for w, mean in near) / sum(w for w, _ in near)))
+    return smoothed
+
+
+def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
+    """Between the lowest and the highest, where they differ."""
+    bands = []
+    for run in runs:
+        if any(point.low != point.high for point in run):
+            edge = [(p.x, y.place(p.high)) for p in run] + [(p.x, y.place(p.low)) for p in reversed(run)]
+            bands.append(f'<path class="band" d="{_drawn(edge)}Z"/>')
+    return bands
+
+
+def _lines(runs: Iterable[Sequence[_Point]], y: Axis, kind: str) -> list[str]:
+    return [_path(run, y, kind) for run in runs]
+
+
+def _path(points: Iterable[_Point], y: Axis, kind: str) -> str:
+    return f'<path class="{kind}" d="{_drawn((point.x, y.place(point.mean)) for point in points)}"/>'
+
+
+def _dot(point: _Point, y: Axis) -> str:
+    return f'<circle class="dot" cx="{point.x:.1f}" cy="{y.place(point.mean):.1f}" r="3"/>'
+
+
+def _drawn(places: Iterable[tuple[float, float]]) -> str:
+    """A path's text; what comes to the same tenth of a unit is left out."""
+    words: list[str] = []
+    for x, y in places:
+        word = f"{x:.1f} {y:.1f}"
+        if not words or words[-1] != word:
+            words.append(word)
+    return f"M{'L'.join(words)}"
+
+
+def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
+    """Behind the steps that were computed in another dtype than float32."""
+    boxes, at = [], 0
+    while at < len(buckets):
+        end = at
+        while end < len(buckets) and buckets[end].precision == buckets[at].precision:
+            end += 1
+        if buckets[at].precision not in (None, "float32"):
+            begin, stop = x.place(buckets[at].first), x.place(buckets[min(end, len(buckets) - 1)].first)
+            stop = x.end if end == len(buckets) else stop
+            width = max(stop - begin, 1)
+            boxes.append(
+                f'<rect class="lowered" x="{begin:.1f}" y="{y.end}" width="{width:.1f}" height="{y.start - y.end}">'
+                f"<title>{escape(buckets[at].precision)}</title></rect>"
+            )
+        at = end
+    return boxes
+
+
+def _lowered_dtypes(buckets: Iterable[Bucket]) -> set[str]:
+    return {bucket.precision for bucket in buckets} - {None, "float32"}
+
+
+def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
+    """A triangle for each bucket with skipped steps, a cross for one with a loss that is no number."""
+    marks = []
+    for bucket in buckets:
+        place = x.place(bucket.last)
+        if bucket.skipped:
+            said = f"{format_steps(bucket.skipped)} skipped after step {bucket.step}"
+            marks.append(
+                f'<path class="skip" d="M{place - 4:.1f} {y.end}h8l-4 7z"><title>{escape(said)}</title></path>'
+            )
+        elif bucket.not_finite:
+            marks.append(
+                f'<path class="nan" d="M{place - 3:.1f} {y.end}l6 6m0 -6l-6 6"><title>the loss is not finite at step '
+                f"{bucket.step}</title></path>"
+            )
+    return marks
+
+
+def _figure(name, title, curves, x, y, body, format_y, legend, last) -> str:
+    height = y.start + _BELOW
+    end_of_run = curves.buckets[-1].step
+    grid = [
+        f'<path class="grid" d="M{LEFT} {y.place(tick):.1f}H{RIGHT}"/>'
+        f'<text x="{LEFT - 8}" y="{y.place(tick) + 4:.1f}" text-anchor="end">{escape(format_y(tick))}</text>'
+        for tick in y.ticks
+    ]
+    grid += [
+        f'<text x="{x.place(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>' for tick in x.ticks
+    ]
+    restarts = [
+        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training went on here</title></path>'
+        for place in curves.restarts
+    ]
+    number, label = last
+    if number is not None:
+        body.append(f'<text class="last" x="{RIGHT + 8}" y="{y.place(number) + 4:.1f}">{escape(label)}</text>')
+    keys = "".join(f'<span class="key {kind}">{escape(text)}</span>' for kind, text in legend)
+    spoken = f"{title}: {label or 'not known'} at step {end_of_run}"
+    return (
+        f'<figure class="chart {name}"><figcaption><b>{escape(title)}</b>{keys}</figcaption>'
+        f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" data-name={quoteattr(name)} '
+        f'data-last-step="{end_of_run}" data-top="{y.end}" data-bottom="{y.start}" aria-label={quoteattr(spoken)}>'
+        f"{''.join(grid)}{''.join(restarts)}{''.join(body)}"
+        f'<path class="pointer" d=""/></svg></div></figure>'
+    )

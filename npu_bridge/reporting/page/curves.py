@@ -1,0 +1,132 @@
+"""Cuts a history into some hundred buckets of steps, each with its lowest, highest and mean values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from npu_bridge.reporting.history import History, StepRow
+
+# A screen shows no more (ours); two edges and a mean for each of them stay far below a megabyte.
+MOST_BUCKETS = 800
+# Times are kept in milliseconds, so the pace of a few short steps would be noise (ours).
+_RATE_BUCKETS = 100
+
+
+class Range(NamedTuple):
+    """What a number did in a bucket, over the steps in which it was finite."""
+
+    low: float
+    high: float
+    mean: float
+
+
+class Bucket(NamedTuple):
+    """Consecutive steps of a history.
+
+    Attributes:
+      first, last: steps tried so far, skipped ones included, at the first and the last of them; the horizontal axis.
+      step: global step after the last one.
+      loss, loss_scale, learning_rate: None where it is not known, or never finite.
+      skipped: steps skipped among these.
+      not_finite: steps whose loss was NaN or infinite.
+      precision: dtype of the last of them, or None.
+    """
+
+    first: int
+    last: int
+    step: int
+    loss: Range | None
+    loss_scale: Range | None
+    learning_rate: Range | None
+    skipped: int
+    not_finite: int
+    precision: str | None
+
+
+class Speed(NamedTuple):
+    """Steps tried per second between two places of the horizontal axis, and the longest step there in seconds."""
+
+    first: int
+    last: int
+    steps_per_sec: float
+    longest_secs: float
+
+
+class Curves(NamedTuple):
+    """What is drawn of a history.
+
+    Attributes:
+      buckets: in the order of steps; empty for a history without steps.
+      speeds: likewise, without the starts of sessions.
+      restarts: places where a session after the first began.
+      steps_per_bucket: rows of the history in each bucket but the last; 1 when nothing was put together.
+    """
+
+    buckets: list[Bucket]
+    speeds: list[Speed]
+    restarts: list[int]
+    steps_per_bucket: int
+
+
+def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
+    """Cuts a history into buckets of equally many rows.
+
+    Args:
+      history: the run; several sessions follow each other.
+      most_buckets: at least 1.
+    """
+    rows: list[StepRow] = []
+    places: list[int] = []
+    starts: list[int] = []  # numbers of the rows with which sessions begin
+    skipped = 0
+    for entry in history.entries:
+        if not isinstance(entry, StepRow):
+            starts.append(len(rows))
+            continue
+        skipped += entry.skipped
+        rows.append(entry)
+        places.append(entry.step + skipped)
+    size = max(1, math.ceil(len(rows) / most_buckets))
+    buckets = [_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
+    restarts = [places[at - 1] for at in dict.fromkeys(starts) if 0 < at < len(rows)]
+    return Curves(buckets, _speeds(rows, places, starts), restarts, size)
+
+
+def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
+    return Bucket(
+        places[0],
+        places[-1],
+        rows[-1].step,
+        _range(row.loss for row in rows),
+        _range(row.loss_scale for row in rows),
+        _range(row.learning_rate for row in rows),
+        sum(row.skipped for row in rows),
+        sum(row.loss is not None and not math.isfinite(row.loss) for row in rows),
+        rows[-1].precision,
+    )
+
+
+def _range(values) -> Range | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
+
+
+def _speeds(rows, places, starts) -> list[Speed]:
+    """The pace in pieces of each session; its first step, which carries the start-up, counts for none."""
+    found = []
+    edges = sorted({0, *starts, len(rows)})
+    for begin, end in zip(edges, edges[1:]):
+        size = max(1, math.ceil((end - begin - 1) / _RATE_BUCKETS))
+        for first in range(begin, end - 1, size):
+            last = min(first + size, end - 1)
+            secs = rows[last].time - rows[first].time
+            if secs > 0 and places[last] > places[first]:
+                longest = max(
+                    (rows[at + 1].time - rows[at].time) / max(places[at + 1] - places[at], 1)
+                    for at in range(first, last)
+                )
+                pace = (places[last] - places[first]) / secs
+                found.append(Speed(places[first], places[last], pace, longest))
+    return found

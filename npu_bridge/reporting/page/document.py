@@ -1,0 +1,246 @@
+"""Puts the page together: summary, charts, command, options, ranks, timeline, environment and numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from npu_bridge import __version__
+from npu_bridge.reporting.history import History
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
+from npu_bridge.reporting.page.curves import Bucket, Curves, cut
+from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
+from npu_bridge.reporting.page.script import SCRIPT
+from npu_bridge.reporting.page.style import STYLE
+from npu_bridge.reporting.progress_line import (
+    format_duration,
+    format_loss,
+    format_rate,
+    format_scale,
+    format_steps,
+)
+from npu_bridge.reporting.summary import Summary, summarize
+
+__all__ = ["PAGE_FILE", "render_page", "write_page"]
+
+PAGE_FILE = "report.html"
+_TABLE_ROWS = 20
+# A timeline of more steps and variables than this is left where it is (ours).
+_MOST_PICTURE_BYTES = 600_000
+# No request leaves the page, whatever a run has put into its names.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def write_page(
+    folder: str, page: str | None = None, timeline: str | None = None, history: History | None = None
+) -> str:
+    """Makes the page of a run folder; it appears complete or not at all.
+
+    Args:
+      folder: what a training has written to, such as its `model_dir`.
+      page: the file to write. None: `report.html` in the folder.
+      timeline, history: as in `read_run_folder`.
+    Returns:
+      The path of the page.
+    Raises:
+      NoRunError: the folder holds no steps.
+      OSError: the page cannot be written.
+    """
+    page = os.path.join(folder, PAGE_FILE) if page is None else page
+    text = render_page(read_run_folder(folder, timeline, history))
+    with open(f"{page}.tmp", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{page}.tmp", page)
+    return page
+
+
+def render_page(run: RunFolder) -> str:
+    """The text of the page, which needs no other file and no network."""
+    curves, summary = cut(run.history), summarize(run.history)
+    name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
+    title = f"{name}: {format_steps(summary.steps)}"
+    sections = [
+        _section("", "".join(charts(curves)) + _about_the_curves(curves, summary)),
+        _how_to_repeat(run),
+        _options(run),
+        _ranks(run, summary),
+        _timeline(run.timeline),
+        _environment(run),
+        _numbers(curves),
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
+        f"<h1>{escape(title)}</h1>\n{_head(run, summary)}\n{''.join(filter(None, sections))}"
+        f"<footer>Made by npu_bridge {escape(__version__)} with <code>npu-run report</code>. This page needs no other "
+        f'file.</footer>\n</main>\n<div id="tip" hidden></div>\n'
+        f'<script type="application/json" id="data">{_data(curves)}</script>\n<script>{SCRIPT}</script>\n'
+        f"</body>\n</html>\n"
+    )
+
+
+def _head(run: RunFolder, summary: Summary) -> str:
+    rows, starts = run.history.rows, run.history.starts
+    began = min(entry.time for entry in run.history.entries)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(rows[-1].time))
+    said = [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
+    if len(starts) > 1:
+        said.append(f"{len(starts)} sessions")
+    ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
+    tiles = [("ranks", ranks.partition(" ")[0], ""), ("global step", str(summary.steps), "")]
+    if summary.last_loss is not None:
+        first = "" if summary.first_loss is None else f", from {format_loss(summary.first_loss)}"
+        tiles.append((f"loss{first}", format_loss(summary.last_loss), ""))
+    tiles.append(("skipped", str(summary.skipped_steps), "step" if summary.skipped_steps == 1 else "steps"))
+    if summary.loss_scale is not None:
+        tiles.append(("loss scale", format_scale(summary.loss_scale), ""))
+    if summary.steps_per_sec:
+        tiles.append(("speed", format_rate(summary.steps_per_sec), "steps/s"))
+    shown = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(unit)}</small></dd></div>"
+        for label, value, unit in tiles
+    )
+    return f'<p class="quiet">{escape(" | ".join(said))}</p>\n<dl class="tiles">{shown}</dl>'
+
+
+def _about_the_curves(curves: Curves, summary: Summary) -> str:
+    said = [f"All curves are over training steps{', skipped ones included' if summary.skipped_steps else ''}."]
+    if curves.restarts:
+        said.append("At a dashed line the training went on from a checkpoint.")
+    if curves.steps_per_bucket > 1:
+        size = curves.steps_per_bucket
+        said.append(f"Each place stands for {size} recorded steps, the band for the lowest to the highest.")
+    return f'<p class="quiet">{" ".join(said)}</p>'
+
+
+def _how_to_repeat(run: RunFolder) -> str:
+    command = run.facts.get("command")
+    if not command:
+        return ""
+    place = run.facts.get("folder")
+    where = f'<p class="quiet">in {escape(str(place))}</p>' if place else ""
+    return _section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
+
+
+def _options(run: RunFolder) -> str:
+    rows, parts = run.facts.get("options"), []
+    if rows:
+        parts.append(_table(("option", "value", "default", "what it does here"), rows))
+    elif rows is not None:
+        parts.append("<p>Every option has its default.</p>")
+    if run.facts.get("variables"):
+        parts.append(_table(("environment variable", "value", "what it does here"), run.facts["variables"]))
+    return _section("Options", "".join(parts)) if parts else ""
+
+
+def _ranks(run: RunFolder, summary: Summary) -> str:
+    known = [rank for rank in run.facts.get("ranks") or [] if rank and isinstance(rank, dict)]
+    times = run.timeline.by_rank if run.timeline else {}
+    if not known and not times:
+        return ""
+    count = max(len(known), summary.ranks, *times, 1) if times else max(len(known), 1)
+    columns = [name for name in ("host", "device", "cores", "process") if any(name in rank for rank in known)]
+    rows = []
+    for number in range(count):
+        rank = known[number] if number < len(known) else {}
+        step_ms, exposed_ms = times.get(number, (None, None))
+        row = [str(number), *(str(rank.get(name, "")) for name in columns)]
+        rows.append([*row, *([_ms(step_ms), _ms(exposed_ms)] if times else [])])
+    header = ["rank", *columns, *(["step", "of it exposed tail"] if times else [])]
+    return _section("Ranks", _table(header, rows))
+
+
+def _ms(number: float | None) -> str:
+    return "" if number is None else f"{number:.1f} ms"
+
+
+def _timeline(timeline: Timeline | None) -> str:
+    if timeline is None:
+        return ""
+    steps = f"{timeline.steps[0]} to {timeline.steps[-1]}" if len(timeline.steps) > 1 else str(timeline.steps[0])
+    said = (
+        f"Recorded steps {steps}. In the median step, {timeline.exposed_ms:.1f} ms of {timeline.step_ms:.1f} ms pass "
+        f"after the backward pass while only gradients are under way."
+    )
+    picture = timeline.picture.encode("utf-8")
+    if len(picture) > _MOST_PICTURE_BYTES:
+        shown = '<p class="quiet">The picture, tail.svg, is too large for this page.</p>'
+    else:  # as a picture, so that nothing in it is run
+        source = base64.b64encode(picture).decode("ascii")
+        shown = f'<img class="timeline" alt="Timeline of one step" src="data:image/svg+xml;base64,{source}">'
+    return _section("Timeline", f"<p>{escape(said)}</p>{shown}")
+
+
+def _environment(run: RunFolder) -> str:
+    rows = run.facts.get("environment")
+    return _section("Environment", _table(("", ""), rows), is_folded=True) if rows else ""
+
+
+def _numbers(curves: Curves) -> str:
+    """The curves as a table of at most some rows, the last step among them."""
+    buckets = curves.buckets
+    size = -(-len(buckets) // _TABLE_ROWS)
+    groups = [buckets[max(end - size, 0) : end] for end in range(len(buckets), 0, -size)][::-1]
+    header = ("step", "loss", "lowest", "highest", "loss scale", "skipped")
+    rows = [_number_row(group) for group in groups]
+    return _section("Numbers", _table(header, rows, numbers=True), is_folded=True)
+
+
+def _number_row(group: Sequence[Bucket]) -> list[str]:
+    losses = [bucket.loss for bucket in group if bucket.loss]
+    scales = [bucket.loss_scale for bucket in group if bucket.loss_scale]
+    return [
+        str(group[-1].step),
+        format_loss(losses[-1].mean) if losses else "",
+        format_loss(min(loss.low for loss in losses)) if losses else "",
+        format_loss(max(loss.high for loss in losses)) if losses else "",
+        format_scale(scales[-1].low) if scales else "",
+        str(sum(bucket.skipped for bucket in group)),
+    ]
+
+
+def _data(curves: Curves) -> str:
+    """What the script needs, as JSON that cannot end its element."""
+    rows = [
+        [
+            *(bucket.first, bucket.last, bucket.step),
+            *(_five(bucket.loss, part) for part in ("low", "mean", "high")),
+            *(_five(bucket.loss_scale, part) for part in ("low", "high")),
+            *(_five(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+        ]
+        for bucket in curves.buckets
+    ]
+    low = curves.buckets[0].first
+    data = {
+        "rows": rows,
+        "speeds": [[speed.first, speed.last, float(f"{speed.steps_per_sec:.4g}")] for speed in curves.speeds],
+        **{"low": low, "high": max(curves.buckets[-1].last, low + 1)},
+        **{"width": WIDTH, "left": LEFT, "right": RIGHT},
+    }
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _five(found: Any, part: str) -> float | None:
+    return None if found is None else float(f"{getattr(found, part):.6g}")
+
+
+def _section(title: str, body: str, is_folded: bool = False) -> str:
+    if is_folded:
+        return f"<section><details><summary>{escape(title)}</summary>{body}</details></section>\n"
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f"<section>{heading}{body}</section>\n"
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
+    kind = ' class="number"' if numbers else ""
+    heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name in header)
+    lines = "".join(f"<tr>{''.join(f'<td{kind}>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    head = f"<thead><tr>{heads}</tr></thead>" if any(header) else ""
+    return f'<div class="scroll"><table>{head}<tbody>{lines}</tbody></table></div>'

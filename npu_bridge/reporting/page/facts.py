@@ -1,0 +1,132 @@
+"""Notes what only the process that trains knows: how it was started, with which options, and where.
+
+Kept in the run folder as `report.json`. Values of arguments and variables whose names say that they are secret are
+left out: the page is made to be sent to others.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_bridge._inventory import machine_rows, version_rows
+from npu_bridge.options import OPTIONS, environment
+from npu_bridge.options.environment_table import VARIABLES
+from npu_bridge.options.table import Effect
+
+__all__ = ["FACTS_FILE", "command_line", "note_run"]
+
+FACTS_FILE = "report.json"
+_SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
+_SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
+_LEFT_OUT = "***"
+_VALUE_CHARACTERS = 200
+
+
+def note_run(
+    folder: str,
+    history: str,
+    options: Mapping[str, Any] | None = None,
+    ranks: Sequence[Mapping[str, Any]] = (),
+    gpus: Sequence[str] | None = None,
+) -> None:
+    """Writes `report.json` into a run folder, in one move.
+
+    Args:
+      folder: made if it is not there.
+      history: path of the file with the steps.
+      options: those of the training (a `TrainingOptions`); None when nobody has published any.
+      ranks: for each rank in order its facts, such as `host` and `cores`.
+      gpus: what TensorFlow sees; None when it was not asked.
+    Raises:
+      OSError: the file cannot be written.
+    """
+    hosts = [str(rank["host"]) for rank in ranks if "host" in rank]
+    by_launcher = environment.read_variable("RANK_SIZE") is not None
+    facts = {
+        "script": os.path.basename(sys.argv[0]) if sys.argv else "",
+        "command": command_line(sys.argv, max(len(ranks), 1), hosts, by_launcher),
+        "folder": os.getcwd(),
+        "began": round(time.time(), 3),
+        "history": os.path.relpath(history, folder),
+        "options": None if options is None else _changed(options),
+        "variables": _variables(),
+        "environment": [*version_rows(), *machine_rows(None if gpus is None else list(gpus))],
+        "ranks": [dict(rank) for rank in ranks],
+    }
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, FACTS_FILE)
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        json.dump(facts, file, indent=1)
+    os.replace(f"{path}.tmp", path)
+
+
+def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:
+    """The command that starts a training like this one, empty where no script was started.
+
+    Args:
+      arguments: the script and its arguments.
+      ranks: their number.
+      hosts: that of each rank, in order; several make an option of the command.
+      by_launcher: whether npu-run starts one rank, too.
+    """
+    if not arguments or not os.path.isfile(arguments[0]):
+        return ""
+    start = ["python"]
+    if ranks > 1 or by_launcher:
+        start = ["npu-run", "-np", str(ranks)] if ranks > 1 else ["npu-run"]
+        if len(set(hosts)) > 1:
+            start += ["-H", ",".join(f"{host}:{count}" for host, count in collections.Counter(hosts).items())]
+    return shlex.join([*start, *_without_secrets(arguments)])
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    shown, hides_next = [], False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hides_next and not argument.startswith("-"):
+            argument, hides_next = _LEFT_OUT, False
+        elif name.startswith("-") and _is_secret(name):
+            hides_next = not equals
+            argument = f"{name}={_LEFT_OUT}" if equals else argument
+        else:
+            hides_next = False
+        shown.append(argument)
+    return shown
+
+
+def _is_secret(name: str) -> bool:
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    return bool(_SECRETS & set(words)) or any(pair in zip(words, words[1:]) for pair in _SECRET_PAIRS)
+
+
+def _changed(options: Mapping[str, Any]) -> list[list[str]]:
+    """Options that differ from their defaults: owner and name, value, default, what they do here."""
+    rows = []
+    for option in OPTIONS:
+        value = options.get(option.name)
+        if not option.is_plain or value is None or value in (option.default, option.absent):
+            continue
+        rows.append([f"{option.owner}.{option.name}", _short(value), _short(option.default), _words(option.effect)])
+    return rows
+
+
+def _variables() -> list[list[str]]:
+    found = [(variable, variable.value) for variable in VARIABLES]
+    return [[v.name, _short(value, plain=True), _words(v.effect)] for v, value in found if value is not None]
+
+
+def _words(effect: Effect) -> str:
+    return f"{effect.level}: {effect.note}" if effect.note else effect.level
+
+
+def _short(value: Any, plain: bool = False) -> str:
+    text = str(value) if plain else repr(value)
+    return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."

@@ -1,0 +1,117 @@
+"""Reads, without TensorFlow, everything that a run has left in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from npu_bridge.reporting.history import History
+from npu_bridge.reporting.page.facts import FACTS_FILE
+
+__all__ = ["NoRunError", "RunFolder", "Timeline", "read_run_folder"]
+
+HISTORY_FILE = "history.jsonl"
+_PICTURE, _TAIL = "tail.svg", "tail.json"
+
+
+class NoRunError(ValueError):
+    """A folder does not hold what was looked for."""
+
+
+class Timeline(NamedTuple):
+    """What `npu-run --timeline` has recorded.
+
+    Attributes:
+      picture: the text of its SVG file.
+      steps: the steps recorded.
+      step_ms, exposed_ms: of the step in the picture.
+      by_rank: for each rank the medians of both.
+    """
+
+    picture: str
+    steps: list[int]
+    step_ms: float
+    exposed_ms: float
+    by_rank: dict[int, tuple[float, float]]
+
+
+class RunFolder(NamedTuple):
+    """A run.
+
+    Attributes:
+      path: the folder.
+      history: its steps, at least one.
+      facts: what the training process has noted (`facts.py`); empty where nobody has.
+      timeline: None where none was recorded.
+    """
+
+    path: str
+    history: History
+    facts: Mapping[str, Any]
+    timeline: Timeline | None
+
+
+def read_run_folder(path: str, timeline: str | None = None, history: History | None = None) -> RunFolder:
+    """Reads a run folder.
+
+    Args:
+      path: of the folder.
+      timeline: folder with `tail.svg` and `tail.json`. None: the run folder itself, or `timeline` in it.
+      history: the run's, when it is there already.
+    Raises:
+      NoRunError: there is no folder, no history in it, no step in that, or no timeline where one was named.
+    """
+    if not os.path.isdir(path):
+        raise NoRunError(f"there is no folder {path!r}. Name the folder of a training, such as its model_dir.")
+    facts = _json(os.path.join(path, FACTS_FILE)) or {}
+    history = _find_history(path, facts) if history is None else history
+    if not history.rows:
+        raise NoRunError(
+            f"{path} holds no steps of a training. Expected {HISTORY_FILE}, as NPUEstimator and HistoryHook write it, "
+            f"with at least one step; got {'none' if os.path.exists(history.path) else 'no such file'}. Name the "
+            f"folder of another training, or add HistoryHook('{os.path.join(path, HISTORY_FILE)}') to its hooks."
+        )
+    folders = [timeline] if timeline is not None else [path, os.path.join(path, "timeline")]
+    recorded = next(filter(None, map(_timeline, folders)), None)
+    if timeline is not None and recorded is None:
+        raise NoRunError(
+            f"{timeline} holds no timeline. Expected {_PICTURE} and {_TAIL}; got none, or others. Name the folder that "
+            f"npu-run --timeline wrote to."
+        )
+    return RunFolder(path, history, facts, recorded)
+
+
+def _find_history(path: str, facts: Mapping[str, Any]) -> History:
+    """The one the training has named, or the usual one."""
+    names = (facts.get("history"), HISTORY_FILE)
+    paths = [os.path.join(path, name) for name in names if isinstance(name, str)]
+    return History(next(filter(os.path.isfile, paths), paths[-1]))
+
+
+def _timeline(folder: str) -> Timeline | None:
+    facts = _json(os.path.join(folder, _TAIL))
+    if not facts:
+        return None
+    try:
+        picture = Path(folder, _PICTURE).read_text(encoding="utf-8")
+        by_rank: dict[int, list[tuple[float, float]]] = {}
+        for trace in facts["traces"]:
+            by_rank.setdefault(trace["rank"], []).append((trace["duration_ms"], trace["exposed_ms"]))
+        medians = {
+            rank: tuple(statistics.median(column) for column in zip(*pairs)) for rank, pairs in sorted(by_rank.items())
+        }
+        return Timeline(picture, facts["steps"], facts["step_ms"], facts["exposed_ms"], medians)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _json(path: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,70 @@
+"""The style sheet of the page: light and dark as the system of the reader is, and for printing."""
+
+from __future__ import annotations
+
+__all__ = ["STYLE"]
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2933; --quiet: #5f6c7b; --grid: #e4e8ee; --page: #f5f7fa; --sheet: #fff;
+  --loss: #1f6feb; --scale: #0f8a72; --skip: #d9480f; --rate: #7048c6; --speed: #b7791f; --lowered: #f0b429; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --quiet: #9aa7b6; --grid: #2b3440; --page: #12161c;
+  --sheet: #1a2029; --loss: #6ba6ff; --scale: #3fc7a8; --skip: #ff8a5c; --rate: #b197fc; --speed: #e0ac4f;
+  --lowered: #b98a1e; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 48px; }
+h1 { font-size: 25px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 0 0 10px; }
+p { margin: 0 0 10px; } .quiet { color: var(--quiet); }
+section { background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px; padding: 16px 18px;
+  margin-top: 16px; }
+dl.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 10px; margin: 18px 0 0; }
+.tiles div { background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px; padding: 10px 14px; }
+.tiles dt { color: var(--quiet); font-size: 13px; } .tiles dd { margin: 0; font-size: 20px; font-weight: 600; }
+.tiles dd small { font-size: 13px; font-weight: 400; color: var(--quiet); }
+figure { margin: 0 0 14px; } figure:last-child { margin: 0; }
+figcaption { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
+.key { color: var(--quiet); font-size: 13px; }
+.key::before { content: ""; display: inline-block; width: 14px; margin-right: 6px; vertical-align: middle;
+  border-top: 3px solid var(--here); }
+.key.skip::before { border: 5px solid transparent; border-top: 8px solid var(--skip); border-bottom: 0; width: 0; }
+.key.lowered::before { height: 12px; border: 0; background: var(--lowered); opacity: .35; }
+.scroll { overflow-x: auto; }
+svg { display: block; width: 100%; min-width: 620px; height: auto; outline-offset: -2px; }
+svg text { font-size: 12px; fill: var(--quiet); font-variant-numeric: tabular-nums; }
+svg .last { fill: var(--here); font-weight: 700; font-size: 13px; }
+.chart { --here: var(--loss); } .scale { --here: var(--scale); } .skipped { --here: var(--skip); }
+.rate { --here: var(--rate); } .speed { --here: var(--speed); }
+.grid { stroke: var(--grid); fill: none; }
+.line { stroke: var(--here); stroke-width: 2.2; fill: none; stroke-linejoin: round; stroke-linecap: round; }
+.raw { stroke: var(--here); stroke-width: 1; opacity: .3; fill: none; stroke-linejoin: round; }
+.band { fill: var(--here); fill-opacity: .2; stroke: var(--here); stroke-opacity: .4; stroke-width: .8; }
+.dot { fill: var(--here); }
+path.skip { fill: var(--skip); } .nan { stroke: var(--skip); stroke-width: 1.6; fill: none; }
+rect.lowered { fill: var(--lowered); opacity: .2; }
+.restart { stroke: var(--quiet); stroke-dasharray: 4 3; fill: none; }
+.pointer { stroke: var(--ink); fill: none; opacity: .6; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--grid);
+  overflow-wrap: break-word; max-width: 30em; }
+th { color: var(--quiet); font-weight: 600; font-size: 13px; white-space: nowrap; } tr:last-child td { border: 0; }
+th.number, td.number { text-align: right; white-space: nowrap; }
+pre { margin: 0; padding: 10px 12px; background: var(--page); border-radius: 6px; white-space: pre-wrap;
+  overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; }
+summary { cursor: pointer; font-weight: 600; font-size: 17px; }
+details[open] summary { margin-bottom: 10px; }
+img.timeline { display: block; width: 100%; background: #fff; border-radius: 6px; }
+#tip { position: fixed; z-index: 1; pointer-events: none; background: var(--sheet); color: var(--ink);
+  border: 1px solid var(--quiet); border-radius: 6px; padding: 6px 10px; font-size: 13px; white-space: pre;
+  font-variant-numeric: tabular-nums; box-shadow: 0 3px 12px #0003; }
+footer { margin-top: 18px; color: var(--quiet); font-size: 13px; }
+@media print {
+  :root { color-scheme: light; --ink: #000; --quiet: #444; --grid: #ccc; --page: #fff; --sheet: #fff; --loss: #1f6feb;
+    --scale: #0f8a72; --skip: #d9480f; --rate: #7048c6; --speed: #8a5a12; --lowered: #f0b429; }
+  @page { margin: 14mm; }
+  body { font-size: 11pt; } main { max-width: none; padding: 0; } #tip, .pointer { display: none; }
+  section { border: 0; padding: 0; } figure, tr, .tiles div { break-inside: avoid; } h2 { break-after: avoid; }
+  svg { min-width: 0; } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+"""

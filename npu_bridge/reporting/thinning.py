@@ -1,0 +1,102 @@
+"""Decides which steps of a long training are recorded: all of the first thousand, ever fewer later, extremes always."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+# Every step of so many, then one in 8, and so on with twice the interval for twice the steps: at three rows for each
+# interval, a million steps make one megabyte (ours).
+_STEPS_AT_FULL_DETAIL = 1000
+_FIRST_INTERVAL_STEPS = 8
+# The global step is asked for once in so many rows, as asking is a session run of its own (ours).
+_ROWS_PER_LOOK = 100
+
+
+class Seen(NamedTuple):
+    """A step.
+
+    Attributes:
+      observation: of the step, with `loss` and `skipped`.
+      time: when.
+      updates: updates since the global step was last known, this one included.
+    """
+
+    observation: Any
+    time: float
+    updates: int
+
+
+class Thinning:
+    """Collects steps and says which ones are to be written.
+
+    Args:
+      step: global step at the start.
+    """
+
+    def __init__(self, step: int):
+        self._known_step = step
+        self._updates = 0
+        self._steps_since = self._interval()  # the first step is kept
+        self._lowest: Seen | None = None  # of the steps since the last one that was kept
+        self._highest: Seen | None = None
+        self._latest: Seen | None = None
+        self._kept: list[Seen] = []
+
+    def add(self, observation: Any, time: float, steps: int) -> None:
+        """Takes note of a session run with so many steps."""
+        self._updates += 0 if observation.skipped else steps
+        seen = Seen(observation, time, self._updates)
+        is_due = self._steps_since >= self._interval()
+        if is_due or observation.skipped:
+            self._keep(seen)
+        else:
+            self._lowest = min(filter(None, (self._lowest, seen)), key=_loss)
+            self._highest = max(filter(None, (self._highest, seen)), key=_loss)
+            self._latest = seen
+        if is_due:
+            self._steps_since = 0
+        self._steps_since += steps
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to ask for the global step, and to write."""
+        return len(self._kept) >= _ROWS_PER_LOOK
+
+    def take(self, step: int, is_over: bool = False) -> list[tuple[int, Seen]]:
+        """The steps to write, each with its global step.
+
+        Args:
+          step: the global step now. In between it is counted; where it does not move by one with each update, rows are
+            spread evenly.
+          is_over: whether the latest step is wanted, too.
+        """
+        if is_over and self._latest:
+            self._keep(self._latest)
+        moved = step - self._known_step
+        pace = moved / self._updates if self._updates else 0.0
+        rows = [(self._known_step + round(seen.updates * pace), seen) for seen in self._kept]
+        waiting = (self._lowest, self._highest, self._latest)
+        # Counted from here on: those that may still be kept lie behind.
+        self._lowest, self._highest, self._latest = (
+            seen and seen._replace(updates=seen.updates - self._updates) for seen in waiting
+        )
+        self._known_step, self._updates, self._kept = step, 0, []
+        return rows
+
+    def _keep(self, seen: Seen) -> None:
+        between = {one for one in (self._lowest, self._highest, seen) if one is not None}
+        self._kept += sorted(between, key=lambda one: (one.time, one.updates))
+        self._lowest = self._highest = self._latest = None
+
+    def _interval(self) -> int:
+        doublings = ((self._known_step + self._updates) // _STEPS_AT_FULL_DETAIL + 1).bit_length() - 2
+        return 1 if doublings < 0 else _FIRST_INTERVAL_STEPS << doublings
+
+
+def _loss(seen: Seen) -> float:
+    """NaN stands above all numbers; a loss nobody watches is as good as any."""
+    loss = seen.observation.loss
+    if loss is None:
+        return 0.0
+    return loss if math.isfinite(loss) else math.inf

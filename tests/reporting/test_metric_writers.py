@@ -1,0 +1,90 @@
+"""Numbers of a training in a CSV file, in MLflow and in Weights & Biases, as these read them back."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import math
+
+import pytest
+
+from npu_bridge.reporting import CsvWriter, MetricsCallback, MetricsHook, MissingExtraError, MlflowWriter, WandbWriter
+from tests.reporting.stepping import Clock, run_steps
+
+
+def train(writer, losses=(4.0, 3.0, math.nan, 2.0, 1.0), every_n_steps=1):
+    """The third step is skipped; a step takes half a second."""
+    hook = MetricsHook(writer, every_n_steps, clock=Clock(per_look=0.5))
+    run_steps([hook], list(losses), [number == 2 for number in range(len(losses))], [8.0] * len(losses))
+
+
+def numbers_in(path):
+    with open(path, newline="") as file:
+        return [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
+
+
+def test_csv_holds_what_is_known_and_finite(tmp_path):
+    path = tmp_path / "deep" / "numbers.csv"
+    train(CsvWriter(path))
+    rows = numbers_in(path)
+    assert rows[0] == {"step": "1", "loss": "4", "loss_scale": "8", "skipped_steps": "0"}
+    assert rows[2] == {"step": "2", "loss_scale": "8", "skipped_steps": "1", "steps_per_sec": "2"}
+    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4"]
+
+
+def test_csv_goes_on_from_a_checkpoint(tmp_path):
+    path = tmp_path / "numbers.csv"
+    writer = CsvWriter(path)
+    writer.begin(0)
+    for step in (10, 20, 30):
+        writer.write(step, {"loss": 1.0 / step}, None)
+    with open(path, "a") as file:
+        file.write("40,0.0")  # the process died in the middle of a line
+    writer.begin(20)
+    writer.write(25, {"loss": 5.0, "unheard_of": 1.0}, "float16")
+    writer.close()
+    assert [(row["step"], row["loss"]) for row in numbers_in(path)] == [("10", "0.1"), ("20", "0.05"), ("25", "5")]
+    assert numbers_in(path)[-1]["precision"] == "float16"
+
+
+@pytest.mark.parametrize("kind", [MetricsHook, MetricsCallback])
+def test_intervals_are_checked(kind, tmp_path):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: every_n_steps is out of range.*got 0"):
+        kind(CsvWriter(tmp_path / "numbers.csv"), 0)
+
+
+@pytest.mark.parametrize("kind, package", [(MlflowWriter, "mlflow"), (WandbWriter, "wandb")])
+def test_a_missing_package_is_named(kind, package, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"{kind.__name__}: {package} is not installed.*\[{package}\]"):
+        kind()
+
+
+def test_mlflow_has_the_numbers_in_a_store_of_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # asked for by MLflow 3
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
+    train(MlflowWriter(run_name="own"))
+    assert mlflow.active_run() is None, "its own run has ended"
+    client = mlflow.tracking.MlflowClient()
+    (run,) = client.search_runs(["0"])
+    assert run.info.run_name == "own" and run.info.status == "FINISHED"
+    losses = client.get_metric_history(run.info.run_id, "training/loss")
+    assert sorted((metric.step, metric.value) for metric in losses) == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
+    with mlflow.start_run(run_name="of the script") as active:
+        train(MlflowWriter())
+        assert mlflow.active_run() is not None, "the script's run goes on"
+    assert client.get_run(active.info.run_id).data.metrics["training/loss_scale"] == 8.0
+
+
+def test_wandb_works_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    import wandb
+
+    train(WandbWriter(project="tests", dir=str(tmp_path)))
+    assert wandb.run is None, "its own run has ended"
+    (file,) = glob.glob(f"{tmp_path}/wandb/offline-run-*/*.wandb")
+    content = open(file, "rb").read()  # noqa: SIM115
+    assert b"training/loss_scale" in content and b"training/step" in content

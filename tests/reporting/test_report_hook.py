@@ -1,0 +1,101 @@
+"""Every NPUEstimator leaves the page of its training; a script with a session of its own gets one by a hook."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.npu_init import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    NPUEstimator,
+    NPUEstimatorSpec,
+    NPUOptimizer,
+    NPURunConfig,
+    npu_keras_optimizer,
+)
+from npu_bridge.reporting import History, HistoryHook, ReportCallback, ReportHook
+from npu_bridge.reporting.report_hook import places_of_ranks
+from tests.reporting.stepping import run_steps
+
+tf1 = tf.compat.v1
+
+
+def train(folder, hooks=(), max_steps=12, **options):
+    def model_fn(features, mode):
+        weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+        loss = tf.square(weight - features)
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), FixedLossScaleManager(8), is_loss_scale=True)
+        return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
+
+    config = NPURunConfig(model_dir=str(folder), save_checkpoints_steps=6, **options)
+    estimator = NPUEstimator(model_fn, config=config)
+    estimator.train(lambda: tf.data.Dataset.from_tensors(3.0).repeat(), hooks=list(hooks), max_steps=max_steps)
+
+
+def test_every_npu_estimator_makes_one(tmp_path):
+    train(tmp_path, precision_mode="must_keep_origin_dtype")
+    train(tmp_path, max_steps=20)
+    history = History(str(tmp_path / "history.jsonl"))
+    assert [row.step for row in history.rows] == list(range(1, 21)) and len(history.starts) == 2
+    assert history.rows[0].loss == 9.0 and history.rows[0].learning_rate == 0.25 and history.rows[0].loss_scale == 8.0
+    facts = json.loads((tmp_path / "report.json").read_text())
+    assert facts["ranks"][0]["process"] == os.getpid()
+    assert ["NPURunConfig.save_checkpoints_steps", "6"] in [row[:2] for row in facts["options"]]
+    page = (tmp_path / "report.html").read_text()
+    assert 'data-last-step="20"' in page and "NPURunConfig.save_checkpoints_steps" in page
+
+
+def test_it_uses_the_history_that_is_recorded_anyhow(tmp_path):
+    kept = tmp_path / "elsewhere" / "steps.jsonl"
+    train(tmp_path / "run", [HistoryHook(str(kept))])
+    assert not (tmp_path / "run" / "history.jsonl").exists()
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["history"] == "../elsewhere/steps.jsonl"
+    assert 'data-last-step="12"' in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_nothing_where_nothing_is_to_be_shown(tmp_path):
+    train(tmp_path, log_step_count_steps=None)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(("report", "history"))]
+
+
+def test_a_page_that_cannot_be_written_ends_no_training(tmp_path, caplog):
+    (tmp_path / "report.html.tmp").mkdir()
+    (tmp_path / "report.json.tmp").mkdir()
+    with caplog.at_level("WARNING", logger="npu_bridge"):
+        run_steps([ReportHook(str(tmp_path))], [3.0, 2.0], [False, False], [4.0, 4.0])
+    assert len(History(str(tmp_path / "history.jsonl")).rows) == 2
+    assert [record.getMessage()[:24] for record in caplog.records] == ["no page of this training"] * 2
+
+
+def test_keras_has_a_callback(tmp_path):
+    manager = ExponentialUpdateLossScaleManager(2**10, 1000, decr_every_n_nan_or_inf=1, decr_ratio=0.5)
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), manager), "mse")
+    features = np.array([[1.0], [1.0], [np.inf], [1.0]], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((features, np.ones([4, 1], np.float32))).batch(1)
+    model.fit(data, verbose=0, callbacks=[ReportCallback(str(tmp_path))])
+    rows = History(str(tmp_path / "history.jsonl")).rows
+    assert [(row.step, row.loss_scale, row.skipped) for row in rows] == [
+        (1, 1024.0, False),
+        (2, 1024.0, False),
+        (2, 1024.0, True),
+        (3, 512.0, False),
+    ]
+    assert {row.learning_rate for row in rows} == {0.25}
+    assert 'data-last-step="3"' in (tmp_path / "report.html").read_text()
+
+
+def places():
+    return places_of_ranks()
+
+
+@pytest.mark.ranks(2)
+def test_ranks_know_each_others_places(on_ranks):
+    found = on_ranks(2, places)
+    assert found[0] == found[1] and len({place["process"] for place in found[0]}) == 2
+    assert found[0][0]["host"] == found[0][1]["host"]
