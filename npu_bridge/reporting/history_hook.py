@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from npu_bridge.reporting.history import History
@@ -35,9 +37,10 @@ class HistoryHook(StepHook):
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
         self.history = history if isinstance(history, History) else History(history)
-        self._every_n_steps = every_n_steps
-        self._steps_since = every_n_steps  # the first step is recorded
-        self._thinning: Thinning | None = None
+        self._thins = every_n_steps is None
+        self._every_n_steps = every_n_steps or 1
+        self._steps_since = self._every_n_steps  # the first step is recorded
+        self._thinning: Any = None  # a `Thinning`, where steps are left out
         self._communicator = None
 
     def begin(self):
@@ -58,7 +61,7 @@ class HistoryHook(StepHook):
         if self._writes():
             step = self.read_step(session)
             self.history.begin_session(step, ranks=self._communicator.size)
-            self._thinning = Thinning(step) if self._every_n_steps is None else None
+            self._thinning = Thinning(step) if self._thins else None
 
     def on_step(self, session, observation: Observation) -> None:
         """Adds the rows that are due."""

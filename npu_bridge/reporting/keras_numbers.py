@@ -29,7 +29,7 @@ class Numbers(NamedTuple):
         if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(optimizer.iterations)
         return cls(
-            int(_number(optimizer.iterations)),
+            int(tf.keras.backend.get_value(optimizer.iterations)),
             _number(getattr(optimizer, "loss_scale", None)),
             _number(getattr(optimizer, "skipped_steps", None)),
             _number(rate),

@@ -30,7 +30,7 @@ class CsvWriter:
 
     def __init__(self, path: str):
         self.path = os.fspath(path)
-        self._file = None
+        self._file: Any = None  # open from `begin` to `close`
 
     def begin(self, step: int) -> None:
         """Opens the file, which keeps what was written up to `step`.

@@ -44,9 +44,11 @@ class ReportHook(tf.estimator.SessionRunHook):
     """
 
     def __init__(self, folder: str, history: History | None = None, ranks: Sequence[dict[str, Any]] | None = None):
-        path = os.path.join(folder, HISTORY_FILE)
-        self._recorder = HistoryHook(path, every_n_steps=None) if history is None else None
-        self._page = _Page(folder, history or self._recorder.history, ranks)
+        self._recorder = None
+        if history is None:
+            self._recorder = HistoryHook(os.path.join(folder, HISTORY_FILE), every_n_steps=None)
+            history = self._recorder.history
+        self._page = _Page(folder, history, ranks)
         self._options = None
 
     def begin(self):
@@ -93,8 +95,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._history = History(os.path.join(folder, HISTORY_FILE))
         self._page = _Page(folder, self._history)
         self._writes = False
-        self._thinning: Thinning | None = None
-        self._before: Numbers | None = None
+        self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
+        self._before: Any = None
 
     def on_train_begin(self, logs=None):
         ranks = collective.current()

@@ -118,7 +118,7 @@ def format_tick(number: float) -> str:
     return f"{number:.4g}"
 
 
-def _runs(buckets: Iterable[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
+def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
     """The points of a curve in pieces without gaps."""
     runs: list[list[_Point]] = [[]]
     for bucket in buckets:
@@ -202,14 +202,14 @@ def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
             width = max(stop - begin, 1)
             boxes.append(
                 f'<rect class="lowered" x="{begin:.1f}" y="{y.end}" width="{width:.1f}" height="{y.start - y.end}">'
-                f"<title>{escape(buckets[at].precision)}</title></rect>"
+                f"<title>{escape(buckets[at].precision or '')}</title></rect>"
             )
         at = end
     return boxes
 
 
 def _lowered_dtypes(buckets: Iterable[Bucket]) -> set[str]:
-    return {bucket.precision for bucket in buckets} - {None, "float32"}
+    return {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
 
 
 def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
