@@ -53,8 +53,9 @@ def test_every_npu_estimator_writes_them(tmp_path, scaled):
         optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.25), **given)
         return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_global_step()))
 
+    every_step = {"save_summary_steps": 1, "log_step_count_steps": None} if scaled else {"log_step_count_steps": 1}
     mode = "allow_mix_precision" if scaled else None
-    config = NPURunConfig(model_dir=str(tmp_path), save_summary_steps=1, log_step_count_steps=None, precision_mode=mode)
+    config = NPURunConfig(model_dir=str(tmp_path), precision_mode=mode, **every_step)
     NPUEstimator(model_fn, config=config).train(input_fn)
     found = curves(tmp_path)
     assert found.pop("precision", None) == ({1: "float16"} if scaled else None)

@@ -51,11 +51,12 @@ class NPUEstimator(tf.estimator.Estimator):
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
-    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error and makes the page `report.html` with a
-    `ReportHook`, unless hooks contain such; none of this where that is None. A `LossScaleCollapseHook` ends a training
-    that only skips steps, unless hooks contain one with another limit; and rank 0 saves with an
-    `NPUCheckpointSaverHook`, unless hooks contain a saver. What the options ask of a session (dumps, a profile,
-    determinism, the GPU to use) holds for training, evaluation and prediction.
+    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (each
+    `save_summary_steps`, where that is set) and makes the page `report.html` with a `ReportHook`, unless hooks contain
+    such; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
+    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver.
+    What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
+    prediction.
 
     Args:
       model_fn: function of `features` and, as it likes, `labels`, `mode`, `params`, `config`.
@@ -139,8 +140,9 @@ class NPUEstimator(tf.estimator.Estimator):
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
-        if ranks.rank == 0 and self.config.save_summary_steps:
-            first_hooks.append(TensorBoardHook(self.model_dir, self.config.save_summary_steps))
+        curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
+        if ranks.rank == 0 and curve_steps:
+            first_hooks.append(TensorBoardHook(self.model_dir, curve_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
             # Before the hooks that ask for the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
