@@ -19,7 +19,7 @@ __all__ = ["check", "facts_of", "page_of"]
 
 _TITLES = {
     "cannot work": "cannot work here",
-    "healed": "healed for the script's own files",
+    "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
     "option": "options that act here",
