@@ -1,4 +1,4 @@
-"""What the pass that frees the tail has done to a graph, for people and for programs."""
+"""What tail optimisation has done to a graph, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 

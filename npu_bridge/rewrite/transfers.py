@@ -1,4 +1,4 @@
-"""Finding the transfers of a graph: ops through which gradients go from rank to rank."""
+"""Finds the transfers of a graph: operators that all-reduce gradients."""
 
 from __future__ import annotations
 
