@@ -24,7 +24,7 @@ _TITLES = {
     "npu": "of the NPU interface",
     "option": "options that act here",
     "ignored": "differs from an NPU, or is left out",
-    "met": "met while it ran",
+    "met": "found while it ran",
 }
 
 
