@@ -6,7 +6,7 @@ Two ranks on two hosts (network namespaces joined by a link of the given rate; w
 this machine's loopback). Every contender averages the same gradients; they take turns within one job. Printed are
 median times, bytes per step and rank counted on the interface, and two kinds of ratio, each the median over rounds:
 fragments against the faster one of Horovod's ways (aim: at most 1.00), and 16-bit wire formats against gradients that
-travel as they are (aim: at most 0.6 on a link of 1 Gbit/s, and half the bytes).
+are sent as they are (aim: at most 0.6 on a link of 1 Gbit/s, and half the bytes).
 """
 
 from __future__ import annotations

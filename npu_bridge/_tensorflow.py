@@ -1,7 +1,7 @@
 """TensorFlow, at the moment it is loaded: the right version, and without its greetings.
 
-What is not shown: TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, and the farewell of
-tensorflow-addons. Warnings and errors stay, and so does whatever the script logs. `NPU_BRIDGE_VERBOSE=1` shows all.
+What is not shown: TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, and the closing notice
+of tensorflow-addons. Warnings and errors stay, and so does whatever the script logs. `NPU_BRIDGE_VERBOSE=1` shows all.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _see_to(tensorflow: types.ModuleType) -> None:
     elif not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)
         # After the script's own filters, which decide first.
-        farewell = r"\s*TensorFlow Addons \(TFA\) has ended"
-        warnings.filterwarnings("ignore", farewell, UserWarning, append=True)
+        closing_notice = r"\s*TensorFlow Addons \(TFA\) has ended"
+        warnings.filterwarnings("ignore", closing_notice, UserWarning, append=True)
 
 
 @contextlib.contextmanager

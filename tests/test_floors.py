@@ -1,4 +1,4 @@
-"""The house stands: every import points to its own floor or below, and the promises about imports hold."""
+"""Every import points to a package of its own layer or of one below, and the promises about imports hold."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_imports_point_down(module):
     own_room = room_of(module)
     for imported, line in imports_of(MODULES[module]):
         where = f"{MODULES[module].relative_to(REPOSITORY)}:{line} imports {imported}"
-        assert FLOORS[room_of(imported)] <= FLOORS[own_room], f"{where}, which is upstairs"
+        assert FLOORS[room_of(imported)] <= FLOORS[own_room], f"{where}, of a layer above"
 
 
 def test_options_know_nobody_and_only_collective_knows_horovod():

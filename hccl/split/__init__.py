@@ -1,1 +1,1 @@
-"""How gradients are split into fragments that travel together."""
+"""How gradients are split into fragments that are all-reduced together."""

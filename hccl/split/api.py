@@ -1,8 +1,8 @@
 """Sets how gradients are split into aggregation fragments.
 
 A fragment is summed over the ranks in one transfer, which starts when its last gradient is ready. The split changes
-when gradients travel, never what they become. Set it before `compute_gradients`, with the same values on every rank;
-without it the first fragment holds 96.54 % of the bytes and the second the rest.
+when gradients are all-reduced, never their values. Set it before `compute_gradients`, with the same values on every
+rank; without it the first fragment holds 96.54 % of the bytes and the second the rest.
 
 For each group the first setting of a kind stays until the group is destroyed. A split by size beats one by index.
 """
@@ -27,7 +27,7 @@ def set_split_strategy_by_idx(idxList: list[int], group: str = WORLD) -> None:  
 
     Args:
       idxList: strictly ascending positions, each of the last gradient of a fragment; `[3, 9, 11]` of 12 gradients
-        makes fragments of 0..3, 4..9 and 10..11. Gradients after the last position travel one by one.
+        makes fragments of 0..3, 4..9 and 10..11. Gradients after the last position are sent one by one.
       group: the group whose gradients are split.
     Raises:
       ValueError: the group name is malformed, or `idxList` is not such a list. A position beyond the last gradient is

@@ -73,7 +73,7 @@ class Training:
       gradient_bytes: bytes of all gradients, as they are computed.
       compute_secs: time of the step on one rank, without communication.
       tensors: number of gradients; a fragment holds at least one.
-      wire_share: bytes on the wire for each byte of a gradient: 1, or 0.5 for float32 that travels in 16 bits.
+      wire_share: bytes on the wire for each byte of a gradient: 1, or 0.5 for float32 that is sent in 16 bits.
     """
 
     gradient_bytes: float
@@ -118,7 +118,7 @@ def transfer_secs(gradient_bytes: float, ranks: int, training: Training, link: L
 
 
 def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Link) -> float:
-    """The time of a step whose gradients travel in fragments.
+    """The time of a step whose gradients are all-reduced in fragments.
 
     Gradients become ready evenly by bytes during the backward pass.
 

@@ -1,4 +1,4 @@
-"""The documented face: `npu_bridge.estimator.npu` with its modules, and the operators beside it.
+"""The documented interface: `npu_bridge.estimator.npu` with its modules, and the operators beside it.
 
 Importing anything below lets sessions read the options in their settings, as `npu_bridge.npu_init` does: many scripts
 fill in an `NpuOptimizer` entry and import nothing but an operator.

@@ -19,12 +19,12 @@ __all__ = ["check", "facts_of", "page_of"]
 
 _TITLES = {
     "cannot work": "cannot work here",
-    "healed": "healed for the script's own files",
+    "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
     "option": "options that act here",
     "ignored": "differs from an NPU, or is left out",
-    "met": "met while it ran",
+    "met": "found while it ran",
 }
 
 

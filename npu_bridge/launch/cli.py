@@ -161,8 +161,7 @@ def run_script(
         if restarts:
             environment.write_variable(environment.RESTARTS, restarts)
         # At once: until TensorFlow is loaded and the ranks have met, nothing else is to be seen.
-        ranks = f"{plan.size} rank{'' if plan.size == 1 else 's'}"
-        click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
+        _announce_start(script, plan)
         sys.stdout.flush()
         given = list(arguments)
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
@@ -175,6 +174,16 @@ def run_script(
         click.echo(f"npu-run: {error}", err=True)
         code = 2
     sys.exit(code)
+
+
+def _announce_start(script: str, plan: Plan) -> None:
+    """Says how many ranks there will be. Where another launcher has started one npu-run for each, rank 0 says it."""
+    placed = environment.launched() if plan.size == 1 else None
+    if placed is not None and placed.rank > 0:
+        return
+    size = plan.size if placed is None else placed.size
+    ranks = f"{size} rank{'' if size == 1 else 's'}"
+    click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
 
 
 def _run_again(run: Callable[[], Outcome], restarts: int) -> int:

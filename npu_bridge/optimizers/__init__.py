@@ -1,4 +1,4 @@
-"""Optimizers of the field: `LAMB(0.001)` and its like, for TF 1 graphs and for Keras.
+"""Optimizers known from papers: `LAMB(0.001)` and its like, for TF 1 graphs and for Keras.
 
 In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optimizer`; elsewhere it makes a
 `tf.keras.optimizers.Optimizer`. The modules `tf1`, `keras` and `keras_legacy` have the classes of one kind.

@@ -1,4 +1,4 @@
-"""Makes an optimizer class for each rule out of a face."""
+"""Makes an optimizer class for each update rule, of one of the kinds in `face_*.py`."""
 
 from __future__ import annotations
 

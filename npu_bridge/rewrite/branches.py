@@ -1,4 +1,4 @@
-"""Ops that run functions: what is sent to other ranks inside of them."""
+"""Finds transfers to other ranks inside functions that operators run, such as the branches of a condition."""
 
 from __future__ import annotations
 

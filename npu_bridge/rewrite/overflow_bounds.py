@@ -59,7 +59,7 @@ class OverflowBounds:
         return self._once("false", tensor, self._false)
 
     def is_transfer(self, op: tf.Operation) -> bool:
-        """True for the ops through which gradients travel."""
+        """True for the ops that all-reduce gradients."""
         return op.name in self._transfers
 
     def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:

@@ -1,16 +1,16 @@
-"""What the pass that frees the tail has done to a graph, for people and for programs."""
+"""What tail optimisation has done to a graph, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 
-NO_GRADIENTS = "no gradient travels in this graph"
+NO_GRADIENTS = "no gradient is all-reduced in this graph"
 
 
 @dataclasses.dataclass
 class Fragment:
-    """Gradients that travel one after the other, before others.
+    """Gradients that are all-reduced one after the other, before others.
 
     Attributes:
       transfers: names of the ops, in order.
@@ -46,7 +46,7 @@ class TailingReport:
 
     @property
     def has_found_gradients(self) -> bool:
-        """True when gradients travel in the graph; without any, there was nothing to do."""
+        """True when gradients are all-reduced in the graph; without any, there was nothing to do."""
         return self.unchanged_because != NO_GRADIENTS
 
     def text(self) -> str:

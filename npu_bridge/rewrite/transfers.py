@@ -1,4 +1,4 @@
-"""Finding the transfers of a graph: ops through which gradients go from rank to rank."""
+"""Finds the transfers of a graph: operators that all-reduce gradients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Transfer:
 
     Attributes:
       op: whose outputs arrive: a Horovod op, or the end of a branch that holds one, as `hvd.DistributedOptimizer`
-        builds it, or of the ops that turn numbers into what travels and back.
+        builds it, or of the ops that turn numbers into what is sent and back.
       entry: whose inputs are sent; mostly the same op.
       routes: of each tensor, its position among the outputs of `op` and among the inputs of `entry`.
       factor: what the sum over the ranks is multiplied by besides a mean's division.
-      wire_dtype: the dtype in which they travel.
+      wire_dtype: the dtype in which they are sent.
       adds_up: a sum is taken in `wire_dtype`, which may overflow. Otherwise no number that arrives is larger than the
         largest one sent.
     """

@@ -1,4 +1,4 @@
-"""The one line about a name that is not here."""
+"""The error message for a name that does not exist here."""
 
 from __future__ import annotations
 

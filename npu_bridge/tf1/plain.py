@@ -1,4 +1,4 @@
-"""A script that is started with plain `python`: what can be mended from within, and the line if something cannot."""
+"""A script that is started with plain `python`: repairs what it can while it runs, and says what needs `npu-run`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     Args:
       values: a number, array, tensor, variable or `tf.IndexedSlices`, or a list or tuple of them. None stays None.
       reduction: "mean", "sum", "max", "min" or "prod". A mean of integers is a float.
-      fusion: how a list travels: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
+      fusion: how a list is sent: 0 one by one, 1 in the fragments set through `hccl.split.api`, 2 all together.
       fusion_id: -1; with `fusion=2` an id of at least 0.
       group: name of the group.
     Returns:

@@ -8,24 +8,24 @@ from npu_bridge.reporting import History
 from tests.examples.commands import run_warm
 from tests.reporting.chromium import assert_page
 
+BY_STEPS = "python examples/accelerate/train.py --low bfloat16 --ratio 0.5"
+BY_LOSS = "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2"
+
 
 @pytest.mark.parametrize(
-    "flags, low_steps",
-    [
-        (("--steps", "40", "--ratio", "0.75"), 30),
-        (("--steps", "60", "--way", "loss", "--target_loss", "1.6", "--ratio", "1.25"), None),
-    ],
+    "command, flags", [(BY_STEPS, ["--steps", 40]), (BY_LOSS, ["--steps", 60, "--target_loss", 1.6, "--ratio", 1.25])]
 )
-def test_both_ways(warm_python, tmp_path, flags, low_steps):
-    said = run_warm(warm_python, "python examples/accelerate/train.py", "--output_dir", tmp_path / "out", *flags)
+def test_both_ways(warm_python, tmp_path, command, flags):
+    said = run_warm(warm_python, command, *flags, "--output_dir", tmp_path / "out")
     rows = History(str(tmp_path / "out" / "history.jsonl")).rows
-    if low_steps is None:
-        low_steps = next(step for step, row in enumerate(rows) if row.loss <= 2.0) + 1
+    if command is BY_STEPS:
+        low, low_steps = "bfloat16", 20
+        assert "precision: steps 0-19 in bfloat16, 20-39 in float32." in said
+    else:
+        low, low_steps = "float16", next(step for step, row in enumerate(rows) if row.loss <= 2.0) + 1
         assert low_steps < len(rows)
         assert "precision: float16 until the loss is at most 2, then float32." in said
-    else:
-        assert "precision: steps 0-29 in float16, 30-39 in float32." in said
-    assert [row.precision for row in rows] == ["float16"] * low_steps + ["float32"] * (len(rows) - low_steps)
+    assert [row.precision for row in rows] == [low] * low_steps + ["float32"] * (len(rows) - low_steps)
     assert said.count("precision: float32 from here on") == 1
     assert sum(row.loss for row in rows[-5:]) < sum(row.loss for row in rows[:5])
     assert "skipped" in (tmp_path / "out" / "curves.svg").read_text()

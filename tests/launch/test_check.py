@@ -92,7 +92,7 @@ def test_the_report_holds_what_was_met(tmp_path):
     folder_with(tmp_path)
     process = start("--report", "report.json", "train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
     code, output = finish(process, limit_secs=240)
-    assert code == 0 and "option precision_mode" in output and "met while it ran:" in output
+    assert code == 0 and "option precision_mode" in output and "found while it ran:" in output
     facts = json.loads((tmp_path / "report.json").read_text())
     met = {each["what"]: each["kind"] for each in facts["met"]}
     assert met["numpy.int"] == met["time.clock"] == "friction"

@@ -125,7 +125,7 @@ def test_step_time_comes_from_the_summary_of_a_run(tmp_path):
         (["--from-summary", "missing.json"], "missing.json cannot be used (FileNotFoundError"),
         (["--from-summary", "list.json"], "list.json cannot be used (TypeError"),
         (["--from-summary", "two.json"], "is of a run on 2 ranks, whose steps contain communication"),
-        (["--from-summary", "none.json"], "knows no steps_per_sec. Expected a number; got None"),
+        (["--from-summary", "none.json"], "has no usable steps_per_sec. Expected a number above 0; got None"),
         (["--picture", "no/such/folder/plan.png"], "--picture no/such/folder/plan.png: "),
     ],
 )

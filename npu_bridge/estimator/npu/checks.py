@@ -79,7 +79,7 @@ def check_profiling_options(profiling_options: Iterable[str] = ()) -> str:
     options = list(profiling_options)
     if not options or not set(options) <= set(_PROFILING_OPTIONS):
         raise ValueError(
-            f"profiling_options is not usable. Expected some of {', '.join(_PROFILING_OPTIONS)}; "
+            f"profiling_options is empty or has an unknown option. Expected some of {', '.join(_PROFILING_OPTIONS)}; "
             f"got {options!r}. Name at least one of these."
         )
     return ":".join(options)

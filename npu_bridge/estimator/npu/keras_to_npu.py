@@ -54,7 +54,15 @@ def model_to_npu_estimator(
         raise _error("checkpoint_format is unknown", expected, checkpoint_format, "Leave it out.")
     if (keras_model is None) == (keras_model_path is None):
         got = "neither" if keras_model is None else "both"
-        raise ValueError(message(_OWNER, "there is not one model", "keras_model or keras_model_path", got, "Pass one."))
+        raise ValueError(
+            message(
+                _OWNER,
+                "the model is ambiguous" if keras_model is not None else "no model is given",
+                "keras_model or keras_model_path",
+                got,
+                "Pass one.",
+            )
+        )
     if keras_model is None:
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
     _check_kind(keras_model)
@@ -79,7 +87,7 @@ def _check_kind(model):
     # A Sequential model without an input shape has no weights to begin from.
     if not isinstance(model, tf.keras.Model) or not is_graph_network(model):
         mend = "Build it from tf.keras.Input, or give a Sequential model an input shape."
-        raise _error("keras_model is of another kind", "a Sequential or functional model", model, mend)
+        raise _error("keras_model has no declared inputs", "a Sequential or functional model", model, mend)
     if not model.optimizer:
         raise _error("keras_model is not compiled", "one with an optimizer", model, "Call its compile first.")
 

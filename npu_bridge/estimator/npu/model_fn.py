@@ -78,7 +78,7 @@ def model_fn_under_options(model_fn, options, has_params):
     is_deaf = has_params and "params" not in parameters and not takes_any
     if "features" not in parameters or (unknown and not takes_any) or is_deaf:
         raise ValueError(
-            f"NPUEstimator: model_fn does not fit. Expected features and, if wanted, "
+            f"NPUEstimator: model_fn has the wrong arguments. Expected features and, if wanted, "
             f"{', '.join(_MODEL_FN_ARGUMENTS[1:])}{' (params is given)' if is_deaf else ''}; got "
             f"{', '.join(parameters) or 'no arguments'}. Rename its arguments{', or add params' if is_deaf else ''}."
         )

@@ -304,7 +304,7 @@ class NPULogOutfeedSessionHook(tf.estimator.SessionRunHook):
 
     def __init__(self, output_stream: str | TextIO):
         self._output_stream = output_stream
-        say_once(logging.INFO, "NPULogOutfeedSessionHook: has no effect; tf.print has a stream of its own.")
+        say_once(logging.INFO, "NPULogOutfeedSessionHook: has no effect: tf.print writes to standard error by itself.")
 
 
 class NPUShutDownHook(tf.estimator.SessionRunHook):

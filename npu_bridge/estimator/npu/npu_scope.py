@@ -63,7 +63,7 @@ def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL)
     """
     if not isinstance(placement, NpuExecutePlacement):
         raise ValueError(
-            f"npu_variable_scope: placement is not one. Expected a member of NpuExecutePlacement; got "
+            f"npu_variable_scope: placement is unknown. Expected a member of NpuExecutePlacement; got "
             f"{shown(placement)}. Use one of its {', '.join(NpuExecutePlacement.__members__)}."
         )
     with _marked({"_variable_placement": placement.value}):

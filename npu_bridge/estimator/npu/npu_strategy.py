@@ -31,7 +31,7 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
     def __init__(self, device="/cpu:0"):
         if device != "/cpu:0":
             raise ValueError(
-                f"NPUStrategy: device is not the one there is. Expected '/cpu:0'; got {shown(device)}. Leave it out."
+                f"NPUStrategy: device is not supported. Expected '/cpu:0'; got {shown(device)}. Leave it out."
             )
         super().__init__(device)
 

@@ -79,7 +79,7 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
     """
     if not isinstance(graph, tf.Graph):
         raise ValueError(
-            f"keep_tensors_dtypes: graph is not a graph. Expected a tf.Graph; got {shown(graph)}. Pass "
+            f"keep_tensors_dtypes: graph has the wrong type. Expected a tf.Graph; got {shown(graph)}. Pass "
             f"tf.get_default_graph()."
         )
     if not isinstance(input_tensors, (list, tuple)):
@@ -140,7 +140,7 @@ def set_graph_exec_config(
         )
     if not isinstance(experimental_config, (ExperimentalConfig, type(None))):
         raise ValueError(
-            f"{where}: experimental_config is none. Expected an ExperimentalConfig or None; got "
+            f"{where}: experimental_config has the wrong type. Expected an ExperimentalConfig or None; got "
             f"{shown(experimental_config)}. Leave it out."
         )
     if isinstance(fetch, str):
@@ -222,7 +222,7 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
         return train_op
     if train_op.graph.finalized:
         raise RuntimeError(
-            "set_iteration_per_loop: the graph takes no more operators. Expected a graph that is not finalized; got "
+            "set_iteration_per_loop: the graph is finalized. Expected a graph that is not finalized; got "
             "that of a Supervisor or a MonitoredSession. Use IterationPerLoop, in two parts."
         )
     loop = IterationPerLoop()
@@ -269,7 +269,7 @@ class IterationPerLoop:
         """
         if self._variables is None:
             raise AttributeError(
-                "load_iteration_per_loop_var: there is nothing to load. Expected create_iteration_per_loop_var before; "
+                "load_iteration_per_loop_var: there is no variable. Expected create_iteration_per_loop_var before; "
                 "got no call of it. Call it before the session is made."
             )
         check_positive_integer(iterations_per_loop, "load_iteration_per_loop_var: iterations_per_loop")

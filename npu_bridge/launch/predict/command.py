@@ -26,7 +26,7 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 @click.option("--ranks", default="1..64", show_default=True, metavar="LIST", help="1,2,6 or 1..4096.")
 @click.option("--compute-secs", metavar="TIME", help="Time of a step on one rank: 0.2, 180ms.")
 @click.option("--from-summary", metavar="FILE", help="The same from summary.json of a run on one rank.")
-@click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients travel in.")
+@click.option("--wire", type=click.Choice(list(_WIRE_SHARES)), default="none", help="Format gradients are sent in.")
 @click.option("--tensors", default="100", show_default=True, metavar="N", help="Number of trained variables.")
 @click.option(
     "--host-bytes-per-sec",
@@ -82,7 +82,7 @@ def _draw(predictions, training, path: str) -> None:
 
 def _compute_secs(text: str | None, summary: str | None) -> float:
     if text is not None and summary is not None:
-        raise LaunchError("--compute-secs and --from-summary exclude each other. Say it in one way.")
+        raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
     if summary is not None:
         return _secs_of_summary(summary)
     return parse_secs(text, "--compute-secs") if text is not None else 0.0
@@ -102,5 +102,7 @@ def _secs_of_summary(path: str) -> float:
             f"one rank. Run one, or give --compute-secs."
         )
     if not isinstance(steps_per_sec, (int, float)) or steps_per_sec <= 0:
-        raise LaunchError(f"--from-summary {path} knows no steps_per_sec. Expected a number; got {steps_per_sec!r}.")
+        raise LaunchError(
+            f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
+        )
     return 1.0 / steps_per_sec

@@ -83,7 +83,7 @@ def _foot(predictions: Sequence[Prediction], training: Training, link: Link) -> 
         f"{format_secs(link.latency_secs)} each way."
     ]
     if not training.compute_secs:
-        lines.append("Nothing to hide communication behind: give --compute-secs or --from-summary.")
+        lines.append("Without a step time all communication counts as exposed: give --compute-secs or --from-summary.")
     for prediction in reversed(predictions):
         if len(prediction.percentages) > 1:
             call = f"set_split_strategy_by_size([{_shares(prediction)}])"

@@ -25,7 +25,7 @@ def announce_split(path: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise LaunchError(
-            f"--split {path} cannot be used: {reason}. Expected tail.json of a run whose gradients travelled. Make "
+            f"--split {path} cannot be used: {reason}. Expected tail.json of a run that reduced gradients. Make "
             f"it with npu-run --timeline 20:25 and this script."
         ) from error
     environment.write_variable(VARIABLE, speeds.as_text())
