@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any, Callable, NamedTuple, Union
 
+HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _log = logging.getLogger(__name__)
 
 

@@ -14,11 +14,10 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge._machine import usable_cores
 from npu_bridge.options import environment, of_graph
-from npu_bridge.reporting.history import History
+from npu_bridge.reporting import page  # its modules are loaded when a page is made
+from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.keras_numbers import Numbers
-from npu_bridge.reporting.page import note_run, write_page
-from npu_bridge.reporting.page.run_folder import HISTORY_FILE
 from npu_bridge.reporting.step_hook import Observation
 from npu_bridge.reporting.thinning import Thinning
 
@@ -151,11 +150,11 @@ class _Page:
         ranks = collective.current()
         known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
-        note_run(self._folder, self._history.path, options, self._ranks or known, gpus)
+        page.note_run(self._folder, self._history.path, options, self._ranks or known, gpus)
 
     def _make(self):
         if self._history.rows:
-            _log.info("the page of this training is %s", write_page(self._folder, history=self._history))
+            _log.info("the page of this training is %s", page.write_page(self._folder, history=self._history))
 
     def _try(self, action, *arguments):
         if collective.current().rank != 0:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_bridge.reporting.history import History
+from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
 
 __all__ = ["NoRunError", "RunFolder", "Timeline", "read_run_folder"]
 
-HISTORY_FILE = "history.jsonl"
 _PICTURE, _TAIL = "tail.svg", "tail.json"
 
 
