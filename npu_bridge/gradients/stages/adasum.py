@@ -84,7 +84,7 @@ class Adasum(AllReduce):
             results = {}
             for number, positions in enumerate(fragments_of(gradients, names)):
                 dense = [sent[position] for position in positions]
-                results.update(zip(positions, self._dense(dense, tree, f"{self._name}_adasum_{number}")))
+                results.update(zip(positions, _dense(dense, tree, f"{self._name}_adasum_{number}")))
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = _sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
@@ -93,22 +93,6 @@ class Adasum(AllReduce):
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
-
-    def _dense(self, grads, tree, name):
-        """The results for the dense gradients of a fragment; one of unknown shape goes alone."""
-        results = {}
-        for dtype in dict.fromkeys(grad.dtype for grad in grads):
-            of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
-            known = [number for number in of_dtype if grads[number].shape.is_fully_defined()]
-            sizes = [grads[number].shape.num_elements() for number in known]
-            if known:
-                flat = tf.concat([tf.reshape(grads[number], [-1]) for number in known], axis=0)
-                parts = tf.split(tree.combined(flat, sizes, f"{name}_{dtype.name}"), sizes)
-                results.update(zip(known, parts))
-            for number in set(of_dtype).difference(known):
-                flat = tf.reshape(grads[number], [-1])
-                results[number] = tree.combined(flat, None, f"{name}_{dtype.name}_{number}")
-        return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
 
 
 def _averaged(wanted: Any, ranks: Communicator) -> int:
@@ -141,6 +125,23 @@ def _with_dtype_of(grad, result):
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(tf.cast(result.values, grad.dtype), result.indices, grad.dense_shape)
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
+
+
+def _dense(grads, tree, name):
+    """The results for the dense gradients of a fragment; one of unknown shape goes alone."""
+    results = {}
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):
+        of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
+        known = [number for number in of_dtype if grads[number].shape.is_fully_defined()]
+        sizes = [grads[number].shape.num_elements() for number in known]
+        if known:
+            flat = tf.concat([tf.reshape(grads[number], [-1]) for number in known], axis=0)
+            parts = tf.split(tree.combined(flat, sizes, f"{name}_{dtype.name}"), sizes)
+            results.update(zip(known, parts))
+        for number in set(of_dtype).difference(known):
+            flat = tf.reshape(grads[number], [-1])
+            results[number] = tree.combined(flat, None, f"{name}_{dtype.name}_{number}")
+    return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
 
 
 def _sparse(grad, tree, name):
