@@ -11,6 +11,7 @@ from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.pipeline import variables_of
 from tests.stage_models import (
     FIRST_SCALE,
     GROWS_EVERY,
@@ -170,9 +171,7 @@ class InFunction:
         return int(self._optimizer.iterations)
 
     def everything(self):
-        state = {
-            variable.name: variable.numpy() for part in self._pipeline.state().values() for variable in part.variables
-        }
+        state = {variable.name: variable.numpy() for variable in variables_of(self._pipeline.state())}
         return {**self.values(), **state}
 
     def sync(self):
