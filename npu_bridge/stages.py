@@ -11,17 +11,22 @@ from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.stages.accumulation import Accumulate
+from npu_bridge.gradients.stages.adasum import Adasum
 from npu_bridge.gradients.stages.centralisation import CentralizeGradients
 from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK
+from npu_bridge.gradients.sync import sync_all
 
 __all__ = [
     "PLACES",
     "Accumulate",
+    "Adasum",
     "CentralizeGradients",
     "ClipByGlobalNorm",
     "ClipByValue",
     "ClipLocally",
+    "PartialSync",
     "Pipeline",
     "Stage",
     "Step",
@@ -29,4 +34,5 @@ __all__ = [
     "TopK",
     "explain",
     "pipeline",
+    "sync_all",
 ]

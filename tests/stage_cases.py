@@ -1,4 +1,4 @@
-"""Training with gradients that are fed, in each of the ways to train, and what numpy makes of the same gradients."""
+"""Training with gradients that are fed, in each of the ways to train, to be compared with the models in numpy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.pipeline import variables_of
+from tests.stage_models import (
+    FIRST_SCALE,
+    GROWS_EVERY,
+    LEARNING_RATE,
+    LEAST,
+    PARTITION_VALUES,
+    PARTITIONS,
+    SHAPES,
+    STEPS,
+    TOP_SHARE,
+    WINDOW,
+    gradients_of,
+    in_numpy,
+    start_values,
+)
 
 tf1 = tf.compat.v1
-STEPS, LEARNING_RATE, FIRST_SCALE, GROWS_EVERY = 51, 0.1, 2.0**10, 4
-WINDOW = 3
-TOP_SHARE, LEAST = 0.3, 0.8
 STAGES = {
     "accumulate": lambda: stages.Accumulate(WINDOW),
     "accumulate sums": lambda: stages.Accumulate(WINDOW, "sum"),
@@ -26,6 +39,10 @@ STAGES = {
     "top k": lambda: stages.TopK(TOP_SHARE),
     "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
     "threshold": lambda: stages.Threshold(LEAST),
+    "adasum": lambda: stages.Adasum(),
+    "adasum of means": lambda: stages.Adasum(averaged_ranks=2),
+    "adasum of hosts": lambda: stages.Adasum("host"),
+    "partial sync": lambda: stages.PartialSync(PARTITION_VALUES),
 }
 CHAINS = (
     ("accumulate",),
@@ -43,6 +60,12 @@ SPARSE_CHAINS = (
     ("threshold", "accumulate"),
     ("clip by norm", "accumulate", "clip locally", "top k"),
 )
+ADASUM_CHAINS = (
+    ("adasum",),
+    ("adasum of hosts",),
+    ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
+)
+PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.
 CHAINS_OF_WAYS = {
     "graph": CHAINS,
@@ -51,96 +74,11 @@ CHAINS_OF_WAYS = {
     "fit, legacy": CHAINS[-1:],
     "fit, current": CHAINS[-1:],
 }
-SHAPES = {"kernel": (4, 3), "vector": (3,), "table": (6, 2)}
 
 
 def made(chain):
     """The stages of a chain, in the order of its names."""
     return [STAGES[name]() for name in chain]
-
-
-def gradients_of(rank, steps=STEPS):
-    """One dict of gradients per step; those of the table are rows with repeated indices. Some are not finite."""
-    random = np.random.RandomState(rank)
-    fed = []
-    for step in range(steps):
-        grads = {name: random.randn(*shape).astype(np.float32) for name, shape in SHAPES.items()}
-        grads["rows"] = random.randint(0, 6, 5)
-        grads["table"] = random.randn(5, 2).astype(np.float32)
-        fed.append(grads)
-        if (step, rank) in ((7, 0), (20, 1), (38, 0)):
-            grads["kernel"][1, 1] = np.inf if step == 7 else np.nan
-    return fed
-
-
-def start_values():
-    """What the variables are before the first step."""
-    random = np.random.RandomState(100)
-    return {name: random.randn(*shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def in_numpy(chain, rank_count, steps=STEPS):
-    """The variables after training, the loss scale before each step, updates, and what each rank has not sent."""
-    values = {name: value.astype(np.float64) for name, value in start_values().items()}
-    window = WINDOW if any(name.startswith("accumulate") for name in chain) else 1
-    divisor = WINDOW if "accumulate" in chain else 1
-    fed = [gradients_of(rank, steps) for rank in range(rank_count)]
-    scale, good, updates, scales = FIRST_SCALE, 0, 0, []
-    residuals = [{name: np.zeros(SHAPES[name]) for name in ("kernel", "vector")} for _ in range(rank_count)]
-    for step in range(steps):
-        scales.append(scale)
-        if (step + 1) % window:
-            continue
-        local = []
-        for rank in range(rank_count):
-            batches = [_dense(fed[rank][number]) for number in range(step - window + 1, step + 1)]
-            local.append({name: sum(batch[name] for batch in batches) / divisor for name in SHAPES})
-        if not all(np.all(np.isfinite(grad)) for sent in local for grad in sent.values()):
-            scale, good = scale / 2, 0
-            continue
-        good += 1
-        scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
-        updates += 1
-        for name, grad in _transformed(chain, local, residuals).items():
-            values[name] -= LEARNING_RATE * grad
-    return values, scales, updates, residuals
-
-
-def _dense(grads):
-    dense = np.zeros(SHAPES["table"], np.float64)
-    np.add.at(dense, grads["rows"], grads["table"])
-    return {"kernel": grads["kernel"].astype(np.float64), "vector": grads["vector"].astype(np.float64), "table": dense}
-
-
-def _sent(chain, grads, residual):
-    """What one rank sends of its dense gradients; changes what it keeps."""
-    sent = dict(grads)
-    for name, kept in residual.items():
-        wanted = np.abs(grads[name] + kept)
-        if "threshold" in chain:
-            chosen = wanted >= LEAST
-        else:
-            chosen = wanted >= np.sort(wanted.ravel())[-int(np.ceil(TOP_SHARE * wanted.size))]
-        sent[name] = np.where(chosen, grads[name] + kept, 0)
-        if "top k, forgetful" not in chain:
-            residual[name] = grads[name] + kept - sent[name]
-    return sent
-
-
-def _transformed(chain, local, residuals):
-    if "clip locally" in chain:
-        local = [{name: np.clip(grad, -0.5, 0.75) for name, grad in sent.items()} for sent in local]
-    if {"top k", "top k, forgetful", "threshold"} & set(chain):
-        local = [_sent(chain, grads, residual) for grads, residual in zip(local, residuals)]
-    grads = {name: np.mean([sent[name] for sent in local], axis=0) for name in SHAPES}
-    if "clip by value" in chain:
-        grads = {name: np.clip(grad, -0.4, 0.4) for name, grad in grads.items()}
-    if "clip by norm" in chain:
-        norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))
-        grads = {name: grad * min(1.0, 1.5 / norm) for name, grad in grads.items()}
-    if "centralise" in chain:  # of the table the gradient is sparse
-        grads["kernel"] = grads["kernel"] - grads["kernel"].mean(axis=0, keepdims=True)
-    return grads
 
 
 def dynamic():
@@ -171,6 +109,7 @@ class InGraph:
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=made(chain))
             self._scale = manager.get_loss_scale()
             self._train_op = optimizer.minimize(loss_of(self._variables, self._fed), self._count)
+            self._sync_op = stages.sync_all(optimizer) if "partial sync" in chain else None
             self._saver = tf1.train.Saver()
             self._session = tf1.Session()
             self._session.run(tf1.global_variables_initializer())
@@ -188,6 +127,9 @@ class InGraph:
 
     def everything(self):
         return {variable.name: self._session.run(variable) for variable in self._all}
+
+    def sync(self):
+        self._session.run(self._sync_op)
 
     def save(self, path):
         with self._graph.as_default():
@@ -229,10 +171,11 @@ class InFunction:
         return int(self._optimizer.iterations)
 
     def everything(self):
-        state = {
-            variable.name: variable.numpy() for part in self._pipeline.state().values() for variable in part.variables
-        }
+        state = {variable.name: variable.numpy() for variable in variables_of(self._pipeline.state())}
         return {**self.values(), **state}
+
+    def sync(self):
+        stages.sync_all(self._pipeline)
 
     def save(self, path):
         return self._checkpoint.write(path)
@@ -270,6 +213,9 @@ class InFit:
         variables = self.model.optimizer.variables
         own = variables() if callable(variables) else variables
         return {**self.values(), **{str(position): variable.numpy() for position, variable in enumerate(own)}}
+
+    def sync(self):
+        stages.sync_all(self.model.optimizer)
 
     def save(self, path):
         return self._checkpoint.write(path)
@@ -311,15 +257,17 @@ def trained(way, chain):
 
 def assert_equals_numpy(way, chain, results):
     """Results of `trained`, by rank, against the model."""
-    values, scales, updates, residuals = in_numpy(chain, len(results))
+    values_of_ranks, scales, updates, residuals = in_numpy(chain, len(results))
     assert 0 < updates < STEPS
     for rank, (our_values, our_scales, our_updates, everything) in enumerate(results):
         where = f"{way}, {chain}, rank {rank}"
         assert our_scales == scales, where
         assert our_updates == updates, where
-        for name, value in values.items():
+        alike = PARTITIONS[(updates - 1) % len(PARTITIONS)] if "partial sync" in chain else SHAPES
+        for name, value in values_of_ranks[rank].items():
             np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
-            assert np.array_equal(our_values[name], results[0][0][name]), f"{where}: {name} differs between ranks"
+            is_same = np.array_equal(our_values[name], results[0][0][name])
+            assert is_same or name not in alike, f"{where}: {name} differs between ranks"
         for name, residual in residuals[rank].items() if {"top k", "threshold"} & set(chain) else ():
             kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
             if not way.startswith("fit"):  # whose variables are known by number

@@ -22,7 +22,7 @@ def explain(optimizer: Any) -> str:
     Raises:
       TypeError: it has no pipeline.
     """
-    rows = [_row(stage) for pipeline in _pipelines(optimizer) for stage in pipeline.stages]
+    rows = [_row(stage) for pipeline in pipelines_of(optimizer) for stage in pipeline.stages]
     if not rows:
         return "Gradients go from the backward pass to the update as they are."
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
@@ -33,7 +33,8 @@ def explain(optimizer: Any) -> str:
     return "\n".join(lines)
 
 
-def _pipelines(optimizer):
+def pipelines_of(optimizer: Any) -> list:
+    """The pipelines of an optimizer, the innermost first, or a list of the one given; errors as `explain`."""
     if isinstance(optimizer, Pipeline):
         return [optimizer]
     if isinstance(optimizer, PipelineMixin):
@@ -43,7 +44,7 @@ def _pipelines(optimizer):
         raise TypeError(message("explain", "that has no stages", expected, shown(optimizer), mend))
     inner = optimizer._inner.optimizer
     around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
-    return [*(_pipelines(inner) if around else []), optimizer._pipeline]
+    return [*(pipelines_of(inner) if around else []), optimizer._pipeline]
 
 
 def _row(stage):

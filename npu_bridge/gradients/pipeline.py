@@ -72,7 +72,8 @@ class Pipeline:
     @property
     def needs_true_units(self) -> bool:
         """True when a stage works on gradients that must be those of the unscaled loss."""
-        return bool(self._transforming) or any(stage.place in ("accumulate", "local clip") for stage in self._stages)
+        places = ("accumulate", "local clip", "synchronise")
+        return bool(self._transforming) or any(stage.place in places for stage in self._stages)
 
     @property
     def is_gated(self) -> bool:

@@ -55,7 +55,7 @@ def pipeline_of(
     made = [LossScaling(manager)] if is_scaled else []
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
-        _check_reducing(reducing[0], is_distributed, wire_dtype, owner)
+        _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
         reducing[0].named(name)
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
@@ -63,9 +63,10 @@ def pipeline_of(
     needs_verdict = (is_distributed and wire_dtype == tf.float16) or any("a verdict" in stage.needs for stage in added)
     if is_checked if is_scaled else needs_verdict:
         # A stage that leaves values behind must not be given a NaN; others pass it on to the reduced gradients.
-        is_judged_here = is_distributed and (is_scaled or bool(reducing))
+        is_exchanged = is_distributed and (is_scaled or bool(reducing))
+        is_judged_here = is_exchanged and all("reduced gradients" in stage.gives for stage in reducing)
         if is_joint is None:
-            is_joint = is_judged_here or is_sharded
+            is_joint = is_exchanged or is_sharded
         made.append(
             OverflowCheck(name, is_joint, judges_local=is_judged_here, decides_early=is_judged_here and is_tailed)
         )
@@ -75,14 +76,17 @@ def pipeline_of(
     return Pipeline([*made, *added], owner)
 
 
-def _check_reducing(stage, is_distributed, wire_dtype, owner):
+def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):
     name = type(stage).__name__
     if not is_distributed:
-        problem, got = f"{name} reduces gradients over the ranks", "is_distributed=False"
+        problem, got = f"{name} exchanges values between ranks", "is_distributed=False"
         raise ValueError(message(owner, problem, "is_distributed=True", got, f"Set it, or leave {name} out."))
     if wire_dtype is not None:
         problem, got = f"{name} sends values of 32 bits", f"wire={wire_dtype.name!r}"
         raise ValueError(message(owner, problem, "wire='none'", got, "Leave one of them out."))
+    if is_sharded and "reduced gradients" not in stage.gives:
+        problem, got = f"with {name} every rank updates with gradients of its own", "is_weight_update_sharding=True"
+        raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, "Leave one of them out."))
 
 
 def copies_of(stages: Any, owner: str) -> list:

@@ -118,7 +118,7 @@ class Stage:
       keeps_usable: True for a stage that never makes an unusable gradient of usable ones, and never hides one: then
         its results need not be judged again. Only stages after the verdict are asked.
       scales_loss: True for a stage whose `scale` changes the loss.
-      communicates: True for a stage whose `reduce` exchanges gradients between ranks.
+      communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
     """
 
     place = "transform"

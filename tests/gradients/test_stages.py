@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.stages.partial_sync import partitions
 from tests import stage_cases
 from tests.training import OPTIMIZERS, assert_same_bits, token_batches, train
 
@@ -22,6 +25,51 @@ tf1 = tf.compat.v1
 def test_every_stage_does_what_numpy_does(way):
     for chain in stage_cases.CHAINS_OF_WAYS[way]:
         stage_cases.assert_equals_numpy(way, chain, [stage_cases.trained(way, chain)])
+
+
+def test_stages_that_keep_ranks_together_do_nothing_on_one_rank():
+    for chain in stage_cases.ADASUM_CHAINS[-1:] + stage_cases.PARTIAL_SYNC_CHAINS:
+        stage_cases.assert_equals_numpy("graph", chain, [stage_cases.trained("graph", chain)])
+
+
+def test_two_stages_that_keep_ranks_together_are_refused():
+    inner = tf1.train.GradientDescentOptimizer(0.1)
+    kinds = [stages.Adasum(), stages.PartialSync(), stages.TopK(0.1)]
+    for pair in itertools.combinations(kinds, 2):
+        with pytest.raises(ValueError, match="more than once"):
+            NPUDistributedOptimizer(inner, stages=list(pair))
+    for kind in kinds:
+        with pytest.raises(ValueError, match="is_distributed=True"):
+            NPUOptimizer(inner, stages=[kind])
+    with pytest.raises(ValueError, match="is_weight_update_sharding=False"):
+        NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.PartialSync()])
+    with pytest.raises(ValueError, match="inside"):
+        distributed = NPUDistributedOptimizer(inner, stages=[stages.PartialSync()])
+        NPULossScaleOptimizer(distributed, stage_cases.dynamic(), is_distributed=True)
+    with pytest.raises(ValueError, match="an optimizer with PartialSync"):
+        stages.sync_all(NPUDistributedOptimizer(inner))
+
+
+def test_bad_arguments_of_stages_that_keep_ranks_together_are_refused():
+    for make in (lambda: stages.Adasum("hosts"), lambda: stages.Adasum(2.0), lambda: stages.PartialSync(1e6)):
+        with pytest.raises(TypeError, match="at least 1"):
+            make()
+    for make in (lambda: stages.Adasum(0), lambda: stages.PartialSync(0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            make()
+
+
+def test_partitions_are_cut_from_the_last_variable_on():
+    sizes = (3, 1, 9, 2, 2, 2)
+    variables = [tf.zeros([size]) for size in sizes]
+    for threshold, expected in (
+        (1, [[2], [2], [2], [9], [3], [1]]),
+        (2, [[2, 2], [9], [2, 1], [3]]),
+        (5, [[2, 2, 2], [9], [1, 3]]),
+        (100, [[2, 2, 2, 9, 1, 3]]),
+    ):
+        cut = [[part.shape[0] for part in parts] for parts in partitions(variables, threshold)]
+        assert cut == expected
 
 
 @pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
@@ -130,7 +178,7 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
 def test_the_code_of_the_page_runs():
     page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 5
+    assert len(pieces) == 7
     for number, piece in enumerate(pieces):
         exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
 

@@ -54,7 +54,7 @@ class AllReduce(Stage):
         if collective.current().size == 1:
             return
         plan.owner = self._name
-        plan.gradients = [_description(grad, variable) for grad, variable in step.grads_and_vars]
+        plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
         plan.fragments = fragments_of(
             [grad for grad, _ in step.grads_and_vars], [gradient.name for gradient in plan.gradients]
         )
@@ -240,7 +240,7 @@ def _static_bytes(tensor):
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
-def _description(grad, variable):
+def description_of(grad, variable):
     """What other ranks must have alike in one gradient."""
     shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:

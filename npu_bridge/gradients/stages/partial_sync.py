@@ -1,0 +1,143 @@
+"""Partial synchronisation: ranks update by themselves, and average a part of the variables after each update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.collective import wire_names
+from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.all_reduce import description_of
+from npu_bridge.gradients.start_values import watch_graph
+from npu_bridge.options.errors import message, shown
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class PartialSync(Stage):
+    """Averages variables over the ranks instead of gradients: after each update one partition of them, round robin.
+
+    Each rank updates with its own gradients. The variables are cut into partitions in the order of the backward pass,
+    the last one first: one of more than `threshold` values is a partition by itself, others are put together until they
+    have more. So each variable is the same on all ranks once in as many updates as there are partitions, and differs in
+    between. Slots of optimizers are each rank's own and never averaged.
+
+    Which partition it is depends on the number of updates alone, which is that of `global_step` or `iterations`:
+    skipped steps, and batches that are accumulated, do not count. A step is skipped on all ranks where gradients are
+    not usable on one.
+
+    A checkpoint of rank 0 holds the variables of rank 0: run `sync_all` on all ranks before it is written.
+
+    Args:
+      threshold: values of a partition, at least 1.
+    Raises:
+      TypeError: `threshold` is not an integer.
+      ValueError: it is below 1.
+    Graph: a counter of updates, which is saved; for each partition a condition with an all-reduce.
+    """
+
+    place = "synchronise"
+    needs = ("a verdict",)
+    communicates = True
+
+    def __init__(self, threshold: int = 2**21):
+        expected = "a number of values, at least 1"
+        if isinstance(threshold, bool) or not isinstance(threshold, int):
+            raise TypeError(message("PartialSync", "threshold is not an integer", expected, shown(threshold), ""))
+        if threshold < 1:
+            mend = "Use 1 to average one variable after each update."
+            raise ValueError(message("PartialSync", "threshold is out of range", expected, shown(threshold), mend))
+        self._threshold = threshold
+        self._name = type(self).__name__
+        self._counter: tf.Variable | None = None
+        self._variables: list = []
+
+    def __copy__(self):
+        return PartialSync(self._threshold)
+
+    def get_config(self):
+        return {"threshold": self._threshold}
+
+    def named(self, name: str) -> None:
+        """Sets the prefix of the transfers' names."""
+        self._name = name
+
+    def state(self):
+        if self._counter is None:
+            self._counter = state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
+        return {"partial_sync_updates": self._counter}
+
+    def describe(self, step, plan):
+        super().describe(step, plan)
+        if collective.current().size > 1:
+            plan.owner = self._name
+            plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
+
+    def gate(self, step, apply):
+        update = apply()
+        if collective.current().size == 1:
+            return update
+        self._variables = [variable for grad, variable in step.grads_and_vars if grad is not None]
+        parts = partitions(self._variables, self._threshold)
+        with tf.name_scope(f"{self._name}_PartialSync"), wire_names.noted() as transfers:
+            with tf.control_dependencies([] if update is None or tf.executing_eagerly() else [update]):
+                counter = self.state()["partial_sync_updates"]
+                turn = counter.read_value() % max(1, len(parts))
+                averaged = [
+                    run_if(tf.equal(turn, number), lambda part=part, number=number: self._average(part, number))
+                    for number, part in enumerate(parts)
+                ]
+            with tf.control_dependencies([] if tf.executing_eagerly() else averaged):
+                counted = counter.assign_add(1)
+        if building_graph():
+            # Ranks start alike here too, though no gradients are sent.
+            watch_graph(self._name, lambda: self._variables, transfers)
+        return update if update is None or tf.executing_eagerly() else tf.group(update, *averaged, counted)
+
+    def sync_all(self) -> Any:
+        """Averages all variables that were trained with this stage; returns the op, None when executed eagerly."""
+        if collective.current().size == 1:
+            return None if tf.executing_eagerly() else tf.no_op()
+        if not self._variables:
+            problem, expected = "it is not known yet which variables are trained", "a call after the first update"
+            mend = "In a TF 1 graph call sync_all after minimize."
+            raise ValueError(message("sync_all", problem, expected, "none was made", mend))
+        return self._average(self._variables, "all")
+
+    def _average(self, variables, number):
+        values = [variable.read_value() for variable in variables]
+        means = collective.current().all_reduce(values, f"{self._name}_partition_{number}")
+        assigned = [variable.assign(mean) for variable, mean in zip(variables, means)]
+        return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def partitions(variables: Sequence[Any], threshold: int) -> list[list]:
+    """Cuts variables into partitions, the last variable first.
+
+    Args:
+      variables: in the order of the forward pass, of known shapes.
+      threshold: a variable of more values is a partition by itself; others are put together until they have more.
+    Raises:
+      ValueError: a shape is not known.
+    """
+    cut: list[list] = []
+    together: list = []
+    values = 0
+    for variable in reversed(variables):
+        count = variable.shape.num_elements()
+        if count is None:
+            got = f"{variable.shape} for {variable.name}"
+            problem = "variables are cut into partitions by their sizes"
+            raise ValueError(message("PartialSync", problem, "a variable of known shape", got, "Give it a shape."))
+        if count > threshold:
+            cut.append([variable])
+            continue
+        together.append(variable)
+        values += count
+        if values > threshold:
+            cut.append(together)
+            together, values = [], 0
+    return [*cut, together] if together else cut

@@ -1,0 +1,169 @@
+"""Adasum and partial synchronisation on real ranks, against the same formulas in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests import stage_cases
+
+tf1 = tf.compat.v1
+ADASUM, PARTIAL = stage_cases.ADASUM_CHAINS, stage_cases.PARTIAL_SYNC_CHAINS
+
+
+def trained_in(chains_of_ways):
+    """On a rank: what `stage_cases.trained` gives."""
+    return {(way, chain): stage_cases.trained(way, chain) for way, chains in chains_of_ways for chain in chains}
+
+
+def compare(results):
+    for way, chain in results[0]:
+        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
+
+
+@pytest.mark.ranks(2)
+def test_adasum_does_what_numpy_does(on_ranks):
+    plan = [("graph", ADASUM), ("graph, tailed", ADASUM[-1:]), ("function", ADASUM[-1:])]
+    compare(on_ranks(2, trained_in, [*plan, *((way, ADASUM[:1]) for way in ("fit, legacy", "fit, current"))]))
+
+
+@pytest.mark.ranks(2)
+def test_partial_sync_does_what_numpy_does(on_ranks):
+    ways = [
+        ("graph", PARTIAL),
+        ("graph, tailed", PARTIAL[-1:]),
+        ("function", PARTIAL[-1:]),
+        ("fit, legacy", PARTIAL[:1]),
+    ]
+    compare(on_ranks(2, trained_in, [*ways, ("fit, current", PARTIAL[:1])]))
+
+
+@pytest.mark.ranks(4)
+def test_adasum_of_four_ranks_is_a_tree_and_of_means(on_ranks):
+    compare(on_ranks(4, trained_in, [("graph", [("adasum",), ("adasum of means",)])]))
+
+
+def hostile_gradients():
+    """On a rank: what Adasum makes of gradients that are opposite, tiny, zero, too large together, or of no rows."""
+    rank = collective.current().rank
+    sign = 1.0 - 2.0 * rank
+    grads = {
+        "opposite": [sign, 2.0 * sign],
+        "same": [3.0, -1.0],
+        "orthogonal": [1.0 - rank, 1.0 * rank],
+        "tiny and large": [1e-20, 0.0] if rank else [1e10, 0.0],
+        "zero here": [0.0, 0.0] if rank else [1.0, 5.0],
+        "zero": [0.0, 0.0],
+    }
+    variables = {name: tf.Variable([0.0, 0.0]) for name in grads}
+    table = tf.Variable(tf.zeros([3, 2]))
+    rows = tf.IndexedSlices(tf.ones([rank, 2]), tf.fill([rank], tf.constant(2)), tf.constant([3, 2]))
+    pipeline = stages.pipeline("hostile", is_distributed=True, stages=[stages.Adasum()])
+    pairs = [(tf.constant(grad), variables[name]) for name, grad in grads.items()]
+    combined = pipeline.combine(pipeline.begin(), [*pairs, (rows, table), (None, tf.Variable(1.0))])
+    values = dict(zip(grads, (grad.numpy().tolist() for grad, _ in combined)))
+    assert combined[-1][0] is None
+
+    huge = tf.Variable([0.0] * 4)
+    for size in (1.8e19, 1.0):  # half the sum of two squares is finite, that of four is not
+        own = size * tf.constant([1.0, 1.0, 0.0, 0.0] if rank else [0.0, 0.0, 1.0, 1.0])
+        step = pipeline.begin()
+        summed = pipeline.combine(step, [(own, huge)])
+        pipeline.apply(step, lambda summed=summed: huge.assign_sub(summed[0][0]))
+    return values, tf.convert_to_tensor(combined[-2][0]).numpy().tolist(), huge.numpy().tolist()
+
+
+@pytest.mark.ranks(2)
+def test_adasum_is_a_sum_of_orthogonal_gradients_and_the_mean_of_the_same(on_ranks):
+    for values, table, huge in on_ranks(2, hostile_gradients):
+        assert values == {
+            "opposite": [0.0, 0.0],
+            "same": [3.0, -1.0],
+            "orthogonal": [1.0, 1.0],
+            "tiny and large": [5e9, 0.0],
+            "zero here": [1.0, 5.0],
+            "zero": [0.0, 0.0],
+        }
+        assert table == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+        assert huge == [-1.0] * 4, "a sum whose square overflows was applied, or a good one was not"
+
+
+def refusals_of(added):
+    """On a rank: what minimize says."""
+    with tf.Graph().as_default():
+        optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[added])
+        with pytest.raises(ValueError) as refused:
+            optimizer.minimize(tf.reduce_sum(tf1.get_variable("variable", [2])))
+        return str(refused.value)
+
+
+@pytest.mark.ranks(3)
+def test_adasum_on_three_ranks_is_refused_before_the_first_step(on_ranks):
+    for text in on_ranks(3, refusals_of, stages.Adasum()):
+        assert text == (
+            "Adasum: gradients are combined in pairs, pairs of pairs and so on. Expected 1, 2, 4, 8... ranks; got 3 "
+            "ranks. Start another number of ranks, or leave Adasum out."
+        )
+
+
+@pytest.mark.ranks(2)
+def test_adasum_in_groups_that_do_not_divide_the_ranks_is_refused(on_ranks):
+    for text in on_ranks(2, refusals_of, stages.Adasum(3)):
+        assert "got 2 ranks in groups of 3" in text
+
+
+def synchronised(ways, folder):
+    """On a rank: variables before and after `sync_all`, and after the steps that follow, also from rank 0's file."""
+    rank, found = collective.current().rank, []
+    fed = stage_cases.gradients_of(rank, 9)
+    for way in ways:
+        training = stage_cases.WAYS[way](("partial sync",))
+        training.train(fed[:5])  # an odd number of updates, of two partitions
+        apart = training.values()
+        training.sync()
+        alike = training.values()
+        path = training.save(f"{folder}/{way}_{rank}")
+        collective.current().exchange([0], f"saved_{len(found)}")
+        after = stage_cases.WAYS[way](("partial sync",))
+        after.restore(path.replace(f"{way}_{rank}", f"{way}_0"))
+        for other in (training, after):
+            other.train(fed[5:])
+        found.append((apart, alike, training.values(), after.values()))
+    return found
+
+
+@pytest.mark.ranks(2)
+def test_a_checkpoint_after_sync_all_holds_the_mean_and_goes_on_with_the_next_partition(on_ranks, tmp_path):
+    results = on_ranks(2, synchronised, ("graph", "function", "fit, current"), str(tmp_path))
+    for of_ranks in zip(*results):
+        (first, alike, whole, resumed), (second, *_) = of_ranks
+        assert any((first[name] != second[name]).any() for name in first)
+        for name, value in alike.items():
+            np.testing.assert_allclose(value, (first[name] + second[name]) / 2, rtol=1e-6, atol=1e-6)
+            assert all(np.array_equal(result[1][name], value) for result in of_ranks)
+        for name in whole:
+            assert all(np.array_equal(result[2][name], result[3][name]) for result in of_ranks)
+
+
+def apart_at_the_start():
+    """On a rank: values after one update from other values on each rank."""
+    rank = collective.current().rank
+    with tf.Graph().as_default():
+        first, second = (tf1.get_variable(name, initializer=[10.0 * rank] * 2) for name in ("first", "second"))
+        inner = tf1.train.GradientDescentOptimizer(1.0)
+        train_op = NPUDistributedOptimizer(inner, stages=[stages.PartialSync(1)]).minimize(
+            tf.reduce_sum(first + second) * (rank + 1.0)
+        )
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            return [float(value[0]) for value in session.run([first, second])]
+
+
+@pytest.mark.ranks(2)
+def test_ranks_start_alike_though_no_gradient_is_sent(on_ranks):
+    """The last variable is averaged after the first update."""
+    assert on_ranks(2, apart_at_the_start) == [[-1.0, -1.5], [-2.0, -1.5]]
