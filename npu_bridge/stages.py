@@ -6,7 +6,13 @@ They stand in one order, whatever the order of the list; docs/stages.md shows it
 `tf.GradientTape` uses `pipeline`.
 """
 
-from npu_bridge.gradients.explanation import explain
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from npu_bridge.gradients.explanation import as_text, stops_of
+from npu_bridge.gradients.from_config import stages_of
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
 from npu_bridge.gradients.stage import PLACES, Stage, Step
@@ -33,6 +39,47 @@ __all__ = [
     "Threshold",
     "TopK",
     "explain",
+    "from_config",
     "pipeline",
     "sync_all",
 ]
+
+
+def from_config(config: Mapping[str, Any]) -> list[Stage]:
+    """Stages from plain data, as a TOML or JSON file holds it.
+
+    Args:
+      config: `{"stages": [{"stage": "Accumulate", "steps": 4}, ...]}`: the name of each class and its arguments. A
+        class of your own has its name once it is defined.
+    Raises:
+      TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names what is near.
+    """
+    return stages_of(config, [made_by for made_by in map(globals().get, __all__) if _is_public(made_by)])
+
+
+def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:
+    """The stages that gradients go through, in their order.
+
+    Args:
+      optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
+        because it gets the gradients of the inner ones.
+      svg: a file to draw them in, overwritten if it exists.
+      ranks: number of ranks to count bytes for; by default those of this job.
+    Returns:
+      Text: for each stage a line with its number, place, class and arguments, what it needs and gives, and, with
+      several ranks, the bytes that a rank sends for each float32 parameter and batch.
+    Raises:
+      TypeError: it has no stages.
+      OSError: the file cannot be written.
+    """
+    stops = stops_of(optimizer, ranks)
+    if svg is not None:
+        from npu_bridge.reporting.stages_picture import draw_stages
+
+        with open(svg, "w", encoding="utf-8") as file:
+            file.write(draw_stages(stops))
+    return as_text(stops)
+
+
+def _is_public(made_by):
+    return isinstance(made_by, type) and issubclass(made_by, Stage) and made_by is not Stage

@@ -57,7 +57,8 @@ def read_settings(path: str) -> Settings:
     """
     found = path if os.path.exists(path) else os.path.join(_REPOSITORY, path)
     if not os.path.exists(found):
-        known = ", ".join(f"configs/{name}" for name in sorted(os.listdir(os.path.join(_REPOSITORY, "configs"))))
+        names = sorted(name for name in os.listdir(os.path.join(_REPOSITORY, "configs")) if name.startswith("bert_"))
+        known = ", ".join(f"configs/{name}" for name in names)
         raise ValueError(f"--config: expected a file; got {path!r}, which does not exist. There are: {known}.")
     with open(found, "rb") as file:
         tables = tomllib.load(file)

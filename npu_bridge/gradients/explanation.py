@@ -1,30 +1,86 @@
-"""Lists the stages of an optimizer, in their order, as text."""
+"""Lists the stages of an optimizer in their order, with what each needs and gives and how many bytes a rank sends."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from npu_bridge import collective
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.options.errors import message, shown
 
+_VALUE_BYTES = 4  # of a float32 gradient
 
-def explain(optimizer: Any) -> str:
+
+class Stop(NamedTuple):
+    """One stage of an optimizer.
+
+    Attributes:
+      place: where it stands.
+      name: its class.
+      arguments: those of its constructor, as text.
+      needs, gives: what other stages give it, and what it gives them.
+      sends: bytes for each parameter and batch that a rank sends without this stage and with it, where that differs or
+        where it is sent; the second is None if it depends on the training. None at other stages.
+    """
+
+    place: str
+    name: str
+    arguments: str
+    needs: tuple
+    gives: tuple
+    sends: tuple | None = None
+
+    @property
+    def facts(self) -> str:
+        """What it needs, gives and sends, as text."""
+        facts = [f"needs {need}" for need in self.needs] + [f"gives {gift}" for gift in self.gives]
+        return ", ".join(facts + ([] if self.sends is None else [_told(*self.sends)]))
+
+
+def stops_of(optimizer: Any, ranks: int | None = None) -> list[Stop]:
     """The stages that gradients go through, in their order.
 
     Args:
       optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
         because it gets the gradients of the inner ones.
-    Returns:
-      Text: for each stage a line with its number, place, class and arguments, what it needs and what it gives.
+      ranks: number of ranks to count bytes for; those of this job if None.
     Raises:
       TypeError: it has no pipeline.
     """
-    rows = [_row(stage) for pipeline in pipelines_of(optimizer) for stage in pipeline.stages]
-    if not rows:
+    pipelines = pipelines_of(optimizer)
+    size = collective.current().size if ranks is None else ranks
+    is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)
+    sent: float | None = bytes_unchanged(size) if is_sent else None
+    stops = []
+    for stage in (stage for pipeline in pipelines for stage in pipeline.stages):
+        before, sends = sent, None
+        if before is not None:
+            sent = stage.sent_bytes(before, size)
+            sends = (before, sent) if stage.communicates or sent != before else None
+        stops.append(_stop(stage, sends))
+    return stops
+
+
+def bytes_unchanged(ranks: int) -> float:
+    """Bytes that a rank sends for each float32 parameter and batch in a ring all-reduce."""
+    return 2 * (ranks - 1) / ranks * _VALUE_BYTES
+
+
+def bytes_with(stops: Sequence[Stop], ranks: int) -> float | None:
+    """The same with these stages; None if that depends on the training, 0 if nothing is sent."""
+    sends = [stop.sends for stop in stops if stop.sends is not None]
+    return sends[-1][1] if sends else 0.0
+
+
+def as_text(stops: Sequence[Stop]) -> str:
+    """A line for each stage, with its number, place, class and arguments, and facts."""
+    if not stops:
         return "Gradients go from the backward pass to the update as they are."
+    rows = [(stop.place, f"{stop.name}({stop.arguments})", stop.facts) for stop in stops]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [
         f"{number:2} {place:{widths[0]}}  {text:{widths[1]}}  {facts}".rstrip()
@@ -47,7 +103,13 @@ def pipelines_of(optimizer: Any) -> list:
     return [*(pipelines_of(inner) if around else []), optimizer._pipeline]
 
 
-def _row(stage):
+def _stop(stage, sends):
     arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
-    facts = [f"needs {need}" for need in stage.needs] + [f"gives {gift}" for gift in stage.gives]
-    return stage.place, f"{name_of(stage)}({arguments})", ", ".join(facts)
+    return Stop(stage.place, name_of(stage), arguments, tuple(stage.needs), tuple(stage.gives), sends)
+
+
+def _told(before, after):
+    if after is None:
+        return "sends bytes that depend on the training"
+    changed = "" if after == before else f" instead of {before:.3g}"
+    return f"sends {after:.3g}{changed} bytes per parameter"

@@ -99,6 +99,8 @@ class Pipeline:
         for stage in self._stages:
             stage.make_variables(list(variables))
 
+    # AutoGraph would translate this package when a user's tf.function calls into it: slowly, to no effect.
+    @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
         """Starts a step; call it once per step, before `scale`."""
         step = Step()
@@ -106,12 +108,14 @@ class Pipeline:
             stage.begin(step)
         return step
 
+    @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
         """The loss to differentiate instead of `loss`."""
         for stage in self._stages:
             loss = stage.scale(loss, step)
         return loss
 
+    @tf.autograph.experimental.do_not_convert
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
         """Takes this rank's gradients of the scaled loss to the gradients of the job, in true units.
 
@@ -195,6 +199,7 @@ class Pipeline:
             ranks = collective.current()
             agreement.of_this_process().check(plan, ranks.rank, ranks.size)
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, step: Step, apply: Callable[[], Any]) -> Any:
         """Runs the update, or does not, as the stages decide; then moves their state on.
 

@@ -119,6 +119,8 @@ class Stage:
         its results need not be judged again. Only stages after the verdict are asked.
       scales_loss: True for a stage whose `scale` changes the loss.
       communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
+      needs_variables: True for a stage that must know of which variables gradients are.
+      spans_batches: True for a stage that makes one update of several batches.
     """
 
     place = "transform"
@@ -129,6 +131,8 @@ class Stage:
     keeps_usable = False
     scales_loss = False
     communicates = False
+    needs_variables = False
+    spans_batches = False
 
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
@@ -138,6 +142,17 @@ class Stage:
     def from_config(cls, config: dict) -> Stage:
         """The counterpart of `get_config`."""
         return cls(**config)
+
+    def sent_bytes(self, others: float, ranks: int) -> float | None:
+        """What this stage makes of the bytes that a rank sends, for `explain`.
+
+        Args:
+          others: bytes of one parameter's gradient that a rank sends for a batch, on average, without this stage.
+          ranks: number of ranks, at least 2.
+        Returns:
+          The same with this stage; None if that depends on gradients or variables.
+        """
+        return others
 
     def named(self, name: str) -> None:
         """Tells the stage the prefix of its transfers' names, if it has any; every optimizer has another one."""

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.gradients.explanation import pipelines_of
-from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.options.errors import message
 
 
@@ -26,7 +25,7 @@ def sync_all(optimizer: Any) -> Any:
     Ranks: collective.
     """
     stages = [stage for pipeline in pipelines_of(optimizer) for stage in pipeline.stages]
-    found = [stage for stage in stages if isinstance(stage, PartialSync)]
+    found = [stage for stage in stages if hasattr(stage, "sync_all")]
     if not found:
         names = ", ".join(type(stage).__name__ for stage in stages)
         problem, mend = "ranks do not drift apart with these stages", "Leave the call out."

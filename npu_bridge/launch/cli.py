@@ -33,6 +33,7 @@ __all__ = ["COMMANDS", "main", "run_script"]
 COMMANDS = {
     "check": "npu_bridge.launch.check",
     "doctor": "npu_bridge.launch.doctor.command",
+    "explain": "npu_bridge.launch.explain",
     "plan": "npu_bridge.launch.predict.command",
     "report": "npu_bridge.launch.report",
 }
@@ -61,8 +62,8 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "
     "says what a script uses and what of it cannot work; npu-run doctor says whether a run would work here, and what "
-    "to mend; npu-run plan predicts how fast it would be on other numbers of ranks; npu-run report FOLDER makes a page "
-    "of a training.",
+    "to mend; npu-run explain lists the stages that a configuration adds to a training; npu-run plan predicts how fast "
+    "it would be on other numbers of ranks; npu-run report FOLDER makes a page of a training.",
 )
 @click.option(
     "-np",

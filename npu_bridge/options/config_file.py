@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.errors import message, shortened, shown
@@ -17,11 +17,16 @@ from npu_bridge.options.table import RUN_CONFIG, OptionTable
 _MOST_BYTES, _LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
 _BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # where a key or the name of a table may stand
 _TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
+_LIST_HEADER = re.compile(r"\s*\[\[([^\[\]]+)\]\]\s*(#.*)?$")
 _KEY = re.compile(r"""\s*["']?([A-Za-z0-9_.-]+)["']?\s*=""")
 
 
 def build_from_file(
-    cls: type, path: str | os.PathLike, overrides: Mapping[str, Any], helpers: Mapping[str, type]
+    cls: type,
+    path: str | os.PathLike,
+    overrides: Mapping[str, Any],
+    helpers: Mapping[str, type],
+    lists: Mapping[str, Callable[[Mapping[str, Any]], Any]],
 ) -> Any:
     """Builds a config object from a TOML file.
 
@@ -30,6 +35,8 @@ def build_from_file(
       path: the file.
       overrides: constructor values that win over the file.
       helpers: the helper classes by owner name.
+      lists: what a file may hold beside constructor values: by the name of a list of tables, what makes an object of
+        one of them. The objects are kept as a tuple, in the attribute of that name with an underscore in front.
     Raises:
       TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or
         combination; the message starts with file, line and key.
@@ -47,11 +54,16 @@ def build_from_file(
             bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
             raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
-    values = reader.arguments(RUN_CONFIG, _parse(text, os.fspath(path)), "", skip=overrides)
+    content = _parse(text, os.fspath(path))
+    made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
+    values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
     try:
-        return cls(**{**values, **overrides})
+        config = cls(**{**values, **overrides})
     except (TypeError, ValueError) as error:
-        raise reader.located(error, RUN_CONFIG, "") from error
+        raise reader.located(error, "") from error
+    for name, objects in made.items():
+        setattr(config, f"_{name}", objects)
+    return config
 
 
 class _FileReader:
@@ -70,7 +82,7 @@ class _FileReader:
         values = {}
         for key, value in content.items():
             if key not in names:
-                raise self.located(self._table.unknown(ValueError, owner, key), owner, section)
+                raise self.located(self._table.unknown(ValueError, owner, key), section)
             if key not in skip:
                 values[key] = self._value(key, value, section)
         return values
@@ -89,13 +101,26 @@ class _FileReader:
             try:
                 return self._helpers[kind.owner](**arguments)
             except (TypeError, ValueError) as error:
-                raise self.located(error, kind.owner, inner) from error
+                raise self.located(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
             place, mend = self._place(section + key), f"Pass it as from_file(path, {key}=...)."
             raise ValueError(message(place, f"a file cannot hold {key}", "it in code", shown(value), mend))
         return value
 
-    def located(self, error: Exception, owner: str, section: str) -> Exception:
+    def objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
+        """What `make` gives for each table of a list."""
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            mend = f"Write [[{name}]] above each."
+            raise ValueError(message(self._place(name), f"{name} is a list of tables", "tables", shown(tables), mend))
+        made = []
+        for position, table in enumerate(tables):
+            try:
+                made.append(make(table))
+            except (TypeError, ValueError) as error:
+                raise self.located(error, f"{name}[{position}].") from error
+        return tuple(made)
+
+    def located(self, error: Exception, section: str) -> Exception:
         """The same error with file, line and key in front; unchanged when it already has them."""
         if getattr(error, "is_located", False):
             return error
@@ -108,10 +133,11 @@ class _FileReader:
         return located
 
     def _by_last_part(self, option: str | None) -> str | None:
-        return next((key for key in self._lines if key.rpartition(".")[2] == option), None)
+        named = (key for key in self._lines if key.rpartition(".")[2] == option)
+        return next((key for key in named if "[" not in key), None)  # tables of a list have keys of their own
 
     def _place(self, key: str) -> str:
-        line = self._lines.get(key)
+        line = self._lines.get(key) or self._lines.get(key.partition("[")[0])  # of a list that is written in one line
         return ":".join(part for part in (self._path, str(line or ""), f" key {key}" if key else "") if part)
 
 
@@ -129,13 +155,20 @@ def _parse(text: str, path: str) -> dict[str, Any]:
 
 
 def _key_lines(text: str) -> dict[str, int]:
-    """Line number of every dotted key and table header; a table's own keys carry its name in front."""
+    """Line number of every dotted key and table header; a table's own keys carry its name in front.
+
+    Tables of a list are counted: `[[stages]]` is `stages[0]`, and the next one `stages[1]`.
+    """
     lines: dict[str, int] = {}
     section = ""
+    counted: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        header = _TABLE_HEADER.match(line)
-        if header:
-            name = header.group(1).strip()
+        header, of_list = _TABLE_HEADER.match(line), _LIST_HEADER.match(line)
+        if header or of_list:
+            name = (header or of_list).group(1).strip()
+            if of_list:
+                counted[name] = counted.get(name, -1) + 1
+                name = f"{name}[{counted[name]}]"
             section = f"{name}."
             lines.setdefault(name, number)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,19 @@ def is_graph_network(model: tf.keras.Model) -> bool:
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
     return int(model._steps_per_execution or 1)
+
+
+def model_in_training() -> tf.keras.Model | None:
+    """The model whose `train_step` the caller runs in, or None; optimizers are not told (Keras 2.15)."""
+    import tensorflow as tf
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        model = frame.f_locals.get("self")
+        if isinstance(model, tf.keras.Model):
+            return model
+        frame = frame.f_back
+    return None
 
 
 def warm_start_settings(estimator: tf.estimator.Estimator) -> Any:

@@ -124,6 +124,22 @@ def _():
             v1.keras.backend.set_session(None)
 
 
+@canary_of(training.model_in_training, eagerly=True)
+def _():
+    found = []
+
+    class Watched(legacy.SGD):
+        def apply_gradients(self, *arguments, **keywords):
+            found.append(training.model_in_training())
+            return super().apply_gradients(*arguments, **keywords)
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    model.compile(Watched(0.1), "mse")
+    model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    expect(found and all(model is one for one in found), "the model is not found from its optimizer")
+    expect(training.model_in_training() is None, "a model is found where none trains")
+
+
 @canary_of(training.is_graph_network, training.steps_per_execution, eagerly=True)
 def _():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])

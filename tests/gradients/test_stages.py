@@ -140,10 +140,44 @@ def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
 
 
 def test_gradients_without_variables_are_refused():
-    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(), stage_cases.dynamic(), stages=[stages.Accumulate(2)])
-    optimizer.get_scaled_loss(tf.constant(1.0))
-    with pytest.raises(ValueError, match="get_unscaled_gradients"):
-        optimizer.get_unscaled_gradients([tf.ones([2])])
+    """By stages that would have to know them, also on one rank."""
+    needing = [stages.Accumulate(2), stages.TopK(0.1), stages.Threshold(0.1), stages.CentralizeGradients()]
+    others = [stages.TopK(0.1, error_feedback=False), stages.ClipByGlobalNorm(1.0), stages.ClipByValue(1.0)]
+    for stage in [*needing, *others]:
+        for generation in (tf.keras.optimizers, tf.keras.optimizers.legacy):
+            optimizer = npu_keras_optimizer(generation.SGD(), stage_cases.dynamic(), stages=[stage])
+            optimizer.get_scaled_loss(tf.constant(1.0))
+            if stage in others:
+                (grad,) = optimizer.get_unscaled_gradients([tf.ones([2]) * optimizer.loss_scale])
+                assert grad.shape == [2]
+                continue
+            with pytest.raises(ValueError, match=f"{type(stage).__name__} must know.*get_unscaled_gradients"):
+                optimizer.get_unscaled_gradients([tf.ones([2])])
+
+
+@pytest.mark.parametrize("generation", [tf.keras.optimizers, tf.keras.optimizers.legacy])
+def test_keras_must_not_put_batches_together_that_a_stage_puts_together(generation):
+    data = np.ones([6, 3], np.float32), np.ones([6, 1], np.float32)
+
+    def fit(added, **arguments):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[3], kernel_initializer="zeros")])
+        model.compile(npu_keras_optimizer(generation.SGD(0.1), stages=[added]), loss="mse", **arguments)
+        before = model.get_weights()
+        try:
+            model.fit(*data, batch_size=1, verbose=0, steps_per_epoch=6)
+        finally:
+            changed = not np.array_equal(model.get_weights()[0], before[0])
+            refused = int(model.optimizer.iterations) == 0 and not changed
+            outcomes.append(refused)
+        return model
+
+    outcomes = []
+    for steps in (2, "auto"):
+        with pytest.raises(RuntimeError, match=rf"Accumulate and Keras .*got steps_per_execution='?{steps}'?\. Leave"):
+            fit(stages.Accumulate(2), steps_per_execution=steps)
+    assert int(fit(stages.Accumulate(2), steps_per_execution=1).optimizer.iterations) == 3
+    assert int(fit(stages.ClipByValue(1.0), steps_per_execution=2).optimizer.iterations) == 6
+    assert outcomes == [True, True, False, False]
 
 
 def test_one_list_of_stages_serves_several_optimizers():
@@ -175,10 +209,12 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
             assert session.run(variable)[0] == -13.0
 
 
-def test_the_code_of_the_page_runs():
-    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md"
+def test_the_code_of_the_page_runs(monkeypatch):
+    repository = pathlib.Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(repository)
+    page = repository / "docs" / "stages.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 7
+    assert len(pieces) == 8
     for number, piece in enumerate(pieces):
         exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
 

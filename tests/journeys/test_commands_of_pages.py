@@ -41,6 +41,10 @@ RUN_BY_OTHER_TESTS = {
         "launch/test_doctor.py",
         ['"--config", "run.toml", "--rank-table", "table.json"'],
     ),
+    "npu-run explain --config configs/stages.toml --ranks 4 --params 110M --svg stages.svg": (
+        "gradients/test_stages_from_config.py",
+        ["^npu-run explain (.*)$"],
+    ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
     "npu-run -np 2 --split timeline/tail.json train.py": ("launch/test_timeline.py", ['"--split", "seen/tail.json"']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
@@ -55,6 +59,7 @@ RUN_BY_OTHER_TESTS = {
     ),
     # What `make train` starts; the dry run below shows that it does.
     "npu-run -np 2 examples/bert_pretrain/train.py --distributed": ("journeys/test_readme.py", ['"make", "train"']),
+    "python examples/stages/own_stage.py": ("examples/test_own_stage.py", None),
     "python examples/digits/train_estimator.py": ("journeys/test_first_minutes.py", ['"digits/train_estimator.py"']),
     "npu-run -np 2 examples/digits/train_estimator.py": ("examples/test_digits.py", None),
     "python examples/digits/predict.py": ("examples/test_digits.py", None),

@@ -131,6 +131,9 @@ class NPURunConfig(tf.estimator.RunConfig):
             dump_path = "dump"
             enable_dump = true
 
+        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; `stages` of
+        the configuration then has them.
+
         Args:
           path: the file.
           **overrides: parameters that win over the file, or that a file cannot hold (`session_config`,
@@ -140,8 +143,15 @@ class NPURunConfig(tf.estimator.RunConfig):
           OSError: the file cannot be read.
         """
         from npu_bridge.options.config_file import build_from_file
+        from npu_bridge.stages import from_config
 
-        return build_from_file(cls, path, overrides, _HELPERS)
+        lists = {"stages": lambda table: from_config({"stages": [table]})[0]}
+        return build_from_file(cls, path, overrides, _HELPERS, lists)
+
+    @property
+    def stages(self) -> tuple:
+        """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
+        return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)

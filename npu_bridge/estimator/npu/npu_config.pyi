@@ -381,6 +381,9 @@ class NPURunConfig(tf.estimator.RunConfig):
             dump_path = "dump"
             enable_dump = true
 
+        A table `[[stages]]` for each of `npu_bridge.stages` holds its class as `stage`, and its arguments; `stages` of
+        the configuration then has them.
+
         Args:
           path: the file.
           **overrides: parameters that win over the file, or that a file cannot hold (`session_config`,
@@ -389,6 +392,10 @@ class NPURunConfig(tf.estimator.RunConfig):
           TypeError, ValueError: as from the constructor; the message starts with file, line and key.
           OSError: the file cannot be read.
         """
+        ...
+    @property
+    def stages(self) -> tuple:
+        """What the `[[stages]]` of a file say, for an optimizer: `NPUOptimizer(..., stages=config.stages)`."""
         ...
     @property
     def save_checkpoints_steps(self) -> int | None:

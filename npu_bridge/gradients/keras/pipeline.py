@@ -11,12 +11,15 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.tf_internals.graphs import is_compiled_by_xla
+from npu_bridge.tf_internals.training import model_in_training, steps_per_execution
 
 
 class KerasPipeline:
@@ -104,12 +107,19 @@ class KerasPipeline:
 
         Ranks: collective where the pipeline communicates.
         """
+        needing = [name_of(stage) for stage in self.pipeline.stages if stage.needs_variables]
+        if needing:
+            problem = f"{needing[0]} must know of which variables gradients are"
+            expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
+            mend = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
+            raise ValueError(message(self._owner, problem, expected, got, mend))
         step = self._open_steps.take_scaled() or self.pipeline.begin()
         pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(gradients)]
         return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
 
     def _combine(self, step, grads_and_vars, has_variables=True, may_be_left=False):
         self._check_compilation()
+        self._check_execution()
         pairs = list(grads_and_vars)
         if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
             self.pipeline.make_variables([variable for _, variable in pairs])
@@ -150,6 +160,19 @@ class KerasPipeline:
                     "Leave it out of model.compile, or compile only the model's own layers with tf.function.",
                 )
             )
+
+    def _check_execution(self):
+        spanning = [name_of(stage) for stage in self.pipeline.stages if stage.spans_batches]
+        model = model_in_training() if spanning and not building_graph() else None
+        if model is None:
+            return
+        with tf.init_scope():
+            got = "'auto'" if model.autotune_steps_per_execution else steps_per_execution(model)
+        if got != 1:
+            problem = f"{spanning[0]} and Keras would both put several batches into one step"
+            expected, mend = "steps_per_execution=1", "Leave it out of model.compile."
+            # AutoGraph, which traces Keras' loop, would hide a ValueError behind one of its own.
+            raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", mend))
 
 
 class _UnknownVariable:

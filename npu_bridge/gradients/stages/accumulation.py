@@ -42,6 +42,8 @@ class Accumulate(Stage):
 
     place = "accumulate"
     needs = ("a verdict",)
+    needs_variables = True
+    spans_batches = True
 
     def __init__(self, steps: int, reduction: str = "mean"):
         if isinstance(steps, bool) or not isinstance(steps, int):
@@ -62,6 +64,9 @@ class Accumulate(Stage):
 
     def get_config(self):
         return {"steps": self._steps, "reduction": self._reduction}
+
+    def sent_bytes(self, others, ranks):
+        return others / self._steps
 
     def state(self):
         if self._sums is None:
@@ -152,11 +157,6 @@ class _Sums:
 
     def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
         """What is kept for a trained variable, made now if it does not exist yet."""
-        if not hasattr(variable, "ref"):
-            problem = "gradients cannot be accumulated before it is known of which variables they are"
-            expected = "pairs of gradients and variables"
-            mend = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
-            raise ValueError(message("Accumulate", problem, expected, "get_unscaled_gradients", mend))
         kept = self._kept.get(variable.ref())
         if kept is None:
             kept = self._kept[variable.ref()] = _Sum(variable)

@@ -50,6 +50,9 @@ class AllReduce(Stage):
         self._name = name
         self._wire_dtype = wire_dtype
 
+    def sent_bytes(self, others, ranks):
+        return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
+
     def describe(self, step, plan):
         if collective.current().size == 1:
             return

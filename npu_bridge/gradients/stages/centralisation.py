@@ -27,6 +27,7 @@ class CentralizeGradients(Stage):
 
     place = "centralise"
     keeps_usable = True
+    needs_variables = True
 
     def __init__(self, skip: Sequence[str] = ("beta", "gamma", "bias", "depthwise")):
         if isinstance(skip, str) or not all(isinstance(word, str) for word in skip):

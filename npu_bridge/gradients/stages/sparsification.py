@@ -34,7 +34,7 @@ class _Sparsified(AllReduce, abc.ABC):
             raise TypeError(
                 message(owner, "error_feedback is no boolean", "True or False", shown(error_feedback), mend)
             )
-        self._has_feedback = error_feedback
+        self._has_feedback = self.needs_variables = error_feedback
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
 
@@ -158,9 +158,19 @@ class TopK(_Sparsified):
     def get_config(self):
         return {"density": self._density, "error_feedback": self._has_feedback}
 
+    def sent_bytes(self, others, ranks):
+        if self._is_dense(ranks):
+            return others
+        of_dense = 2 * (ranks - 1) / ranks * tf.float32.size  # a ring all-reduce
+        of_sparse = (ranks - 1) * self._density * (tf.float32.size + tf.int32.size)  # a message to each other rank
+        return others * of_sparse / of_dense
+
+    def _is_dense(self, ranks):
+        return self._density * (ranks - 1) >= 1
+
     def _is_used(self):
         ranks = collective.current().size
-        is_dense = ranks > 1 and self._density * (ranks - 1) >= 1
+        is_dense = ranks > 1 and self._is_dense(ranks)
         if is_dense:
             limit = f"1 / {ranks - 1}"
             say_once(
@@ -192,6 +202,9 @@ class Threshold(_Sparsified):
 
     def get_config(self):
         return {"value": self._value, "error_feedback": self._has_feedback}
+
+    def sent_bytes(self, others, ranks):
+        return None
 
     def _select(self, flat):
         return tf.cast(tf.where(tf.abs(flat) >= self._value)[:, 0], tf.int32)

@@ -1,0 +1,82 @@
+"""Makes stages of what a configuration says about them: the name of a class and arguments, as plain data."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from npu_bridge.gradients.stage import Stage
+from npu_bridge.options.errors import message, nearest, option_error, shown
+
+_CLASS = "stage"  # the key that names it
+
+
+def stages_of(config: Any, public: Iterable[type[Stage]]) -> list:
+    """The stages of a configuration, in the order of its list.
+
+    Args:
+      config: a mapping whose one key, "stages", holds a list of mappings; each has the name of a class as "stage", and
+        arguments of its constructor.
+      public: the classes that can be named, beside those that are defined outside of this package.
+    Raises:
+      TypeError, ValueError: it is another thing, or a stage or an argument is unknown, missing or illegal. The
+        attribute `option` of the error is the key that is wrong, if it is known.
+    """
+    tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
+    if not isinstance(tables, (list, tuple)):
+        expected, mend = "{'stages': [...]}, and nothing else", "Leave other keys out."
+        raise ValueError(message("from_config", "that is no list of stages", expected, shown(config), mend))
+    known = {made_by.__name__: made_by for made_by in [*_defined_elsewhere(Stage), *public]}
+    return [_stage_of(table, known) for table in tables]
+
+
+def _stage_of(table, known):
+    if not isinstance(table, Mapping) or _CLASS not in table:
+        expected, mend = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
+        raise ValueError(message("stages", "it is not said which stage that is", expected, shown(table), mend))
+    arguments = dict(table)
+    name = arguments.pop(_CLASS)
+    if not isinstance(name, str) or name not in known:
+        mend = _mend(name, known, "Import the module that defines a class of your own before.")
+        problem, expected = f"unknown stage {shown(name)}", f"one of {', '.join(sorted(known))}"
+        raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), mend)
+    _check_arguments(known[name], arguments)
+    try:
+        return known[name](**arguments)
+    except (TypeError, ValueError) as error:
+        # It knows no key, but its text names the argument.
+        named = (key for key in arguments if re.search(rf"\b{re.escape(key)}\b", str(error)))
+        error.option = next(named, _CLASS)  # type: ignore[attr-defined]
+        raise
+
+
+def _check_arguments(made_by, arguments):
+    signature = inspect.signature(made_by)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    names = list(signature.parameters)
+    takes = f"one of {', '.join(names)}" if names else "no argument"
+    for key in arguments if inspect.Parameter.VAR_KEYWORD not in kinds else ():
+        if key not in names:
+            mend = _mend(key, names, "Remove it.")
+            problem = f"unknown argument {key!r}"
+            raise option_error(ValueError, made_by.__name__, key, problem, takes, repr(key), mend)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        problem, got = str(error), ", ".join(arguments) or "none"
+        raise option_error(ValueError, made_by.__name__, _CLASS, problem, takes, got, "Add it.") from None
+
+
+def _mend(word, known, otherwise):
+    near = nearest(word, known)
+    return f"Did you mean {near!r}?" if near else otherwise
+
+
+def _defined_elsewhere(base: type) -> Iterator[type]:
+    """The classes of users' own stages."""
+    for made_by in base.__subclasses__():
+        yield from _defined_elsewhere(made_by)
+        if made_by.__module__.partition(".")[0] != "npu_bridge":
+            yield made_by
