@@ -54,7 +54,7 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
     Raises:
       TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names what is near.
     """
-    return stages_of(config, [made_by for made_by in map(globals().get, __all__) if _is_public(made_by)])
+    return stages_of(config, [globals()[name] for name in __all__ if _is_public(globals()[name])])
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:
