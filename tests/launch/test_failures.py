@@ -54,7 +54,8 @@ TRAINING = """
                 if step == 1 and mischief == "input":
                     session.run(batch)
                 if rank == 0:
-                    saver.save(session, "model/saved", tf1.train.get_global_step())
+                    # Each training under a name of its own: TensorFlow replaces a checkpoint file by file.
+                    saver.save(session, f"model/{mischief or 'again'}", tf1.train.get_global_step())
 
     train("first")
     # The rank that is killed is the one that saves, in the middle of it as likely as not.
