@@ -86,8 +86,9 @@ def test_a_training_that_fails_ends_with_its_reason_and_leaves_a_whole_checkpoin
         assert re.search(r"rank 1 missing, it (stays|is) at train\.py:\d+ \(time\.sleep\(600\)\)", verdict)
         assert re.search(r"rank 2 is in its input pipeline \(train\.py:\d+\)", verdict)
     assert code == expected_code
-    # Of the other rank there is a line and not the story.
-    assert output.count("Horovod has been shut down") + output.count("gloo/transport") <= (mischief != "hang")
+    # Of the other rank there is a line and not the story; Horovod itself may log one, if it was in a transfer.
+    told = [line for line in output.splitlines() if "Horovod background loop uncaught exception" not in line]
+    assert sum("Horovod has been shut down" in line or "gloo/transport" in line for line in told) <= (mischief != "hang")
     assert "[[{{node" not in output
     wait_for(lambda: not processes_in(tmp_path), "the end of all processes")
     assert_restorable(tmp_path / "model")
