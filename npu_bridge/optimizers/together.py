@@ -93,7 +93,8 @@ def update_together(
 
     def values_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            at = known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            kernels.add_scalars(treatment.rule, at)
         return known[treatment, dtype]
 
     updated = []
