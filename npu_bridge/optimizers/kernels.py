@@ -63,8 +63,8 @@ def change(
 
     Args:
       parameter: None where the rule does not read it.
-      gradient: of the same shape.
-      slots: resource handles by slot name.
+      gradient: of the same shape, a vector or a matrix.
+      slots: resource handles of vectors with as many elements, by slot name.
       rule, at: as of `update`.
       tensors: sums over whole tensors.
       name: of a variable that exists meanwhile.
@@ -77,11 +77,14 @@ def change(
         start = -at.weight_decay * parameter
     elif decays and rule.decay == "decoupled" and not isinstance(rule, LAMB):
         start = -at.learning_rate * at.weight_decay * parameter
+    shape = gradient.shape
+    if shape.rank != 1:  # of one shape with the slots
+        start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
     scratch, lowered = _lowered(start, gradient, slots, rule, at, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     with _after(destroyed):
-        lowered = tf.identity(lowered)
+        lowered = tf.identity(lowered) if shape.rank == 1 else tf.reshape(lowered, shape)
     if not isinstance(rule, LAMB):
         return lowered
     rate = at.learning_rate
