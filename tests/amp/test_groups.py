@@ -1,4 +1,4 @@
-"""Group loss scales: what boundaries do to gradients, the scale of each group, and one scale for all as a special case."""
+"""Group loss scales: what boundaries do to gradients, the scale of each group, and all of them alike."""
 
 from __future__ import annotations
 
