@@ -60,6 +60,11 @@ class Pipeline:
         return any(stage.scales_loss for stage in self._stages)
 
     @property
+    def scales_gradients(self) -> bool:
+        """True when gradients come with a loss scale, be it that of the loss or those of groups of variables."""
+        return bool(self.loss_scale_managers)
+
+    @property
     def communicates(self) -> bool:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)

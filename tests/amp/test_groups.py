@@ -9,7 +9,8 @@ import tensorflow as tf
 from npu_bridge.amp.groups import GroupLossScaleManager, scale_boundary
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm
 from tests import group_cases
 from tests.training import assert_same_bits
@@ -165,6 +166,13 @@ def test_bad_arguments_are_refused_by_name(make, error, parts):
     with pytest.raises(error) as caught:
         make()
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_stages_inside_of_group_scales_are_refused():
+    """They would work on gradients with the scales of their groups."""
+    inner = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[ClipByGlobalNorm(1.0)])
+    with pytest.raises(ValueError, match="still multiplied by the loss scale"):
+        NPULossScaleOptimizer(inner, GroupLossScaleManager(["a"]), is_distributed=True)
 
 
 def test_gradients_without_variables_are_refused():
