@@ -17,7 +17,14 @@ class Step:
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
-      loss_scale: float32 scalar the loss is multiplied by in this step, or None.
+      loss_scale: float32 scalar the loss is multiplied by in this step, or None; with several scales the one that sums
+        of gradients have in common.
+      scales: the loss scales of all losses, or groups of variables.
+      loss_id: position of the scale of the loss that was scaled last.
+      losses: the losses as the user computed them, in the order in which they were scaled.
+      judged: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
+        as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
+      delayed: gradients of backward passes that still have the scale of their loss, by its number.
       divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
@@ -36,6 +43,11 @@ class Step:
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
     loss_scale: tf.Tensor | None = None
+    scales: tuple = ()
+    loss_id: int = 0
+    losses: list = dataclasses.field(default_factory=list)
+    judged: dict = dataclasses.field(default_factory=dict)
+    delayed: dict = dataclasses.field(default_factory=dict)
     divisor: Any = None
     on_wire: list | None = None
     is_usable_here: tf.Tensor | None = None

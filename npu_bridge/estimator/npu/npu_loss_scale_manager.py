@@ -268,12 +268,23 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
 
 
 def check_manager(owner: str, manager: Any) -> None:
-    """Refuses what is given as a `loss_scale_manager` and is none, such as the scale itself.
+    """Refuses what is given as a `loss_scale_manager` and is none, nor a list of them, such as the scale itself.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or one of a list is there twice or must be alone.
       TypeError: it is something else.
     """
+    if isinstance(manager, (list, tuple)) and manager:
+        for each in manager:
+            check_manager(owner, each)
+            if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
+                problem, expected = "a list of managers is one for each loss", "managers of one scale each"
+                raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
+        if len(set(map(id, manager))) < len(manager):
+            problem, expected = "two losses share a loss-scale manager", "one for each loss"
+            mend = "Make one more, or pass a single manager for all losses."
+            raise ValueError(message(owner, problem, expected, "the same one twice", mend))
+        return
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
