@@ -16,6 +16,7 @@ from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step_report import StepReport, report_of
 from npu_bridge.options.errors import message
 from npu_bridge.tf_internals.training import track
 
@@ -51,6 +52,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             mark_as_distributed(self)
         self._open_steps = OpenSteps()
         self._has_computed = False
+        self._last_step = None
         self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combined, type(self).__name__)
 
     @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
@@ -112,6 +114,15 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         return self._combined(step, step.grads_and_vars if has_several else grads_and_vars)
 
     @property
+    def last_step(self) -> StepReport:
+        """The loss, overflow and loss scale of the step that was built or executed last, as tensors.
+
+        Raises:
+          ValueError: there is none, or its gradients did not come from here.
+        """
+        return report_of(self._last_step, f"{type(self).__name__}.last_step")
+
+    @property
     def backward_passes(self) -> BackwardPasses:
         """Those since the last update, for loops of one's own."""
         return self._backward_passes
@@ -143,6 +154,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
             )
+        self._last_step = step
         step.grads_and_vars = grads_and_vars
         updated = [variable for grad, variable in grads_and_vars if grad is not None]
         if updated:

@@ -32,6 +32,8 @@ class Step:
         None when it sends nothing. Local gradients are judged and transferred from here.
       is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
+      overflow: boolean scalar, whether this step should have updated the variables and does not; None as long as that
+        is open, or where nothing can skip a step.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
@@ -52,6 +54,7 @@ class Step:
     on_wire: list | None = None
     is_usable_here: tf.Tensor | None = None
     should_apply: tf.Tensor | None = None
+    overflow: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
     is_due: tf.Tensor | None = None
@@ -96,7 +99,8 @@ PLACES = (
     "local clip",  # what this rank sends is bounded
     "reduce",  # gradients of all ranks are combined
     "verdict",  # this rank judges what it sends; all ranks decide about the step
-    "clip by value",  # from here on: reduced gradients in true units
+    "accumulate reduced",  # from here on: reduced gradients in true units
+    "clip by value",
     "clip by norm",
     "centralise",
     "transform",

@@ -192,11 +192,15 @@ class MovingLossScaleManager(LossScaleManager):
           ValueError: the scale is out of range, a counter is negative, or there is no session.
         """
         owner = f"{type(self).__name__}.set_state"
+        self._write(self.check_state(state, owner), session, owner)
+
+    def check_state(self, state, owner) -> ScaleState:
+        """The state in the form of the variables; `owner` is who asks. Errors as `set_state`, but for the session."""
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
                 check_step_count(owner, name, number.item(), lowest=0)
-        self._write(state._replace(scale=self._checked_scale(owner, state.scale)), session, owner)
+        return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):
         """A scale in the form of the variable's, if it is one."""

@@ -15,6 +15,8 @@ from npu_bridge.gradients.inner import adapt, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
+from npu_bridge.gradients.stages.overflow import SkipRecord
+from npu_bridge.gradients.step_report import KeptReport, StepReport
 from npu_bridge.tf_internals.training import delegating_trackable, track
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
@@ -158,10 +160,22 @@ class LossScaleMixin:
         return tf.logical_not(self._state["last_step_skipped"])
 
     @property
+    def last_step(self) -> StepReport:
+        """The loss, overflow and loss scale of the last step: numbers, in a TF 1 graph tensors to fetch.
+
+        Raises:
+          ValueError: there was none, or its loss is not known because the gradients came from elsewhere.
+        """
+        records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
+        report = records[0].report if records else KeptReport()
+        return report.read(f"{self.name}.last_step")
+
+    @property
     def initial_scale(self) -> float:
         """The scale of the first step; with several losses that of the first one."""
         constants = self._managers[0].agreed_constants()
-        return constants.get("init_loss_scale", constants.get("loss_scale"))
+        names = ("init_loss_scale", "loss_scale", "init")
+        return next((constants[name] for name in names if name in constants), None)
 
     @property
     def dynamic_growth_steps(self) -> int | None:

@@ -12,6 +12,7 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
 
 # The name under which the NPU stack's documentation and scripts know the decision.
@@ -83,7 +84,8 @@ class OverflowCheck(Stage):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                collections.publish(collections.STEP_SKIPPED, step.is_skipped())
+                step.overflow = step.is_skipped()
+                collections.publish(collections.STEP_SKIPPED, step.overflow)
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, apply)
@@ -165,12 +167,14 @@ class SkipRecord(Stage):
     Attributes:
       skipped_steps: int64 scalar variable.
       last_step_skipped: boolean scalar variable.
+      report: the last step's loss, overflow and loss scale.
     """
 
     place = "record"
 
     def __init__(self, optimizer: Any = None):
         self._optimizer = optimizer
+        self.report = KeptReport()
         with tf.init_scope():
             self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
             self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
@@ -179,6 +183,7 @@ class SkipRecord(Stage):
         return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
 
     def after(self, step):
+        self.report.note(step)
         if step.should_apply is None:
             return None
         return step.run_when_due(lambda: self._note(step.is_skipped()))
