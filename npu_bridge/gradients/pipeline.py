@@ -122,7 +122,7 @@ class Pipeline:
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
         """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
         step.loss_id = loss_id
-        step.losses.append(loss)
+        step.unscaled_losses.append(loss)
         for stage in self._stages:
             loss = stage.scale(loss, step)
         return loss
