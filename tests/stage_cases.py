@@ -42,6 +42,8 @@ STAGES = {
     "adasum": lambda: stages.Adasum(),
     "adasum of means": lambda: stages.Adasum(averaged_ranks=2),
     "adasum of hosts": lambda: stages.Adasum("host"),
+    "adasum of weights": lambda: stages.Adasum(on="weights"),
+    "adasum of weights, of means": lambda: stages.Adasum(averaged_ranks=2, on="weights"),
     "partial sync": lambda: stages.PartialSync(PARTITION_VALUES),
 }
 CHAINS = (
@@ -65,6 +67,7 @@ ADASUM_CHAINS = (
     ("adasum of hosts",),
     ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
 )
+ADASUM_OF_WEIGHTS_CHAINS = (("adasum of weights",), ("accumulate", "clip by norm", "adasum of weights", "centralise"))
 PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.
 CHAINS_OF_WAYS = {

@@ -41,8 +41,9 @@ def test_two_stages_that_keep_ranks_together_are_refused():
     for kind in kinds:
         with pytest.raises(ValueError, match="is_distributed=True"):
             NPUOptimizer(inner, stages=[kind])
-    with pytest.raises(ValueError, match="is_weight_update_sharding=False"):
-        NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.PartialSync()])
+    for kind in (stages.PartialSync(), stages.Adasum(on="weights")):  # after which ranks do not update alike
+        with pytest.raises(ValueError, match="is_weight_update_sharding=False"):
+            NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[kind])
     with pytest.raises(ValueError, match="inside"):
         distributed = NPUDistributedOptimizer(inner, stages=[stages.PartialSync()])
         NPULossScaleOptimizer(distributed, stage_cases.dynamic(), is_distributed=True)
@@ -54,6 +55,8 @@ def test_bad_arguments_of_stages_that_keep_ranks_together_are_refused():
     for make in (lambda: stages.Adasum("hosts"), lambda: stages.Adasum(2.0), lambda: stages.PartialSync(1e6)):
         with pytest.raises(TypeError, match="at least 1"):
             make()
+    with pytest.raises(ValueError, match="'gradients' or 'weights'"):
+        stages.Adasum(on="deltas")
     for make in (lambda: stages.Adasum(0), lambda: stages.PartialSync(0)):
         with pytest.raises(ValueError, match="at least 1"):
             make()
