@@ -1,6 +1,6 @@
 """Trains a small BERT on two ranks with all of its gradients and with the largest 1 % of them, and draws both.
 
-    python examples/stages/loss_curves.py --picture loss_curves.svg [--seeds 1,2,3] [--steps 300] [--folder out/loss_curves]
+    python examples/stages/loss_curves.py --picture FILE [--seeds 1,2,3] [--steps 300] [--folder out/loss_curves]
 
 Every training goes on where it stopped, so the command can be interrupted and repeated.
 """
