@@ -82,12 +82,14 @@ def _dense(grads):
 def _sent(chain, grads, residual):
     """What one rank sends of its dense gradients; changes what it keeps."""
     sent = dict(grads)
+    together = np.abs(np.concatenate([(grads[name] + kept).ravel() for name, kept in residual.items()]))
     for name, kept in residual.items():
         wanted = np.abs(grads[name] + kept)
         if "threshold" in chain:
             chosen = wanted >= LEAST
         else:
-            chosen = wanted >= np.sort(wanted.ravel())[-int(np.ceil(TOP_SHARE * wanted.size))]
+            among = together if "top k of a fragment" in chain else wanted.ravel()
+            chosen = wanted >= np.sort(among)[-int(np.ceil(TOP_SHARE * among.size))]
         sent[name] = np.where(chosen, grads[name] + kept, 0)
         if "top k, forgetful" not in chain:
             residual[name] = grads[name] + kept - sent[name]
@@ -119,7 +121,7 @@ def _transformed(chain, local, residuals):
     """What each rank updates with."""
     if "clip locally" in chain:
         local = [{name: np.clip(grad, -0.5, 0.75) for name, grad in sent.items()} for sent in local]
-    if {"top k", "top k, forgetful", "threshold"} & set(chain):
+    if {"top k", "top k, forgetful", "top k of a fragment", "threshold"} & set(chain):
         local = [_sent(chain, grads, residual) for grads, residual in zip(local, residuals)]
     of_ranks = local if _UPDATES_ALONE & set(chain) else [_combined(chain, local)] * len(local)
     if "adasum of weights, of means" in chain:
