@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective import wire_names
+from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
-from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, when_ready
+from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.options.errors import message, say_once, shown
 
@@ -43,9 +43,9 @@ class Adasum(AllReduce):
       TypeError: `averaged_ranks` is neither an integer nor "host".
       ValueError: it is below 1, or `on` is something else. When gradients are computed: the number of averaging groups
         is not a power of two.
-    Graph: for each aggregation fragment, or for all updates of one dtype, and each level of the tree a transfer between
-      pairs, half as long as that of the level before, and one of three numbers for each variable; at last an
-      all-gather. Together a rank sends about as much as in an all-reduce. On weights a copy of each variable besides.
+    Graph: for what is sent at once, and each level of the tree, a transfer between pairs, half as long as that of the
+      level before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about as
+      much as in an all-reduce. On weights a copy of each variable besides.
     """
 
     needs = ("a verdict",)
@@ -98,10 +98,7 @@ class Adasum(AllReduce):
         with tf.name_scope(f"{self._name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
             gradients, names = [grad for grad, _ in step.grads_and_vars], [var.name for _, var in step.grads_and_vars]
-            results = {}
-            for number, positions in enumerate(fragments_of(gradients, names)):
-                dense = [sent[position] for position in positions]
-                results.update(zip(positions, _dense(dense, combined, f"{self._name}_adasum_{number}")))
+            results = _dense(sent, fragments_of(gradients, names), combined, f"{self._name}_adasum")
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = of_sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
@@ -139,10 +136,13 @@ class Adasum(AllReduce):
             delta if variable.dtype.size >= 4 else tf.where(tf.math.is_finite(delta), delta, tf.zeros_like(delta))
             for variable, delta in zip(variables, deltas)
         ]
-        combined = _dense(finite, tree.combined_of_groups, f"{self._name}_adasum_weights")
+        cut = [range(len(finite))] if finite else []
+        combined = _dense(finite, cut, tree.combined_of_groups, f"{self._name}_adasum_weights")
         return [
-            variable.assign(tf.ensure_shape(tf.cast(old - delta, variable.dtype.base_dtype), variable.shape))
-            for variable, old, delta in zip(variables, old_values, combined)
+            variable.assign(
+                tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
+            )
+            for position, (variable, old) in enumerate(zip(variables, old_values))
         ]
 
 
@@ -178,8 +178,18 @@ def _with_dtype_of(grad, result):
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
-def _dense(grads, combined, name):
-    """What `combined` makes of dense tensors, all of one dtype at once; one of unknown shape goes alone."""
+def _dense(grads, cut, combined, name):
+    """What `combined` makes of dense tensors, by position; while some are on the wire, others are computed with."""
+    sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
+    results = {}
+    for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, collective.current().size)):
+        together = _together([grads[position] for position in positions], combined, f"{name}_{number}")
+        results.update(zip(positions, together))
+    return results
+
+
+def _together(grads, combined, name):
+    """The same for a list of them, all of one dtype at once; one of unknown shape goes alone."""
     results = {}
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
