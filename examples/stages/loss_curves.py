@@ -1,4 +1,4 @@
-"""Trains a small BERT on two ranks with all of its gradients and with the largest 1 % of them, and draws both.
+"""Trains a small BERT on two ranks with all values of its gradients and with the largest 1 % of them, and draws both.
 
     python examples/stages/loss_curves.py --picture FILE [--seeds 1,2,3] [--steps 300] [--folder out/loss_curves]
 
