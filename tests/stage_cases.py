@@ -38,10 +38,13 @@ STAGES = {
     "centralise": lambda: stages.CentralizeGradients(),
     "top k": lambda: stages.TopK(TOP_SHARE),
     "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
+    "top k of a fragment": lambda: stages.TopK(TOP_SHARE, per="fragment"),
     "threshold": lambda: stages.Threshold(LEAST),
     "adasum": lambda: stages.Adasum(),
     "adasum of means": lambda: stages.Adasum(averaged_ranks=2),
     "adasum of hosts": lambda: stages.Adasum("host"),
+    "adasum of weights": lambda: stages.Adasum(on="weights"),
+    "adasum of weights, of means": lambda: stages.Adasum(averaged_ranks=2, on="weights"),
     "partial sync": lambda: stages.PartialSync(PARTITION_VALUES),
 }
 CHAINS = (
@@ -57,6 +60,7 @@ CHAINS = (
 SPARSE_CHAINS = (
     ("top k",),
     ("top k, forgetful", "clip by value"),
+    ("top k of a fragment",),
     ("threshold", "accumulate"),
     ("clip by norm", "accumulate", "clip locally", "top k"),
 )
@@ -65,6 +69,7 @@ ADASUM_CHAINS = (
     ("adasum of hosts",),
     ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
 )
+ADASUM_OF_WEIGHTS_CHAINS = (("adasum of weights",), ("accumulate", "clip by norm", "adasum of weights", "centralise"))
 PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.
 CHAINS_OF_WAYS = {
@@ -268,7 +273,9 @@ def assert_equals_numpy(way, chain, results):
             np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
             is_same = np.array_equal(our_values[name], results[0][0][name])
             assert is_same or name not in alike, f"{where}: {name} differs between ranks"
-        for name, residual in residuals[rank].items() if {"top k", "threshold"} & set(chain) else ():
+        for name, residual in (
+            residuals[rank].items() if {"top k", "top k of a fragment", "threshold"} & set(chain) else ()
+        ):
             kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
             if not way.startswith("fit"):  # whose variables are known by number
                 np.testing.assert_allclose(kept, residual, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")

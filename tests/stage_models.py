@@ -8,6 +8,8 @@ STEPS, LEARNING_RATE, FIRST_SCALE, GROWS_EVERY = 51, 0.1, 2.0**10, 4
 WINDOW = 3
 TOP_SHARE, LEAST = 0.3, 0.8
 PARTITION_VALUES, PARTITIONS = 12, (("table", "vector"), ("kernel",))
+_UPDATES_ON_WEIGHTS = {"adasum of weights", "adasum of weights, of means"}
+_UPDATES_ALONE = {"partial sync", *_UPDATES_ON_WEIGHTS}
 SHAPES = {"kernel": (4, 3), "vector": (3,), "table": (6, 2)}
 
 
@@ -51,10 +53,17 @@ def in_numpy(chain, rank_count, steps=STEPS):
             scale, good = scale / 2, 0
             continue
         good += 1
+        before = [{name: value.copy() for name, value in of_rank.items()} for of_rank in values]
         scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
         for rank, grads in enumerate(_transformed(chain, local, residuals)):
             for name, grad in grads.items():
                 values[rank][name] -= LEARNING_RATE * grad
+        if _UPDATES_ON_WEIGHTS & set(chain):
+            for name in SHAPES:
+                deltas = [old[name] - new[name] for old, new in zip(before, values)]
+                combined = adasum_tree(deltas[:: 2 if "adasum of weights, of means" in chain else 1])
+                for old, new in zip(before, values):
+                    new[name] = old[name] - combined
         if "partial sync" in chain:
             for name in PARTITIONS[updates % len(PARTITIONS)]:
                 mean = np.mean([of_rank[name] for of_rank in values], axis=0)
@@ -73,19 +82,21 @@ def _dense(grads):
 def _sent(chain, grads, residual):
     """What one rank sends of its dense gradients; changes what it keeps."""
     sent = dict(grads)
+    together = np.abs(np.concatenate([(grads[name] + kept).ravel() for name, kept in residual.items()]))
     for name, kept in residual.items():
         wanted = np.abs(grads[name] + kept)
         if "threshold" in chain:
             chosen = wanted >= LEAST
         else:
-            chosen = wanted >= np.sort(wanted.ravel())[-int(np.ceil(TOP_SHARE * wanted.size))]
+            among = together if "top k of a fragment" in chain else wanted.ravel()
+            chosen = wanted >= np.sort(among)[-int(np.ceil(TOP_SHARE * among.size))]
         sent[name] = np.where(chosen, grads[name] + kept, 0)
         if "top k, forgetful" not in chain:
             residual[name] = grads[name] + kept - sent[name]
     return sent
 
 
-def _tree(grads):
+def adasum_tree(grads):
     """Adasum of one variable's gradients, in pairs of neighbours, pairs of pairs and so on."""
     while len(grads) > 1:
         pairs = zip(grads[::2], grads[1::2])
@@ -97,10 +108,10 @@ def _combined(chain, local):
     """What the ranks make of all their gradients."""
     gradients_of_name = {name: [sent[name] for sent in local] for name in SHAPES}
     if "adasum" in chain:
-        return {name: _tree(grads) for name, grads in gradients_of_name.items()}
+        return {name: adasum_tree(grads) for name, grads in gradients_of_name.items()}
     if "adasum of means" in chain:
         return {
-            name: _tree([np.mean(grads[first : first + 2], axis=0) for first in range(0, len(grads), 2)])
+            name: adasum_tree([np.mean(grads[first : first + 2], axis=0) for first in range(0, len(grads), 2)])
             for name, grads in gradients_of_name.items()
         }
     return {name: np.mean(grads, axis=0) for name, grads in gradients_of_name.items()}
@@ -110,9 +121,12 @@ def _transformed(chain, local, residuals):
     """What each rank updates with."""
     if "clip locally" in chain:
         local = [{name: np.clip(grad, -0.5, 0.75) for name, grad in sent.items()} for sent in local]
-    if {"top k", "top k, forgetful", "threshold"} & set(chain):
+    if {"top k", "top k, forgetful", "top k of a fragment", "threshold"} & set(chain):
         local = [_sent(chain, grads, residual) for grads, residual in zip(local, residuals)]
-    of_ranks = local if "partial sync" in chain else [_combined(chain, local)] * len(local)
+    of_ranks = local if _UPDATES_ALONE & set(chain) else [_combined(chain, local)] * len(local)
+    if "adasum of weights, of means" in chain:
+        means = [_combined(chain, local[first : first + 2]) for first in range(0, len(local), 2)]
+        of_ranks = [mean for mean in means for _ in range(2)]
     return [_of_reduced(chain, grads) for grads in of_ranks]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
-from npu_bridge.gradients.graph_mode import building_graph, run_if
+from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
@@ -142,8 +142,7 @@ class NarrowVariableGuard(Stage):
         if not any(_is_narrow(variable) for variable in updated):
             return apply()
         narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
-        copy_of = (lambda value: tf.raw_ops.DeepCopy(x=value)) if building_graph() else tf.identity
-        old_values = [copy_of(tf.convert_to_tensor(variable)) for variable in narrow]
+        old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
             update = apply()
         kept = []
