@@ -155,7 +155,8 @@ class LossScaleMixin:
     @property
     def dynamic_growth_steps(self) -> int | None:
         """After how many good steps in a row the scale grows; None when it does not."""
-        return self._settings.manager.agreed_constants().get("incr_every_n_steps")
+        constants = self._settings.manager.agreed_constants()
+        return constants.get("incr_every_n_steps", constants.get("growth_interval"))
 
     @property
     def dynamic(self) -> bool:

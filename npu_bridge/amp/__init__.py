@@ -1,0 +1,1 @@
+"""Mixed precision by levels, and loss scales of several kinds."""
