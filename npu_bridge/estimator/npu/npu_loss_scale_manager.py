@@ -192,11 +192,15 @@ class MovingLossScaleManager(LossScaleManager):
           ValueError: the scale is out of range, a counter is negative, or there is no session.
         """
         owner = f"{type(self).__name__}.set_state"
+        self._write(self.check_state(state, owner), session, owner)
+
+    def check_state(self, state, owner) -> ScaleState:
+        """The state in the form of the variables; `owner` is who asks. Errors as `set_state`, but for the session."""
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
                 check_step_count(owner, name, number.item(), lowest=0)
-        self._write(state._replace(scale=self._checked_scale(owner, state.scale)), session, owner)
+        return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):
         """A scale in the form of the variable's, if it is one."""
@@ -268,12 +272,23 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
 
 
 def check_manager(owner: str, manager: Any) -> None:
-    """Refuses what is given as a `loss_scale_manager` and is none, such as the scale itself.
+    """Refuses what is given as a `loss_scale_manager` and is none, nor a list of them, such as the scale itself.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or one of a list is there twice or must be alone.
       TypeError: it is something else.
     """
+    if isinstance(manager, (list, tuple)) and manager:
+        for each in manager:
+            check_manager(owner, each)
+            if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
+                problem, expected = "a list of managers is one for each loss", "managers of one scale each"
+                raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
+        if len(set(map(id, manager))) < len(manager):
+            problem, expected = "two losses share a loss-scale manager", "one for each loss"
+            mend = "Make one more, or pass a single manager for all losses."
+            raise ValueError(message(owner, problem, expected, "the same one twice", mend))
+        return
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
