@@ -20,6 +20,7 @@ _PLACES = {
     "scale_boundary": "npu_bridge.amp.groups:scale_boundary",
     "scale_loss": "npu_bridge.amp.scaling:scale_loss",
     "state_dict": "npu_bridge.amp.scaling:state_dict",
+    "unscaled_gradients": "npu_bridge.amp.scaling:unscaled_gradients",
 }
 _MODULES = ("apex", "casts", "configuration", "groups", "levels", "loss_scale", "scaling")
 
@@ -39,6 +40,7 @@ __all__ = [
     "scale_boundary",
     "scale_loss",
     "state_dict",
+    "unscaled_gradients",
 ]
 
 __getattr__ = _lazy.attributes(__name__, {**_PLACES, **_lazy.submodules(__name__, *_MODULES)})

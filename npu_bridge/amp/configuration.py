@@ -76,11 +76,15 @@ class Configuration:
         lists = OpLists()
         if self.properties.patch_functions or self.properties.keep_batchnorm_fp32:
             lists = lists.with_float(*BATCH_NORM_TYPES)
-        elif self._is_cast and self.low_dtype == "bfloat16":  # the mode's own lists leave it in float32
-            lists = lists.with_half(*BATCH_NORM_TYPES)
         if self.precision_mode == "origin":
             return lists
         registered = self._casts.op_lists
+        aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
+        if aborting:  # its parameters would be lowered too, for which there is no kernel; TensorFlow ends the process
+            got = f"half_function({min(aborting)!r})"
+            mend = "Leave it out: O3 lowers it by itself."
+            problem = "batch normalisation cannot be forced into bfloat16"
+            raise ValueError(message(_OWNER, problem, "no such call", got, mend))
         return lists.with_half(*registered.half).with_float(*registered.floats).with_promote(*registered.promote)
 
     @property
