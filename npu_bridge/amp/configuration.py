@@ -78,6 +78,8 @@ class Configuration:
             lists = lists.with_float(*BATCH_NORM_TYPES)
         if self.precision_mode == "origin":
             return lists
+        if self.precision_mode == "fp16":  # the norm by which gradients are judged is a sum of squares
+            lists = lists.with_float("L2Loss")
         registered = self._casts.op_lists
         aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
         if aborting:  # its parameters would be lowered too, for which there is no kernel; TensorFlow ends the process

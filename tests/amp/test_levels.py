@@ -143,6 +143,7 @@ def seen_in_session(case, low):
             used = session.run(scale)
             losses = [session.run([loss, train_op])[0] for _ in range(5)]  # the first ones may overflow
             nodes = run_with_graph(session, [loss, train_op])[1]
+            assert np.isfinite(session.run(scale))
         assert np.isfinite(losses).all() and losses[0] != losses[-1]
         names = ("gamma", "beta", "moving_mean", "moving_variance")
         variables = [v for v in tf1.global_variables() if v.op.name.startswith(("conv2d", "dense", "batch"))]
