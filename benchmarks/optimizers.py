@@ -64,10 +64,14 @@ def build_step(make_optimizer, count, size):
         tf1.set_random_seed(1)
         ones, normal = tf1.ones_initializer(), tf1.random_normal_initializer()
         variables = [tf1.get_variable(f"weight_{number}", [size], initializer=ones) for number in range(count)]
-        # One op gives all gradients, so that little but the update is measured; rows of 64 bytes are not copied.
-        width = 16 if size % 16 == 0 else 8
-        rows = tf1.get_variable("gradients", [count * size // width, width], initializer=normal, trainable=False)
-        gradients = [tf.reshape(part, [size]) for part in tf.split(rows.read_value(), count)]
+        if size % 16 == 0:
+            # One op gives all gradients, so that little but the update is measured; rows of 64 bytes are not copied.
+            rows = tf1.get_variable("gradients", [count * size // 16, 16], initializer=normal, trainable=False)
+            gradients = [tf.reshape(part, [size]) for part in tf.split(rows.read_value(), count)]
+        else:
+            names = [f"gradient_{number}" for number in range(count)]
+            kept = [tf1.get_variable(name, [size], initializer=normal, trainable=False) for name in names]
+            gradients = [gradient.read_value() for gradient in kept]
         step = make_optimizer().apply_gradients(list(zip(gradients, variables)))
         initialize = tf1.global_variables_initializer()
     config = tf1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)

@@ -24,23 +24,5 @@ _PLACES = {
 }
 _MODULES = ("apex", "casts", "configuration", "groups", "levels", "loss_scale", "scaling")
 
-__all__ = [
-    "LEVELS",
-    "Configuration",
-    "DynamicLossScaleManager",
-    "GroupLossScaleManager",
-    "configure",
-    "export_float32",
-    "float_function",
-    "forget_functions",
-    "half_function",
-    "initialize",
-    "load_state_dict",
-    "promote_function",
-    "scale_boundary",
-    "scale_loss",
-    "state_dict",
-    "unscaled_gradients",
-]
-
+__all__ = list(_PLACES)
 __getattr__ = _lazy.attributes(__name__, {**_PLACES, **_lazy.submodules(__name__, *_MODULES)})

@@ -26,7 +26,8 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
 
     Several passes before one update add up their gradients, each with its own scale. `unscaled_gradients` gives the
     sum, in true units and averaged over the ranks, for clipping and for `apply_gradients`. If the gradients of one pass
-    overflow, on any rank, that update is skipped on every rank; only the scales move, each as its own losses say.
+    overflow, on any rank, that update is skipped on every rank; only the scales move, each as its own losses say. An
+    error inside of the context drops all passes since the last update.
 
     Args:
       loss: scalar tensor.

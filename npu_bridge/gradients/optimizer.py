@@ -211,7 +211,7 @@ def _scaled_result(scale, loss):
 
 
 def _check_nesting(optimizer, pipeline, owner):
-    if pipeline.scales_loss and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
+    if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
         problem = "the stages inside would work on gradients that are still multiplied by the loss scale"
         mend = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
@@ -224,7 +224,7 @@ def _check_nesting(optimizer, pipeline, owner):
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
             f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
         )
-    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_loss:
+    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
         if pipeline.only_communicates:
             optimizer.decide_together()
             return

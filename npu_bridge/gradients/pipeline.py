@@ -60,6 +60,11 @@ class Pipeline:
         return any(stage.scales_loss for stage in self._stages)
 
     @property
+    def scales_gradients(self) -> bool:
+        """True when gradients come with a loss scale, be it that of the loss or those of groups of variables."""
+        return bool(self.loss_scale_managers)
+
+    @property
     def communicates(self) -> bool:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)
@@ -117,7 +122,7 @@ class Pipeline:
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
         """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
         step.loss_id = loss_id
-        step.losses.append(loss)
+        step.unscaled_losses.append(loss)
         for stage in self._stages:
             loss = stage.scale(loss, step)
         return loss

@@ -21,7 +21,7 @@ class Step:
         of gradients have in common.
       scales: the loss scales of all losses, or groups of variables.
       loss_id: position of the scale of the loss that was scaled last.
-      losses: the losses as the user computed them, in the order in which they were scaled.
+      unscaled_losses: the losses as the user computed them, in the order in which they were scaled.
       judged: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
         as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
       delayed: gradients of backward passes that still have the scale of their loss, by its number.
@@ -47,7 +47,7 @@ class Step:
     loss_scale: tf.Tensor | None = None
     scales: tuple = ()
     loss_id: int = 0
-    losses: list = dataclasses.field(default_factory=list)
+    unscaled_losses: list = dataclasses.field(default_factory=list)
     judged: dict = dataclasses.field(default_factory=dict)
     delayed: dict = dataclasses.field(default_factory=dict)
     divisor: Any = None

@@ -31,14 +31,14 @@ def report_of(step: Step | None, owner: str) -> StepReport:
     Raises:
       ValueError: there is no step, or its loss is not known because gradients came from elsewhere.
     """
-    if step is None or not step.losses:
+    if step is None or not step.unscaled_losses:
         problem, expected = "there is no step to report", "a step whose loss was given to the optimizer"
         got = "none so far" if step is None else "gradients from elsewhere"
         raise ValueError(message(owner, problem, expected, got, "Ask after minimize or apply_gradients."))
     scales = step.scales or (tf.constant(1.0) if step.loss_scale is None else step.loss_scale,)
     if step.overflow is None:
         step.overflow = tf.constant(False) if step.should_apply is None else step.is_skipped()
-    return StepReport(_one_or_all(step.losses), step.overflow, _one_or_all(scales))
+    return StepReport(_one_or_all(step.unscaled_losses), step.overflow, _one_or_all(scales))
 
 
 class KeptReport:
@@ -50,7 +50,7 @@ class KeptReport:
 
     def note(self, step: Step) -> None:
         """Keeps the report of a step, where its loss is known."""
-        if not step.losses or tf.distribute.has_strategy():
+        if not step.unscaled_losses or tf.distribute.has_strategy():
             return
         report = report_of(step, "last_step")
         if building_graph():

@@ -23,6 +23,12 @@ def fits(rule: Rule) -> bool:
     return known is not None and known[0](rule)
 
 
+def add_scalars(rule: Rule, at: Any) -> None:
+    """Adds to the hyper-parameters what the kernel of a rule takes besides, once for all variables."""
+    if fits(rule):
+        at.of_kernel = _KERNELS[type(rule)][2](rule, at)
+
+
 def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any) -> Any:
     """Updates a resource variable and its slots where there is a kernel.
 
@@ -31,7 +37,7 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
       gradient: dense, of its shape and dtype.
       slots: slot variables by name.
       rule: what to do.
-      at: the hyper-parameters of this update, see `values_at`.
+      at: the hyper-parameters of this update, see `values_at`, with those of `add_scalars`.
     Returns:
       The op to wait for; None when executed eagerly.
     """
@@ -57,8 +63,8 @@ def change(
 
     Args:
       parameter: None where the rule does not read it.
-      gradient: of the same shape.
-      slots: resource handles by slot name.
+      gradient: of the same shape, a vector or a matrix.
+      slots: resource handles of vectors with as many elements, by slot name.
       rule, at: as of `update`.
       tensors: sums over whole tensors.
       name: of a variable that exists meanwhile.
@@ -71,11 +77,14 @@ def change(
         start = -at.weight_decay * parameter
     elif decays and rule.decay == "decoupled" and not isinstance(rule, LAMB):
         start = -at.learning_rate * at.weight_decay * parameter
+    shape = gradient.shape
+    if shape.rank != 1:  # of one shape with the slots
+        start, gradient = tf.reshape(start, [-1]), tf.reshape(gradient, [-1])
     scratch, lowered = _lowered(start, gradient, slots, rule, at, name)
     with tf.control_dependencies([lowered]):
         destroyed = tf.raw_ops.DestroyResourceOp(resource=scratch)
     with _after(destroyed):
-        lowered = tf.identity(lowered)
+        lowered = tf.identity(lowered) if shape.rank == 1 else tf.reshape(lowered, shape)
     if not isinstance(rule, LAMB):
         return lowered
     rate = at.learning_rate
@@ -115,42 +124,48 @@ def _by_sgd(handle, gradient, slots, rule, at):
 
 
 def _by_adam(handle, gradient, slots, rule, at):
-    is_corrected = rule.epsilon_placement == "corrected"
-    return _apply_adam(handle, gradient, slots, at, at.learning_rate, is_corrected, True)
-
-
-def _by_lamb(handle, gradient, slots, rule, at):
-    one = tf.ones([], gradient.dtype)
-    return _apply_adam(handle, gradient, slots, at, one, rule.bias_correction, rule.bias_correction)
-
-
-def _apply_adam(handle, gradient, slots, at, rate, is_epsilon_corrected, is_corrected):
     """Adam's kernel, whose epsilon stands beside the root of the uncorrected `v`."""
-    powers = [tf.pow(beta, at.update) if is_corrected else tf.zeros_like(beta) for beta in (at.beta_1, at.beta_2)]
     return tf.raw_ops.ResourceApplyAdam(
         var=handle,
         m=slots["m"],
         v=slots["v"],
-        beta1_power=powers[0],
-        beta2_power=powers[1],
-        lr=rate,
         beta1=at.beta_1,
         beta2=at.beta_2,
-        epsilon=at.epsilon * tf.sqrt(1.0 - powers[1]) if is_epsilon_corrected else at.epsilon,
         grad=gradient,
+        **at.of_kernel,
     )
+
+
+def _scalars_of_adam(rule, at):
+    return _scalars(at, at.learning_rate, rule.epsilon_placement == "corrected", True)
+
+
+def _scalars_of_lamb(rule, at):
+    return _scalars(at, tf.ones_like(at.learning_rate), rule.bias_correction, rule.bias_correction)
+
+
+def _scalars(at, rate, is_epsilon_corrected, is_corrected):
+    powers = [tf.pow(beta, at.update) if is_corrected else tf.zeros_like(beta) for beta in (at.beta_1, at.beta_2)]
+    epsilon = at.epsilon * tf.sqrt(1.0 - powers[1]) if is_epsilon_corrected else at.epsilon
+    return {"beta1_power": powers[0], "beta2_power": powers[1], "lr": rate, "epsilon": epsilon}
 
 
 def _update_by_lamb(variable, gradient, slots, rule, at, name):
     """Adam's kernel lowers a scratch variable that starts as `-weight_decay * p` by one direction: it becomes `-u`."""
-    parameter = variable.read_value()
+    # One op after the other, so that a thread ends this variable before it begins the next: what one op wrote is still
+    # in the cache when the next one reads it. Reads that wait for nothing would be done for all variables first.
+    with tf.control_dependencies([gradient]):
+        parameter = variable.read_value()
     decays = rule.decays(at)
     start = -at.weight_decay * parameter if decays and rule.decay == "in_direction" else tf.zeros_like(parameter)
-    scratch, backwards = _lowered(start, gradient, slots, rule, at, name)
-    rate = at.learning_rate
+    rate, norms = at.learning_rate, []
     if at.adapts_layer:
-        norms = [tf.sqrt(2.0 * tf.nn.l2_loss(values)) for values in (parameter, backwards)]
-        rate = rate * rule.ratio(*norms, at)
+        with tf.control_dependencies([start]):
+            norms.append(_norm(parameter))
+    with tf.control_dependencies(norms):
+        scratch, backwards = _lowered(start, gradient, slots, rule, at, name)
+    if at.adapts_layer:
+        rate = rate * rule.ratio(*norms, _norm(backwards), at)
     lost = None
     if decays and rule.decay == "decoupled":
         lost = at.learning_rate * at.weight_decay * parameter
@@ -164,14 +179,18 @@ def _update_by_lamb(variable, gradient, slots, rule, at, name):
         return variable.assign_sub(lost, read_value=False)
 
 
+def _norm(values):
+    return tf.sqrt(2.0 * tf.nn.l2_loss(values))
+
+
 def _after(op):
     return tf.control_dependencies([] if op is None else [op])
 
 
-# The rules that have kernels: for which of their options, and how.
+# The rules that have kernels: for which of their options, how, and what scalars all variables share.
 _KERNELS = {
-    SGD: (lambda rule: not rule.is_on("dampening"), _by_sgd),
-    Adam: (lambda rule: not rule.amsgrad, _by_adam),
-    AdamW: (lambda rule: not rule.amsgrad, _by_adam),
-    LAMB: (lambda rule: True, _by_lamb),
+    SGD: (lambda rule: not rule.is_on("dampening"), _by_sgd, lambda rule, at: {}),
+    Adam: (lambda rule: not rule.amsgrad, _by_adam, _scalars_of_adam),
+    AdamW: (lambda rule: not rule.amsgrad, _by_adam, _scalars_of_adam),
+    LAMB: (lambda rule: True, _by_adam, _scalars_of_lamb),
 }

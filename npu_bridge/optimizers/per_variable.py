@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import Rule
+from npu_bridge.options.errors import say_once
+
+# A sparse gradient of more elements than this is worth a warning when it becomes dense: 64 MB in float32.
+_LARGE_ELEMENTS = 2**24
 
 
 def working_dtype(variable: Any) -> tf.DType:
@@ -20,6 +26,13 @@ def as_dense(gradient: Any) -> tf.Tensor:
     """A gradient with all its rows; rows with the same index are added up."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    shape = tf.get_static_value(tf.convert_to_tensor(gradient.dense_shape))
+    is_large = shape is not None and np.prod(shape, dtype=np.float64) > _LARGE_ELEMENTS
+    say_once(
+        logging.WARNING if is_large else logging.INFO,
+        "Sparse gradients become dense: update rules such as LAMB need every row of a variable and of its slots."
+        + (f" One of shape {list(shape)} takes that much memory in every step." if is_large else ""),
+    )
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 

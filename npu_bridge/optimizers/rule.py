@@ -80,6 +80,8 @@ class Rule(abc.ABC):
     exclude_from_weight_decay: Any
     # False for a rule that looks at more of a tensor's shape than `PerTensor` offers: it cannot run on flat buffers.
     is_elementwise_or_norms = True
+    # True for a rule that asks for sums over whole tensors; variables are then joined with those of their size only.
+    uses_norms = False
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

@@ -57,24 +57,11 @@ class Pending:
         return self.variable.shape.num_elements() if self.variable.shape.is_fully_defined() else None
 
 
-class Segments(PerTensor):
-    """Sums over tensors that lie in one flat tensor, one after the other.
-
-    Args:
-      sizes: number of elements of each.
-    """
-
-    def __init__(self, sizes: Sequence[int]):
-        self._sizes = sizes
-        self._is_even = len(set(sizes)) == 1
-        self._of_element = None if self._is_even else np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+class _Rows(PerTensor):
+    """Sums over tensors of one size, each a row of a matrix."""
 
     def sum(self, values):
-        if self._is_even:
-            shape = [len(self._sizes), self._sizes[0]]
-            sums = tf.reduce_sum(tf.reshape(values, shape), 1, keepdims=True)
-            return tf.reshape(tf.broadcast_to(sums, shape), [-1])
-        return tf.gather(tf.math.segment_sum(values, self._of_element), self._of_element)
+        return tf.reduce_sum(values, 1, keepdims=True)
 
 
 def update_together(
@@ -93,7 +80,8 @@ def update_together(
 
     def values_of(treatment, dtype):
         if (treatment, dtype) not in known:
-            known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            at = known[treatment, dtype] = values_at(treatment, updates_done, dtype, rate_of(treatment))
+            kernels.add_scalars(treatment.rule, at)
         return known[treatment, dtype]
 
     updated = []
@@ -111,7 +99,11 @@ def update_together(
 
 
 def _batches(pending):
-    """Lists of what is updated together: of one treatment, dtype and device, and not too many elements."""
+    """Lists of what is updated together: of one treatment, dtype and device, and not too many elements.
+
+    Where norms of whole tensors count, they are of one size too, as rows of a matrix: sums over parts of various
+    lengths would cost more than all the rest.
+    """
     batches, open_batches, filled = [], {}, {}
     for one in pending:
         rule = one.treatment.rule
@@ -120,7 +112,8 @@ def _batches(pending):
         if not (is_small and rule.is_elementwise_or_norms) or is_one_op:
             batches.append([one])
             continue
-        key = one.treatment, one.variable.dtype.base_dtype, one.variable.device
+        size = one.elements if _has_norms(one.treatment) else None
+        key = one.treatment, one.variable.dtype.base_dtype, one.variable.device, size
         if key not in open_batches or filled[key] + one.elements > FLAT_ELEMENTS:
             open_batches[key], filled[key] = [], 0
             batches.append(open_batches[key])
@@ -135,19 +128,24 @@ def _has_kernel(one):
     return is_resource and is_wide and kernels.fits(one.treatment.rule)
 
 
+def _has_norms(treatment):
+    return treatment.adapts_layer and treatment.rule.uses_norms
+
+
 def _update_joined(batch, at):
-    """Ops that update variables of one treatment, dtype and device as one flat tensor.
+    """Ops that update variables of one treatment, dtype and device as one tensor.
 
     Everything that is written depends on everything that was read, so TF 1 reference variables need no more order.
     """
-    rule = batch[0].treatment.rule
+    rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
     dtype = per_variable.working_dtype(batch[0].variable)
-    gradient = tf.cast(_joined([one.gradient for one in batch]), dtype)
+    shape = [len(sizes), sizes[0]] if _has_norms(batch[0].treatment) else [sum(sizes)]
+    gradient = tf.cast(_joined([one.gradient for one in batch], shape), dtype)
     parameter = None
     if rule.reads_parameter or own_dtype != dtype:
-        parameter = tf.cast(_joined([one.variable for one in batch]), dtype)
-    change, written = _change_and_slots(batch, parameter, gradient, at)
+        parameter = tf.cast(_joined([one.variable for one in batch], shape), dtype)
+    change, written = _change_and_slots(batch, parameter, gradient, at, sizes)
     if parameter is not None:
         for one, part in zip(batch, _parts(tf.cast(parameter + change, own_dtype), batch)):
             written.append(one.variable.assign(part, read_value=False))
@@ -157,36 +155,40 @@ def _update_joined(batch, at):
     return written
 
 
-def _change_and_slots(batch, parameter, gradient, at):
-    """What to add to the flat parameter, and the ops that update the slots."""
-    rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
-    tensors, written = Segments(sizes), []
+def _change_and_slots(batch, parameter, gradient, at, sizes):
+    """What to add to the joined parameter, and the ops that update the slots."""
+    rule, shape = batch[0].treatment.rule, gradient.shape
     flat = flat_slots.of([one.slots for one in batch], sizes)
     if flat is None:
-        slots = {name: _joined([one.slots[name] for one in batch]) for name in batch[0].slots}
-        amount, new_slots = rule.updated(parameter, gradient, slots, at, tensors)
-        for name, values in new_slots.items():
-            written += [
-                one.slots[name].assign(part, read_value=False) for one, part in zip(batch, _parts(values, batch))
-            ]
+        slots = {name: _joined([one.slots[name] for one in batch], shape) for name in batch[0].slots}
+        amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
+        written = [
+            one.slots[name].assign(part, read_value=False)
+            for name, values in new_slots.items()
+            for one, part in zip(batch, _parts(values, batch))
+        ]
         return -amount, written
+    written = []
     with flat.opened([gradient] if parameter is None else [gradient, parameter], written):
         if kernels.fits(rule):
-            change = kernels.change(parameter, gradient, flat.handles, rule, at, tensors, f"{flat.name}_change")
+            change = kernels.change(parameter, gradient, flat.handles, rule, at, _Rows(), f"{flat.name}_change")
             written.append(change)
         else:
-            amount, new_slots = rule.updated(parameter, gradient, flat.read(), at, tensors)
+            slots = {name: tf.reshape(values, shape) for name, values in flat.read().items()}
+            amount, new_slots = rule.updated(parameter, gradient, slots, at, _Rows())
             with tf.control_dependencies([amount, *new_slots.values()]):
-                written += flat.write(new_slots)
+                written += flat.write({name: tf.reshape(values, [-1]) for name, values in new_slots.items()})
             change = -amount
     return change, written
 
 
-def _joined(tensors):
-    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], 0)
+def _joined(tensors, shape):
+    flat = tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], 0)
+    return flat if len(shape) == 1 else tf.reshape(flat, shape)
 
 
-def _parts(flat, batch):
+def _parts(joined, batch):
+    flat = joined if joined.shape.rank == 1 else tf.reshape(joined, [-1])
     parts = tf.split(flat, [one.elements for one in batch])
     return [
         part if one.variable.shape.rank == 1 else tf.reshape(part, one.variable.shape)

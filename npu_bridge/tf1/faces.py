@@ -197,7 +197,24 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
         except ModuleNotFoundError as error:
             if not candidate.startswith(error.name or "\n"):
                 raise
-    raise _Absent
+    return _of_version_2(full)
+
+
+def _of_version_2(full: str) -> Any:
+    """A function or class that only TensorFlow 2 has, for scripts of both: `tf.nn.gelu`.
+
+    Nothing that is called `tf.name` is, since scripts look there to find out which version they have.
+    """
+    root, *path = full.split(".")
+    if root != "tensorflow" or len(path) < 2 or path[0] in ("compat", "contrib"):
+        raise _Absent
+    value: Any = importlib.import_module("tensorflow")
+    for part in path:
+        value = getattr(value, part, None)
+    if value is None or isinstance(value, types.ModuleType):
+        raise _Absent
+    journal.note("name", full, f"tensorflow 2's {'.'.join(path)}")
+    return value
 
 
 def _dressed(full: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 
 tf1 = tf.compat.v1
 
@@ -196,6 +196,7 @@ def test_the_scale_is_set_between_eager_steps_and_those_of_functions():
         (lambda: Dynamic.mindspore(scale_factor=0.5), ValueError, ["scale_factor", "0.5"]),
         (lambda: Dynamic.mindspore(0.5), ValueError, ["init_loss_scale", "0.5", "1 <="]),
         (lambda: Dynamic.apex().set_loss_scale("8"), TypeError, ["set_loss_scale", "'8'", "number"]),
+        (lambda: FixedLossScaleManager(8).set_loss_scale(4), TypeError, ["cannot be set", "4 (int)", "constant(8)"]),
         (lambda: Dynamic.apex().set_loss_scale(True), TypeError, ["set_loss_scale", "True"]),
         (lambda: Dynamic.apex().set_loss_scale([8.0, 8.0]), ValueError, ["shape", "(2,)"]),
         (lambda: Dynamic.apex().set_loss_scale(2**25), ValueError, ["set_loss_scale", "1.67772e+07"]),

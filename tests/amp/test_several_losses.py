@@ -12,6 +12,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.stages import Accumulate
 from tests import several_losses
 
 tf1 = tf.compat.v1
@@ -91,6 +92,16 @@ def test_loss_scaling_around_a_distributed_optimizer_takes_several_losses():
         [(1.0, 2.0), (1.0, INF), (1.0, 2.0)],
     )
     assert trace == [(-3.0, 16.0, 2.0**10), (-3.0, 32.0, 2.0**9), (-6.0, 32.0, 2.0**9)]
+
+
+def test_in_windows_every_scale_moves_with_the_batches_of_its_own_loss():
+    trace = in_graph(
+        lambda inner, managers: NPUOptimizer(inner, managers, True, True, stages=[Accumulate(2)]),
+        2,
+        None,
+        [(1.0, 2.0), (1.0, INF), (3.0, 2.0), (1.0, 2.0)],
+    )
+    assert trace == [(0.0, 16.0, 2.0**10), (0.0, 32.0, 2.0**9), (0.0, 32.0, 2.0**9), (-4.0, 64.0, 2.0**10)]
 
 
 def test_where_only_the_sum_is_too_large_every_scale_shrinks():

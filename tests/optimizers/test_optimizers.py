@@ -201,6 +201,17 @@ def test_sparse_gradients_give_what_dense_ones_give():
     assert trained(True).tobytes() == trained(False).tobytes()
 
 
+def test_large_sparse_gradients_that_become_dense_are_warned_of_once(caplog):
+    caplog.set_level("INFO")
+    for rows in (2**5, 2**25, 2**25):
+        with tf.Graph().as_default():
+            table = tf.compat.v1.get_variable("table", [rows, 3], use_resource=True)
+            tf1.LAMB(0.1).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [0, 1])))
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "Sparse" in record.getMessage()]
+    assert [level for level, _ in said].count("WARNING") == 1
+    assert "[33554432, 3]" in next(text for level, text in said if level == "WARNING")
+
+
 def test_global_norm_bounds_all_gradients_together():
     variables = [tf.Variable([0.0]), tf.Variable([0.0])]
     optimizer = keras.BertAdam(1.0, beta_1=0.0, beta_2=0.0, epsilon=1.0, weight_decay=0.0, max_grad_norm=0.5)

@@ -10,10 +10,11 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1, together
+from npu_bridge.optimizers.groups import ParameterGroups
 from tests.optimizers import numpy_models
 
 v1 = tf.compat.v1
-SHAPES = ([4, 6], [5], [], [7], [3, 2], [40, 30], [50, 20])  # the last two are large, see `small_limits`
+SHAPES = ([4, 6], [5], [], [7], [3, 2], [40, 30], [50, 20], [6, 4], [6])  # two are large, see `small_limits`
 STEPS = 12
 GROUPS = [{"match": "v1|v3", "lr": 0.02}]
 CASES = [(name, given) for name, (_, cases) in numpy_models.CASES.items() for given in cases]
@@ -23,7 +24,7 @@ CASES = [(name, given) for name, (_, cases) in numpy_models.CASES.items() for gi
 def small_limits(monkeypatch):
     """Joined tensors of few elements, so that small tests have several of them and large variables."""
     monkeypatch.setattr(together, "JOINED_ELEMENTS", 100)
-    monkeypatch.setattr(together, "FLAT_ELEMENTS", 30)
+    monkeypatch.setattr(together, "FLAT_ELEMENTS", 50)
 
 
 def _values(seed, shapes=SHAPES):
@@ -127,7 +128,7 @@ def test_checkpoints_do_not_tell_how_they_were_made(name, tmp_path):
         path = half.save(tmp_path / f"{first}{second}")
         slots = {n for n, _ in tf.train.list_variables(path)} - {v.op.name for v in half.variables}
         assert slots == {
-            f"v{i}/{name}/{slot}" for i in range(7) for slot in whole.states() if slot != "step_counter"
+            f"v{i}/{name}/{slot}" for i in range(len(SHAPES)) for slot in whole.states() if slot != "step_counter"
         } | {f"{name}/update_count"}
         half.run(_gradients()[5:])  # a save changes nothing
         _assert_alike(half.values(), whole.values())
@@ -218,10 +219,20 @@ def test_in_an_npu_keras_optimizer():
     _assert_alike_in_states(states, expected_states)
 
 
-def test_sums_over_segments():
-    values = tf.range(12.0)
-    np.testing.assert_array_equal(together.Segments([3, 1, 8]).sum(values), [3.0] * 3 + [3.0] + [60.0] * 8)
-    np.testing.assert_array_equal(together.Segments([6, 6]).sum(values), [15.0] * 6 + [51.0] * 6)
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (rules.LAMB(0.1), [["v0", "v7"], ["v1"], ["v2"], ["v3"], ["v4", "v8"], ["v5"], ["v6"]]),
+        (rules.Adam(0.1), [["v0", "v1", "v2", "v3", "v4"], ["v5"], ["v6"], ["v7", "v8"]]),
+    ],
+)
+def test_what_is_joined(rule, expected):
+    with tf.Graph().as_default():
+        variables = [v1.get_variable(f"v{i}", shape, use_resource=True) for i, shape in enumerate(SHAPES)]
+        treatment = ParameterGroups(rule).of(variables[0])
+        pending = [together.Pending(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
+        joined = together._batches(pending)
+    assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 
 
 def test_rules_that_do_not_read_parameters_say_so():

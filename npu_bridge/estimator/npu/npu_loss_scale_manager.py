@@ -104,6 +104,17 @@ class FixedLossScaleManager(LossScaleManager):
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
         return self._enable_overflow_check
 
+    def set_loss_scale(self, loss_scale, session=None):
+        """Refuses to change the scale, which is a constant of the graph.
+
+        Raises:
+          TypeError: always.
+        """
+        del session
+        problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can move"
+        mend = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
+        raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), mend))
+
     def update_loss_scale(self, finite_grads):
         """Does nothing; returns an op that does nothing (None when executed eagerly)."""
         return None if tf.executing_eagerly() else tf.no_op()

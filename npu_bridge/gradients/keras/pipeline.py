@@ -59,7 +59,7 @@ class KerasPipeline:
         """
         step = self.pipeline.begin()
         if callable(loss):
-            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_loss else loss
+            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_gradients else loss
         else:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:

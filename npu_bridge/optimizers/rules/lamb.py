@@ -40,6 +40,8 @@ class LAMB(Rule):
     use_global_norm: bool = flag(False)
     decay: str = choice("in_direction", "coupled", "decoupled")
 
+    uses_norms = True
+
     def slots(self):
         return {"m": 0.0, "v": 0.0}
 

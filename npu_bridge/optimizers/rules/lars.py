@@ -37,6 +37,8 @@ class LARS(Rule):
     lr_in_momentum: bool = flag(True)
     decay: str = choice("in_direction", "coupled", "decoupled")
 
+    uses_norms = True
+
     def slots(self):
         return {"momentum": 0.0}
 

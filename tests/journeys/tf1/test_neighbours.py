@@ -26,6 +26,7 @@ from scipy.sparse.linalg.eigen.arpack import eigsh
 real_tf, real_np = sys.modules["tensorflow"], sys.modules["numpy"]
 assert real_tf.__version__.startswith("2.15")
 assert not hasattr(real_tf, "contrib") and not hasattr(real_tf, "placeholder")
+assert tf.nn.gelu is real_tf.nn.gelu and not hasattr(tf, "optimizers")  # scripts of both use it, and tell by this
 assert not hasattr(real_np, "int") and np.int is int and isinstance(np.zeros(2, np.float), np.ndarray)
 for neighbour in (tfa, tf_slim):
     for name, module in list(sys.modules.items()):
