@@ -29,6 +29,9 @@ def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> 
     """
 
     def getter(getter, name, dtype=tf.float32, initializer=None, regularizer=None, **arguments):
+        if initializer is not None and not callable(initializer):  # then its own dtype counts
+            initializer = tf.convert_to_tensor(initializer)
+            dtype = initializer.dtype
         if dtype is None or tf.as_dtype(dtype).base_dtype != tf.float32 or stays(name):
             return getter(name, dtype=dtype, initializer=initializer, regularizer=regularizer, **arguments)
         variable = getter(

@@ -108,7 +108,7 @@ def test_registered_functions_go_into_the_lists_of_levels_made_after():
         (amp.half_function, "MatMull", "Did you mean 'MatMul'"),
         (amp.float_function, "LayerNormalisation", "Did you mean 'LayerNormalization'"),
         (amp.promote_function, "LayerNormalization", "nothing of this name"),
-        (amp.half_function, "Shape", "nothing of this name"),
+        (amp.half_function, "NoOp", "nothing of this name"),
         (amp.half_function, 7, "no text"),
     ],
 )
@@ -204,6 +204,7 @@ def test_a_checkpoint_of_16_bits_is_written_in_float32(tmp_path):
     with tf.Graph().as_default(), amp.configure("O3").building():
         tf1.get_variable("kernel", initializer=[1.5, 2.25])
         tf1.get_variable("words", initializer=["a", "b"])
+        tf1.get_variable("count", initializer=3)
         tf1.train.get_or_create_global_step()
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
@@ -213,6 +214,7 @@ def test_a_checkpoint_of_16_bits_is_written_in_float32(tmp_path):
     assert reader.get_variable_to_dtype_map() == {
         "kernel": tf.float32,
         "words": tf.string,
+        "count": tf.int32,
         "global_step": tf.int64,
     }
     assert reader.get_tensor("kernel").tolist() == [1.5, 2.25]
