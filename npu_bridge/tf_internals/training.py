@@ -99,6 +99,11 @@ def is_graph_network(model: tf.keras.Model) -> bool:
     return bool(model._is_graph_network)
 
 
+def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
+    """Gives a layer that has no variables yet another policy (`Layer._set_dtype_policy`, Keras 2.15)."""
+    layer._set_dtype_policy(policy)
+
+
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
     return int(model._steps_per_execution or 1)

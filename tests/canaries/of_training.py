@@ -150,6 +150,14 @@ def _():
     expect(training.steps_per_execution(own) == 1, "a model that is not compiled has another number")
 
 
+@canary_of(training.set_dtype_policy, eagerly=True)
+def _():
+    layer = tf.keras.layers.Dense(1)
+    training.set_dtype_policy(layer, "mixed_float16")
+    result = layer(np.ones([1, 1], np.float32))
+    expect((layer.kernel.dtype, result.dtype) == (tf.float32, tf.float16), "the layer does not follow the policy")
+
+
 @canary_of(training.warm_start_settings, training.model_function)
 def _():
     def model_fn(features, labels, mode):

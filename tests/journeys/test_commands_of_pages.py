@@ -64,6 +64,7 @@ RUN_BY_OTHER_TESTS = {
     "npu-run -np 2 examples/digits/train_estimator.py": ("examples/test_digits.py", None),
     "python examples/digits/predict.py": ("examples/test_digits.py", None),
     "python examples/digits/train_session.py": ("examples/test_digits.py", None),
+    "python examples/digits/levels.py": ("examples/test_digits.py", None),
     "npu-run -np 2 examples/digits/train_session.py": ("examples/test_digits.py", None),
     "python examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
     "npu-run -np 2 examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
