@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -74,6 +74,38 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
     with classic_control_flow() if building_graph() else contextlib.nullcontext():
         tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one
+
+
+def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
+    """The tensors that one of several functions gives, and that alone is run.
+
+    Args:
+      number: int32 scalar, the position of the function.
+      makers: each gives as many tensors, of the same dtypes; called in this order, eagerly only the one.
+    """
+    if tf.executing_eagerly():
+        return makers[int(number)]()
+    first: list = []
+    chosen = tensors_if(
+        tf.equal(number, 0),
+        lambda: first.extend(makers[0]()) or first,
+        lambda: [tf.zeros([], tensor.dtype) for tensor in first],
+    )
+    for position, make in enumerate(makers[1:], 1):
+        chosen = tensors_if(tf.equal(number, position), make, lambda others=chosen: others)
+    return chosen
+
+
+def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
+    """Runs one of several functions; returns the op that does so, or, executed eagerly, what it returned.
+
+    Args:
+      number: int32 scalar, the position of the function.
+      runs: the functions.
+    """
+    if tf.executing_eagerly():
+        return runs[int(number)]()
+    return tf.group(*[run_if(tf.equal(number, position), run) for position, run in enumerate(runs)])
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:

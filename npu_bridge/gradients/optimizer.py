@@ -83,7 +83,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if not callable(loss):
             # After the inner optimizer, so that of several around one another the outermost has the last word.
             collections.publish(collections.UNSCALED_LOSS, loss)
-        delivered = self._pipeline.combine(step, grads_and_vars)
+        delivered = self._pipeline.combine(step, self._pipeline.computed(step, grads_and_vars))
         self._open_steps.keep(step, [variable for _, variable in delivered])
         self._has_computed = True
         return delivered
@@ -114,7 +114,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if updated:
             self._inner.prepare(updated)
         step.make_slots = lambda: self._inner.make_slots(updated)
-        update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
+        update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_gradients([grad for grad, _ in grads_and_vars])
         return update
