@@ -95,7 +95,9 @@ def _last_groups_of_operators(graph, ends, top):
             continue
         last_number, op = number, operators[-number]
         users = {*consumers(op), *control_outputs(op)}
-        last = max([found.get(user, top) for user in users] + [ends[op]] * (op in ends), default=top)
+        # Nobody's: it may be fetched.
+        last = max([ends.get(op, -1), *(found.get(user, top) for user in users)])
+        last = last if last >= 0 else top
         if last < top and _can_be_stopped(op):
             found[op] = last
             for other in needed_ops(op):

@@ -1,0 +1,365 @@
+"""Training of four layers of which some are frozen, in each of the ways to train, and the same in numpy."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.pipeline import variables_of
+
+tf1 = tf.compat.v1
+LAYERS, WIDTH, ROWS, STEPS = 4, 3, 4, 51
+RATE, MOMENTUM, FIRST_SCALE, GROWS_EVERY, NORM = 0.2, 0.9, 2.0**8, 5, 0.3
+# Group 1 freezes the first layer, group 2 the first two.
+GROUPS = [["layer_0"], ["layer_1"], ["layer_2", "layer_3/kernel"]]
+FROZEN = ((), ("layer_0",), ("layer_0", "layer_1"))
+SCHEDULE = {"groups": GROUPS, "full_share": 0.5, "total_steps": 15, "seed": 3}  # shorter than the training
+SEQUENCE = stages.FreezeSchedule(**SCHEDULE).sequence
+CHAINS = {
+    "alone": {},
+    "clipped": {"norm": NORM},
+    "all": {"norm": NORM, "window": 2, "local": 0.05},
+}
+
+
+def made(chain):
+    """The stages of a chain."""
+    settings = CHAINS[chain]
+    added = [stages.Freeze(SCHEDULE)]
+    added += [stages.ClipByGlobalNorm(NORM)] if "norm" in settings else []
+    added += [stages.Accumulate(settings["window"])] if "window" in settings else []
+    return added + ([stages.ClipLocally(settings["local"])] if "local" in settings else [])
+
+
+def start_values():
+    """What the variables are before the first step, by name."""
+    random = np.random.RandomState(1)
+    return {
+        f"layer_{number}/{kind}": random.randn(*([WIDTH] * rank)).astype(np.float32)
+        for number in range(LAYERS)
+        for kind, rank in (("kernel", 2), ("bias", 1))
+    }
+
+
+def batches_of(rank, steps=STEPS):
+    """Inputs and labels of a rank, of which some are not finite."""
+    random = np.random.RandomState(10 + rank)
+    inputs, labels = (random.randn(steps, ROWS, WIDTH).astype(np.float32) for _ in range(2))
+    for step, of_rank in ((6, 0), (20, 1), (33, 0)):
+        if of_rank == rank and step < steps:
+            labels[step, 0, 0] = np.inf if step == 6 else np.nan
+    return inputs, labels
+
+
+def in_numpy(chain, rank_count, steps=STEPS):
+    """Variables after training, the loss scale before each step, the group of each update."""
+    settings = CHAINS[chain]
+    values = {name: value.astype(np.float64) for name, value in start_values().items()}
+    moments = {name: np.zeros_like(value) for name, value in values.items()}
+    window, scale, good = settings.get("window", 1), FIRST_SCALE, 0
+    batches = [batches_of(rank, steps) for rank in range(rank_count)]
+    scales, groups, local = [], [], []
+    for step in range(steps):
+        scales.append(scale)
+        if step % window == 0:
+            local = [{name: 0.0 for name in values} for _ in batches]
+        for sums, (inputs, labels) in zip(local, batches):
+            for name, grad in gradients_in_numpy(values, inputs[step], labels[step]).items():
+                sums[name] = sums[name] + grad / window
+        if (step + 1) % window:
+            continue
+        group = int(SEQUENCE[len(groups) % len(SEQUENCE)])
+        trained = [name for name in values if not name.startswith(FROZEN[group] or ("none",))]
+        if not all(np.all(np.isfinite(sums[name])) for sums in local for name in trained):
+            scale, good = scale / 2, 0
+            continue
+        good += 1
+        scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
+        bound = settings.get("local", np.inf)
+        grads = {name: np.mean([np.clip(sums[name], -bound, bound) for sums in local], axis=0) for name in trained}
+        norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))
+        for name, grad in grads.items():
+            moments[name] = MOMENTUM * moments[name] + grad * min(1.0, settings.get("norm", np.inf) / norm)
+            values[name] = values[name] - RATE * moments[name]
+        groups.append(group)
+    return values, scales, groups
+
+
+def gradients_in_numpy(values, inputs, labels):
+    """Of the mean squared error of tanh layers."""
+    outputs = [inputs.astype(np.float64)]
+    for number in range(LAYERS):
+        kernel, bias = (values[f"layer_{number}/{kind}"] for kind in ("kernel", "bias"))
+        outputs.append(np.tanh(outputs[-1] @ kernel + bias))
+    grads = {}
+    with np.errstate(invalid="ignore"):
+        signal = 2 * (outputs[-1] - labels) / labels.size
+        for number in reversed(range(LAYERS)):
+            signal = signal * (1 - outputs[number + 1] ** 2)
+            grads[f"layer_{number}/kernel"] = outputs[number].T @ signal
+            grads[f"layer_{number}/bias"] = signal.sum(axis=0)
+            signal = signal @ values[f"layer_{number}/kernel"].T
+    return grads
+
+
+def dynamic():
+    return ExponentialUpdateLossScaleManager(FIRST_SCALE, GROWS_EVERY, 1, 2, 0.5)
+
+
+class Counted:
+    """Counts how often the backward pass of each layer is computed."""
+
+    def __init__(self):
+        self.runs = [0] * LAYERS
+
+    def identity(self, number):
+        """An identity at the input of a layer; its gradient counts."""
+
+        def count(grad):
+            self.runs[number] += 1
+            return grad
+
+        @tf.custom_gradient
+        def identity(x):
+            def backward(grad):
+                counted = tf.numpy_function(count, [grad], grad.dtype, stateful=False)
+                return tf.ensure_shape(counted, grad.shape)
+
+            return tf.identity(x), backward
+
+        return identity
+
+
+def outputs_of(variables, x, counted=None):
+    """The outputs of the layers, by the names of their variables."""
+    for number in range(LAYERS):
+        with tf.name_scope(f"layer_{number}"):
+            kernel, bias = (variables[f"layer_{number}/{kind}"] for kind in ("kernel", "bias"))
+            # A layer's output instead of its input, so that the first layer has a gradient to count, too.
+            x = tf.matmul(x, kernel) + bias
+            x = tf.tanh(x if counted is None else counted.identity(number)(x))
+    return x
+
+
+class InGraph:
+    """A TF 1 graph with `NPUOptimizer`."""
+
+    def __init__(self, chain, is_tailing=False, name="frozen", **settings):
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self.variables = {
+                name: tf1.get_variable(name, initializer=value, use_resource="kernel" in name)
+                for name, value in start_values().items()
+            }
+            self._fed = [tf1.placeholder(tf.float32, [ROWS, WIDTH]) for _ in range(2)]
+            self._count = tf1.train.get_or_create_global_step()
+            loss = tf.reduce_mean(tf.square(outputs_of(self.variables, self._fed[0]) - self._fed[1]))
+            manager = dynamic()
+            inner = tf1.train.MomentumOptimizer(RATE, MOMENTUM)
+            added = made(chain)
+            optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=added, **settings)
+            self._scale = manager.get_loss_scale()
+            self.pairs = optimizer.compute_gradients(loss)
+            self.train_op = optimizer.apply_gradients(self.pairs, self._count)
+            self._saver = tf1.train.Saver()
+            self.session = tf1.Session()
+            self.session.run(tf1.global_variables_initializer())
+            self._all = tf1.global_variables()
+
+    def train(self, inputs, labels):
+        return [
+            float(self.session.run([self._scale, self.train_op], self.feed(*batch))[0]) for batch in zip(inputs, labels)
+        ]
+
+    def feed(self, x, y):
+        return {self._fed[0]: x, self._fed[1]: y}
+
+    def values(self):
+        return self.session.run(self.variables)
+
+    def updates(self):
+        return int(self.session.run(self._count))
+
+    def everything(self):
+        return {variable.name: self.session.run(variable) for variable in self._all}
+
+    def save(self, path):
+        with self._graph.as_default():
+            return self._saver.save(self.session, path, write_meta_graph=False)
+
+    def restore(self, path):
+        with self._graph.as_default():
+            self._saver.restore(self.session, path)
+
+
+class InLoop:
+    """A loop around a `tf.GradientTape` with a pipeline, in a `tf.function` or executed eagerly."""
+
+    def __init__(self, chain, name="frozen_in_loop", is_eager=False, is_own_tape=False):
+        self.variables = {key: tf.Variable(value, name=key) for key, value in start_values().items()}
+        self.counted = Counted()
+        self._manager = dynamic()
+        self._is_own_tape = is_own_tape
+        self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
+        self._optimizer = tf.keras.optimizers.legacy.SGD(RATE, MOMENTUM)
+        self._pipeline.optimizer_variables = self._optimizer.variables
+        self._step = self._step_of if is_eager else tf.function(self._step_of, autograph=False)
+        named = {key.replace("/", "_"): variable for key, variable in self.variables.items()}
+        self._checkpoint = tf.train.Checkpoint(optimizer=self._optimizer, **named, **self._pipeline.state())
+
+    def _step_of(self, x, y):
+        step = self._pipeline.begin()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(outputs_of(self.variables, x, self.counted) - y))
+            loss = self._pipeline.scale(loss, step)
+        variables = list(self.variables.values())
+        if self._is_own_tape:
+            grads = tape.gradient(loss, variables)
+        else:
+            grads = self._pipeline.gradients(step, tape, loss, variables)
+        self._pipeline.combine(step, zip(grads, variables))
+        self._pipeline.apply(step, self._optimizer.apply_gradients)
+        return step.loss_scale
+
+    def train(self, inputs, labels):
+        return [float(self._step(tf.constant(x), tf.constant(y))) for x, y in zip(inputs, labels)]
+
+    def values(self):
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    def updates(self):
+        return int(self._optimizer.iterations)
+
+    def everything(self):
+        own = [*variables_of(self._pipeline.state()), *self._optimizer.variables()]
+        return {**self.values(), **{variable.name: variable.numpy() for variable in own}}
+
+    def save(self, path):
+        return self._checkpoint.write(path)
+
+    def restore(self, path):
+        self._checkpoint.read(path)
+
+
+class InFit:
+    """Keras `fit` with `npu_keras_optimizer`."""
+
+    def __init__(self, chain, generation=tf.keras.optimizers.legacy, **settings):
+        self.model = Layers()
+        optimizer = npu_keras_optimizer(generation.SGD(RATE, MOMENTUM), dynamic(), stages=made(chain))
+        self.model.compile(optimizer, loss="mse", **settings)
+        self._checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
+        self.counted = self.model.counted
+
+    def train(self, inputs, labels):
+        scales = []
+        note = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda *_: scales.append(float(self.model.optimizer.loss_scale))
+        )
+        flat = [array.reshape(-1, WIDTH) for array in (inputs, labels)]
+        self.model.fit(*flat, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[note])
+        return scales
+
+    def values(self):
+        return {name: variable.numpy() for name, variable in self.model.named.items()}
+
+    def updates(self):
+        return int(self.model.optimizer.iterations)
+
+    def everything(self):
+        variables = self.model.optimizer.variables
+        own = variables() if callable(variables) else variables
+        return {**self.values(), **{str(position): variable.numpy() for position, variable in enumerate(own)}}
+
+    def save(self, path):
+        return self._checkpoint.write(path)
+
+    def restore(self, path):
+        self._checkpoint.read(path)
+
+
+class Layers(tf.keras.Model):
+    """The four layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.named = {
+            key: self.add_weight(key, value.shape, initializer=tf.keras.initializers.Constant(value))
+            for key, value in start_values().items()
+        }
+        self.counted = Counted()
+
+    def call(self, inputs):
+        return outputs_of(self.named, inputs, self.counted)
+
+
+WAYS = {
+    "graph": InGraph,
+    "graph, tailed": functools.partial(InGraph, is_tailing=True),
+    "function": InLoop,
+    "function, own tape": functools.partial(InLoop, is_own_tape=True),
+    "eager": functools.partial(InLoop, is_eager=True, name="frozen_eagerly"),
+    "fit, legacy": InFit,
+    "fit, current": functools.partial(InFit, generation=tf.keras.optimizers),
+}
+# Those that end the backward pass early.
+STOPPING = ("function", "fit, legacy", "fit, current")
+
+
+def trained(way, chain):
+    """Variables, scales, updates, every variable, and how often the backward pass of each layer was computed."""
+    training = WAYS[way](chain)
+    scales = training.train(*batches_of(collective.current().rank))
+    runs = training.counted.runs if hasattr(training, "counted") else None
+    return training.values(), scales, training.updates(), runs
+
+
+def assert_equals_numpy(way, chain, results):
+    """Results of `trained`, by rank, against the model."""
+    values, scales, groups = in_numpy(chain, len(results))
+    assert set(groups) == {0, 1, 2} and len(groups) > len(SEQUENCE)
+    for rank, (our_values, our_scales, our_updates, runs) in enumerate(results):
+        where = f"{way}, {chain}, rank {rank}"
+        assert our_scales == scales, where
+        assert our_updates == len(groups), where
+        for name, value in values.items():
+            np.testing.assert_allclose(our_values[name], value, rtol=1e-4, atol=2e-5, err_msg=f"{where}: {name}")
+            np.testing.assert_array_equal(our_values[name], results[0][0][name], err_msg=f"{where}: {name}")
+        if runs is not None:
+            assert runs == expected_runs(groups, scales, CHAINS[chain].get("window", 1), way in STOPPING), where
+
+
+def expected_runs(groups, scales, window, is_stopped):
+    """How often the backward pass of each layer is to be computed."""
+    steps, updates = len(scales), iter([*groups, None])
+    if not is_stopped:
+        return [steps] * LAYERS
+    runs, group = [0] * LAYERS, next(updates)
+    for step in range(steps):
+        current = int(SEQUENCE[(len(groups) if group is None else 0) % len(SEQUENCE)]) if group is None else group
+        frozen = len(FROZEN[current])
+        for layer in range(frozen, LAYERS):
+            runs[layer] += 1
+        is_skipped = step + 1 < steps and scales[step + 1] < scales[step]
+        if (step + 1) % window == 0 and not is_skipped:
+            group = next(updates, None)
+    return runs
+
+
+def resumed(way, folder, chain="all", stop=9, steps=16):
+    """Every variable after training in one go, and after a restart in the middle of a window."""
+    rank = collective.current().rank
+    inputs, labels = batches_of(rank, steps)
+    whole, before, after = (WAYS[way](chain) for _ in range(3))
+    whole.train(inputs, labels)
+    before.train(inputs[:stop], labels[:stop])
+    path = before.save(f"{folder}/rank_{rank}")
+    after.restore(path)
+    after.train(inputs[stop:], labels[stop:])
+    return whole.everything(), after.everything()
