@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +17,11 @@ from npu_bridge.gradients.pipeline import variables_of
 tf1 = tf.compat.v1
 LAYERS, WIDTH, ROWS, STEPS = 4, 3, 4, 51
 RATE, MOMENTUM, FIRST_SCALE, GROWS_EVERY, NORM = 0.2, 0.9, 2.0**8, 5, 0.3
+SEED = 1
 # Group 1 freezes the first layer, group 2 the first two.
 GROUPS = [["layer_0"], ["layer_1"], ["layer_2", "layer_3/kernel"]]
 FROZEN = ((), ("layer_0",), ("layer_0", "layer_1"))
-SCHEDULE = {"groups": GROUPS, "full_share": 0.5, "total_steps": 15, "seed": 3}  # shorter than the training
+SCHEDULE = {"groups": GROUPS, "full_share": 0.5, "total_steps": 15, "seed": SEED}  # shorter than the training
 SEQUENCE = stages.FreezeSchedule(**SCHEDULE).sequence
 CHAINS = {
     "alone": {},
@@ -68,7 +70,7 @@ def in_numpy(chain, rank_count, steps=STEPS):
     for step in range(steps):
         scales.append(scale)
         if step % window == 0:
-            local = [{name: 0.0 for name in values} for _ in batches]
+            local = [dict.fromkeys(values, 0.0) for _ in batches]
         for sums, (inputs, labels) in zip(local, batches):
             for name, grad in gradients_in_numpy(values, inputs[step], labels[step]).items():
                 sums[name] = sums[name] + grad / window
@@ -180,6 +182,17 @@ class InGraph:
     def feed(self, x, y):
         return {self._fed[0]: x, self._fed[1]: y}
 
+    def values_sent(self, name, stats):
+        """How many values of gradients an operator that has run has all-reduced."""
+        try:
+            op = self._graph.get_operation_by_name(name)
+        except KeyError:  # made by TensorFlow from several
+            return 0
+        if not (op.type.startswith("Horovod") and "fragment" in name):
+            return 0
+        shapes = [[dim.size for dim in output.tensor_description.shape.dim] for output in stats.output]
+        return sum(int(np.prod(shape)) for shape in shapes)
+
     def values(self):
         return self.session.run(self.variables)
 
@@ -250,8 +263,8 @@ class InLoop:
 class InFit:
     """Keras `fit` with `npu_keras_optimizer`."""
 
-    def __init__(self, chain, generation=tf.keras.optimizers.legacy, **settings):
-        self.model = Layers()
+    def __init__(self, chain, generation=tf.keras.optimizers.legacy, is_counted=True, **settings):
+        self.model = Layers(is_counted)
         optimizer = npu_keras_optimizer(generation.SGD(RATE, MOMENTUM), dynamic(), stages=made(chain))
         self.model.compile(optimizer, loss="mse", **settings)
         self._checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
@@ -287,13 +300,13 @@ class InFit:
 class Layers(tf.keras.Model):
     """The four layers."""
 
-    def __init__(self):
+    def __init__(self, is_counted):
         super().__init__()
         self.named = {
             key: self.add_weight(key, value.shape, initializer=tf.keras.initializers.Constant(value))
             for key, value in start_values().items()
         }
-        self.counted = Counted()
+        self.counted = Counted() if is_counted else None
 
     def call(self, inputs):
         return outputs_of(self.named, inputs, self.counted)
@@ -307,6 +320,15 @@ WAYS = {
     "eager": functools.partial(InLoop, is_eager=True, name="frozen_eagerly"),
     "fit, legacy": InFit,
     "fit, current": functools.partial(InFit, generation=tf.keras.optimizers),
+}
+CHAINS_OF_WAYS = {
+    "graph": tuple(CHAINS),
+    "graph, tailed": ("all",),
+    "function": ("alone", "all"),
+    "function, own tape": ("all",),
+    "eager": ("clipped",),
+    "fit, legacy": ("all",),
+    "fit, current": ("clipped",),
 }
 # Those that end the backward pass early.
 STOPPING = ("function", "fit, legacy", "fit, current")
@@ -350,6 +372,42 @@ def expected_runs(groups, scales, window, is_stopped):
         if (step + 1) % window == 0 and not is_skipped:
             group = next(updates, None)
     return runs
+
+
+def executed(chain):
+    """For each update: its group, what the session computed, how many gradient values it sent, every variable after it."""
+    training = InGraph(chain)
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    found = []
+    for x, y in zip(*batches_of(collective.current().rank, 6)):
+        metadata = tf1.RunMetadata()
+        training.session.run(training.train_op, training.feed(x, y), options, metadata)
+        ran = {stats.node_name: stats for device in metadata.step_stats.dev_stats for stats in device.node_stats}
+        sent = sum(training.values_sent(name, stats) for name, stats in ran.items())
+        found.append((int(SEQUENCE[len(found)]), sorted(ran), sent, training.everything()))
+    return found
+
+
+def assert_frozen_layers_cost_nothing(results):
+    """Results of `executed`, by rank."""
+    for rank, of_rank in enumerate(results):
+        before = None
+        assert {group for group, *_ in of_rank} == {0, 1, 2}
+        for group, names, sent, values in of_rank:
+            backward = [name for name in names if name.startswith("gradients/")]
+            for layer in range(LAYERS):
+                of_layer = [name for name in backward if f"/layer_{layer}/" in name]
+                updates = [name for name in names if re.search(rf"layer_{layer}/.*ApplyMomentum(_\d+)?$", name)]
+                is_frozen = f"layer_{layer}" in FROZEN[group]
+                assert bool(of_layer) != is_frozen, (rank, group, layer, of_layer)
+                assert len(updates) == (0 if is_frozen else 2), (rank, group, layer, updates)
+                of_values = [name for name in values if name.startswith(f"layer_{layer}/")]
+                assert len(of_values) == 4  # two variables and their slots
+                is_same = before and all(values[name].tobytes() == before[name].tobytes() for name in of_values)
+                assert before is None or is_same == is_frozen, (rank, group, layer)
+            of_layer = WIDTH * WIDTH + WIDTH
+            assert sent == (0 if len(results) == 1 else (LAYERS - len(FROZEN[group])) * of_layer), (rank, group)
+            before = values
 
 
 def resumed(way, folder, chain="all", stop=9, steps=16):

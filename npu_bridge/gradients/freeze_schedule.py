@@ -21,9 +21,9 @@ _LEAST_OF_BLOCK = 3  # variables after which a layer begins a new block
 class FreezeSchedule:
     """Says for each update which variables it trains.
 
-    Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains the
-    variables of the i-th part of the model and of all parts after it. So the backward pass of group i ends where its
-    first part begins.
+    Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains
+    the variables of the i-th part of the model, counted from 0, and of all parts after it. So its backward pass ends
+    where that part begins.
 
     Args:
       groups: the number of groups, at least 1; the model is then cut by its layers, in the order of its variables: a
@@ -32,7 +32,8 @@ class FreezeSchedule:
         the input on: a list of variables, or of regular expressions that are searched for in their names. Variables of
         no entry are always trained.
       kind: "interval" draws for each update whether some layers are frozen, and how many: fewer are likelier;
-        "continuous" repeats a row of full updates, and then one update of each other group; "explicit" takes `sequence`.
+        "continuous" repeats a row of full updates and then one update of each other group; "explicit" takes
+        `sequence`.
       full_share: share of the updates that train all variables, above 0 and at most 1.
       total_steps: updates of the training. Sequences are 1 % longer; after its end a sequence begins again.
       seed: for what is drawn; the same on all ranks.

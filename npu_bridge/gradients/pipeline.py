@@ -119,7 +119,7 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     def gradients(self, step: Step, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence) -> list:
-        """The gradients that `tape.gradient` gives; in a `tf.function` those that the step does not need are not computed.
+        """What `tape.gradient` gives; in a `tf.function` gradients that the step does not need are not computed.
 
         Args:
           step: the step that `begin` returned.
