@@ -251,7 +251,7 @@ class InLoop:
 
     def everything(self):
         own = [*variables_of(self._pipeline.state()), *self._optimizer.variables()]
-        return {**self.values(), **{variable.name: variable.numpy() for variable in own}}
+        return {**self.values(), **{variable.name.rpartition("cond/")[2]: variable.numpy() for variable in own}}
 
     def save(self, path):
         return self._checkpoint.write(path)
@@ -324,8 +324,8 @@ WAYS = {
 CHAINS_OF_WAYS = {
     "graph": tuple(CHAINS),
     "graph, tailed": ("all",),
-    "function": ("alone", "all"),
-    "function, own tape": ("all",),
+    "function": ("all",),
+    "function, own tape": ("clipped",),
     "eager": ("clipped",),
     "fit, legacy": ("all",),
     "fit, current": ("clipped",),
@@ -375,7 +375,7 @@ def expected_runs(groups, scales, window, is_stopped):
 
 
 def executed(chain):
-    """For each update: its group, what the session computed, how many gradient values it sent, every variable after it."""
+    """For each update: its group, what was computed, how many gradient values were sent, every variable after it."""
     training = InGraph(chain)
     options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
     found = []
@@ -414,10 +414,9 @@ def resumed(way, folder, chain="all", stop=9, steps=16):
     """Every variable after training in one go, and after a restart in the middle of a window."""
     rank = collective.current().rank
     inputs, labels = batches_of(rank, steps)
-    whole, before, after = (WAYS[way](chain) for _ in range(3))
-    whole.train(inputs, labels)
-    before.train(inputs[:stop], labels[:stop])
-    path = before.save(f"{folder}/rank_{rank}")
-    after.restore(path)
-    after.train(inputs[stop:], labels[stop:])
+    whole, after = (WAYS[way](chain) for _ in range(2))
+    whole.train(inputs[:stop], labels[:stop])
+    after.restore(whole.save(f"{folder}/rank_{rank}"))
+    for training in (whole, after):
+        training.train(inputs[stop:], labels[stop:])
     return whole.everything(), after.everything()

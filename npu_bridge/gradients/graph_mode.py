@@ -85,6 +85,8 @@ def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
     """
     if tf.executing_eagerly():
         return makers[int(number)]()
+    if not building_graph():
+        return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
     first: list = []
     chosen = tensors_if(
         tf.equal(number, 0),

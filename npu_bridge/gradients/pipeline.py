@@ -113,8 +113,10 @@ class Pipeline:
     @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
         """The loss to differentiate instead of `loss`."""
+        step.losses.append(loss)
         for stage in self._stages:
             loss = stage.scale(loss, step)
+        step.losses.append(loss)
         return loss
 
     @tf.autograph.experimental.do_not_convert
@@ -129,6 +131,7 @@ class Pipeline:
         Returns:
           List of gradients, to be given to `combine`; a None stays None.
         """
+        step.losses.append(loss)
         return [grad for grad, _ in self.computed(step, zip(tape.gradient(loss, variables), variables))]
 
     def computed(self, step: Step, grads_and_vars: Sequence) -> list:

@@ -27,6 +27,7 @@ class Step:
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
+      losses: what was differentiated, before and after it was scaled.
       group: int32 scalar, which group of variables this step trains; None when it trains all of them.
       frozen: for each group the references of the variables that it does not train; group 0 trains all.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
@@ -44,6 +45,7 @@ class Step:
     should_apply: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
+    losses: list = dataclasses.field(default_factory=list)
     group: tf.Tensor | None = None
     frozen: tuple = ()
     is_due: tf.Tensor | None = None

@@ -23,7 +23,7 @@ _KEPT |= {f"Ref{kind}" for kind in _KEPT} | {"PlaceholderWithDefault", "_Arg"}
 _FUNCTIONS = ("func", "list(func)")  # attributes that hold functions
 
 
-def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor) -> list:
+def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: tf.Tensor, losses: Sequence) -> list:
     """Has the gradients of each variable computed in the steps only that train it.
 
     Operators with side effects, loops, conditions and functions that the model calls run in all steps, and so does what
@@ -33,6 +33,7 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
       grads_and_vars: pairs of the graph or function being built, which nobody has used yet.
       last_groups: for each the number of the last group that trains the variable.
       group: int32 scalar, the group of the step.
+      losses: what was differentiated; it is computed in all steps.
     Returns:
       Pairs of the same kinds and shapes; gradients that are not computed are zeros, or sparse ones without rows.
     """
@@ -44,6 +45,7 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
     for (grad, _), last in zip(pairs, last_groups):
         for part in [] if grad is None else parts_of(grad):
             ends[part.op] = max(last, ends.get(part.op, 0))
+    ends.update((loss.op, top) for loss in tf.nest.flatten(losses))
     needed_until = _last_groups_of_operators(graph, ends, top)
     branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted(set(needed_until.values()))}
     for op, last in needed_until.items():
@@ -84,7 +86,8 @@ def _last_groups_of_operators(graph, ends, top):
     """The operators that some groups do not need, each with the last group that does."""
     numbers = {op: number for number, op in enumerate(graph.get_operations())}
     operators = list(numbers)
-    # The latest first, so that all who need an operator are known before it. One that is not known yet is in a loop.
+    # The latest first, so that all who need an operator are known before it; one that is not known yet is in a loop.
+    # Leaves of the backward pass that are no gradient do not count. Of the forward pass everything leads to the loss.
     waiting = [-numbers[op] for op in ends if op in numbers]
     heapq.heapify(waiting)
     found: dict = {}
@@ -94,15 +97,17 @@ def _last_groups_of_operators(graph, ends, top):
         if number == last_number:
             continue
         last_number, op = number, operators[-number]
-        users = {*consumers(op), *control_outputs(op)}
-        # Nobody's: it may be fetched.
-        last = max([ends.get(op, -1), *(found.get(user, top) for user in users)])
-        last = last if last >= 0 else top
+        users = {user for user in _users(op) if user in ends or _users(user) or not _can_be_stopped(user)}
+        last = max([ends.get(op, 0), *(found.get(user, top) for user in users)])
         if last < top and _can_be_stopped(op):
             found[op] = last
             for other in needed_ops(op):
                 heapq.heappush(waiting, -numbers[other])
     return found
+
+
+def _users(op):
+    return [*consumers(op), *control_outputs(op)]
 
 
 def _can_be_stopped(op):

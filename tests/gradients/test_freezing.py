@@ -289,6 +289,25 @@ def test_stages_that_need_every_variable_in_every_step_are_refused_beside_it():
         NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.Freeze(SHORT)])
 
 
+def test_the_loss_and_what_hangs_on_the_forward_pass_are_computed_in_all_steps():
+    """Where frozen variables alone need it for the backward pass, too."""
+    with tf.Graph().as_default():
+        variables = [tf1.get_variable(name, initializer=1.0) for name in ("first", "second")]
+        grown = tf.exp(variables[0])
+        shown = tf.negative(grown)
+        loss = variables[1] + grown
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Freeze(SHORT)])
+        grads = [grad for grad, _ in optimizer.compute_gradients(loss)]
+        train_op = optimizer.apply_gradients(zip(grads, variables))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            losses = [session.run([loss, shown, *grads, train_op])[:-1] for _ in range(4)]
+    first = [np.exp(1.0), np.exp(1.0 - 0.1 * np.exp(1.0))]
+    expected = [[1 + first[0], -first[0], first[0], 1.0]]
+    expected += [[1 - 0.1 * step + first[1], -first[1], 0.0 if step < 3 else first[1], 1.0] for step in (1, 2, 3)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
 def test_what_would_change_frozen_variables_is_refused():
     pipeline = stages.pipeline("loop", stages=[stages.Freeze(SHORT)])
     first, second = (tf.Variable([1.0], name=name) for name in ("first", "second"))

@@ -55,7 +55,9 @@ class KerasPipeline:
         """
         step = self.pipeline.begin()
         if callable(loss):
-            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_loss else loss
+
+            def scaled():
+                return self.pipeline.scale(loss(), step)
         else:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:

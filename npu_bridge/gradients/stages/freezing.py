@@ -72,7 +72,7 @@ class Freeze(Stage):
     def computed(self, step):
         self._choose(step)
         with tf.name_scope("Freeze"):
-            step.grads_and_vars = stop_backward(step.grads_and_vars, self._last_groups(step), step.group)
+            step.grads_and_vars = stop_backward(step.grads_and_vars, self._last_groups(step), step.group, step.losses)
 
     def collect(self, step):
         if step.group is None:
