@@ -251,7 +251,7 @@ class InLoop:
 
     def everything(self):
         own = [*variables_of(self._pipeline.state()), *self._optimizer.variables()]
-        return {**self.values(), **{re.sub(".*(?=SGD/)", "", variable.name): variable.numpy() for variable in own}}
+        return {**self.values(), **{re.sub(".*SGD/", "", variable.name): variable.numpy() for variable in own}}
 
     def save(self, path):
         return self._checkpoint.write(path)

@@ -142,6 +142,7 @@ def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
 def test_gradients_without_variables_are_refused():
     """By stages that would have to know them, also on one rank."""
     needing = [stages.Accumulate(2), stages.TopK(0.1), stages.Threshold(0.1), stages.CentralizeGradients()]
+    needing.append(stages.Freeze({"groups": 1}))
     others = [stages.TopK(0.1, error_feedback=False), stages.ClipByGlobalNorm(1.0), stages.ClipByValue(1.0)]
     for stage in [*needing, *others]:
         for generation in (tf.keras.optimizers, tf.keras.optimizers.legacy):
@@ -214,7 +215,7 @@ def test_the_code_of_the_page_runs(monkeypatch):
     monkeypatch.chdir(repository)
     page = repository / "docs" / "stages.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 8
+    assert len(pieces) == 9
     for number, piece in enumerate(pieces):
         exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
 
