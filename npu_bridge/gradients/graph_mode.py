@@ -48,15 +48,19 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
             return True
 
         return tf.cond(condition, applied_in_function, lambda: False)
-    # Slots made inside the branch keep the names they have without a gate, and so in checkpoints.
+    with classic_control_flow():
+        return tf.cond(condition, _in_this_scope(run), tf.no_op)
+
+
+def _in_this_scope(run):
+    """Slots made inside a branch keep the names they have without a gate, and so in checkpoints."""
     name_scope = tf.compat.v1.get_default_graph().get_name_scope()
 
     def applied():
         with tf.name_scope(name_scope + "/" if name_scope else ""):
             return tf.group(run())
 
-    with classic_control_flow():
-        return tf.cond(condition, applied, tf.no_op)
+    return applied
 
 
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
@@ -87,15 +91,9 @@ def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
         return makers[int(number)]()
     if not building_graph():
         return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
-    first: list = []
-    chosen = tensors_if(
-        tf.equal(number, 0),
-        lambda: first.extend(makers[0]()) or first,
-        lambda: [tf.zeros([], tensor.dtype) for tensor in first],
-    )
-    for position, make in enumerate(makers[1:], 1):
-        chosen = tensors_if(tf.equal(number, position), make, lambda others=chosen: others)
-    return chosen
+    first, *others = makers
+    # One inside the other: what later ones read is handed on by the conditions before them only.
+    return tensors_if(tf.equal(number, 0), first, lambda: tensors_of(number - 1, others)) if others else first()
 
 
 def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
@@ -107,7 +105,14 @@ def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
     """
     if tf.executing_eagerly():
         return runs[int(number)]()
-    return tf.group(*[run_if(tf.equal(number, position), run) for position, run in enumerate(runs)])
+    if not building_graph():
+        return tf.switch_case(number, [lambda run=run: [run(), True][1] for run in runs])
+    first, *others = runs
+    if not others:
+        return first()
+    with classic_control_flow():
+        rest = _in_this_scope(lambda: run_one(number - 1, others))
+        return tf.cond(tf.equal(number, 0), _in_this_scope(first), rest)
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:
