@@ -45,9 +45,10 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
     for (grad, _), last in zip(pairs, last_groups):
         for part in [] if grad is None else parts_of(grad):
             ends[part.op] = max(last, ends.get(part.op, 0))
-    ends.update((loss.op, top) for loss in tf.nest.flatten(losses))
+    ends.update((getattr(loss, "op", None), top) for loss in tf.nest.flatten(losses))
     needed_until = _last_groups_of_operators(graph, ends, top)
-    branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted(set(needed_until.values()))}
+    # Also those of variables whose gradient comes from an operator that others need for longer.
+    branches = {last: _Branch(tf.less_equal(group, last)) for last in sorted({*last_groups} - {top})}
     for op, last in needed_until.items():
         if not any(needed_until.get(tensor.op) == last for tensor in op.inputs):
             add_control_inputs(op, [branches[last].taken])

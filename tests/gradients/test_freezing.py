@@ -289,6 +289,31 @@ def test_stages_that_need_every_variable_in_every_step_are_refused_beside_it():
         NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.Freeze(SHORT)])
 
 
+@pytest.mark.parametrize("is_graph", [True, False])
+def test_variables_of_two_groups_share_a_gradient(is_graph):
+    schedule = {"groups": [["first"], ["second"], ["third"]], "kind": "explicit", "sequence": [0, 1, 2]}
+    names = ("first", "second", "third")
+    with tf.Graph().as_default() if is_graph else contextlib.nullcontext():
+        variables = [tf1.Variable(0.0, name=name, use_resource=True) for name in names]
+        optimizer = npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(1.0), stages=[stages.Freeze(schedule)])
+        inner = tf1.train.GradientDescentOptimizer(1.0)
+        optimizer = NPUOptimizer(inner, stages=[stages.Freeze(schedule)]) if is_graph else optimizer
+        values = []
+        if is_graph:
+            train_op = optimizer.minimize(variables[0] + variables[1] + variables[2])
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train_op)
+                    values.append(session.run(variables))
+        else:
+            step = tf.function(lambda: optimizer.minimize(lambda: sum(variables[1:], variables[0]), variables))
+            for _ in range(3):
+                step()
+                values.append([variable.numpy() for variable in variables])
+    assert values == [[-1, -1, -1], [-1, -2, -2], [-1, -2, -3]]
+
+
 def test_the_loss_and_what_hangs_on_the_forward_pass_are_computed_in_all_steps():
     """Where frozen variables alone need it for the backward pass, too."""
     with tf.Graph().as_default():
