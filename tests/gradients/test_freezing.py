@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from tests import freeze_cases
+from tests import freeze_cases, freeze_models
 from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
@@ -97,8 +97,8 @@ def test_models_with_loops_conditions_functions_and_embeddings_freeze_too():
 @pytest.mark.parametrize("settings", [{"steps_per_execution": 2}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_other_ways_to_run_a_keras_step_do_the_same(settings):
     training = freeze_cases.InFit("clipped", is_counted=not settings.get("jit_compile"), **settings)
-    training.train(*freeze_cases.batches_of(0, 20))
-    values, _, groups = freeze_cases.in_numpy("clipped", 1, 20)
+    training.train(*freeze_models.batches_of(0, 20))
+    values, _, groups = freeze_models.in_numpy("clipped", 1, 20)
     assert training.updates() == len(groups)
     for name, value in values.items():
         np.testing.assert_allclose(training.values()[name], value, rtol=1e-4, atol=2e-5, err_msg=name)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from npu_bridge import collective, stages
 from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests import freeze_cases
+from tests import freeze_cases, freeze_models
 from tests.training import assert_same_bits, in_graph
 
 tf1 = tf.compat.v1
@@ -50,8 +50,8 @@ def test_each_rank_resumes_in_the_middle_of_a_window(on_ranks, tmp_path):
 def refusal_of(settings_of_rank_1):
     """On a rank: what the first step says when rank 1 has another schedule."""
     settings = settings_of_rank_1 if collective.current().rank == 1 else {}
-    schedule = stages.FreezeSchedule(**{"groups": freeze_cases.GROUPS, "total_steps": 100, **settings})
-    variables = [tf1.get_variable(name, initializer=value) for name, value in freeze_cases.start_values().items()]
+    schedule = stages.FreezeSchedule(**{"groups": freeze_models.GROUPS, "total_steps": 100, **settings})
+    variables = [tf1.get_variable(name, initializer=value) for name, value in freeze_models.start_values().items()]
     loss = tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
     inner = tf1.train.GradientDescentOptimizer(0.1)
     try:
@@ -62,7 +62,7 @@ def refusal_of(settings_of_rank_1):
 
 @pytest.mark.ranks(2)
 def test_ranks_with_other_schedules_are_told_before_the_first_step(on_ranks):
-    for settings in ({"seed": 5}, {"full_share": 0.5}, {"kind": "continuous"}, {"groups": freeze_cases.GROUPS[:2]}):
+    for settings in ({"seed": 5}, {"full_share": 0.5}, {"kind": "continuous"}, {"groups": freeze_models.GROUPS[:2]}):
         sentences = list(filter(None, on_ranks(2, refusal_of, settings)))
         assert sentences, settings
         for sentence in sentences:
