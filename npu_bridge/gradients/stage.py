@@ -36,6 +36,9 @@ class Step:
         is open, or where nothing can skip a step.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
+      losses: what was differentiated, before and after it was scaled.
+      group: int32 scalar, which group of variables this step trains; None when it trains all of them.
+      frozen: for each group the references of the variables that it does not train; group 0 trains all.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
       is_transformed: True when a stage after the verdict changes gradients.
       needs_recheck: True when one of these does not promise that usable gradients stay usable.
@@ -57,6 +60,9 @@ class Step:
     overflow: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
+    losses: list = dataclasses.field(default_factory=list)
+    group: tf.Tensor | None = None
+    frozen: tuple = ()
     is_due: tf.Tensor | None = None
     is_transformed: bool = False
     needs_recheck: bool = False
@@ -78,6 +84,10 @@ class Step:
         """Notes that the gradients carry one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
 
+    def trains(self, variable: Any, group: int) -> bool:
+        """True for a variable that a group trains."""
+        return not self.frozen or variable.ref() not in self.frozen[group]
+
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
         return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
@@ -95,6 +105,7 @@ class Step:
 # Where a stage can stand, in the order in which gradients go through.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
+    "freeze",  # some variables are left out of a step
     "accumulate",  # gradients of several batches are added up on this rank
     "local clip",  # what this rank sends is bounded
     "reduce",  # gradients of all ranks are combined
@@ -116,8 +127,10 @@ class Stage:
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 
-        begin ─► scale ─► backward pass ─► collect ─► local ─► reduce ─► reduced ─► (caller clips) ─► gate ─► update
-                                                                                                       └────► after
+        begin ─► scale ─► backward pass ─► computed ─► collect ─► local ─► reduce ─► reduced ─► (caller clips)
+                                                                                                  │
+                                                                                   after ◄─┬─ gate ◄───┘
+                                                                                           └► update
 
     Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
     stage is made of is set at construction; what belongs to one step is kept in its `Step`.
@@ -137,6 +150,7 @@ class Stage:
       communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
+      leaves_out: True for a stage that leaves variables out of some steps.
     """
 
     place = "transform"
@@ -149,6 +163,7 @@ class Stage:
     communicates = False
     needs_variables = False
     spans_batches = False
+    leaves_out = False
 
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
@@ -198,6 +213,9 @@ class Stage:
         """Writes down what other ranks must do alike, before anything is transferred; names the plan's owner if so."""
         if self.get_config():
             plan.settings[type(self).__name__] = str(self.get_config())
+
+    def computed(self, step: Step) -> None:
+        """Works on gradients that the optimizer itself has just computed, so that nobody else uses them yet."""
 
     def collect(self, step: Step) -> None:
         """Works on this rank's gradients in every step, also in those that exchange nothing."""
