@@ -43,6 +43,12 @@ class InnerOptimizer(abc.ABC):
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
         """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
 
+    def tell_loss(self, loss: Any, value: tf.Tensor) -> None:
+        """Tells an optimizer with a method `evaluates` what is minimized, not scaled, and what it was for this batch."""
+        evaluates = getattr(self.optimizer, "evaluates", None)
+        if evaluates is not None:
+            evaluates(loss, value)
+
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
         """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""
