@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.operators.cosine_head import CosineHead
 from npu_bridge.options.errors import message, shown
 from npu_bridge.rewrite.batch_norm_of_graphs import thin_graph
-from npu_bridge.rewrite.batch_norm_of_models import thinned
+from npu_bridge.rewrite.batch_norm_of_models import thinned, why_not_functional, without_layers
 from npu_bridge.rewrite.batch_norm_patterns import ThinningReport
 
 
@@ -45,3 +46,29 @@ def less_batch_norm(model: Any) -> Thinned:
         expected, mend = "a Keras model or a tf.Graph", "Pass the model, or tf.compat.v1.get_default_graph()."
         raise TypeError(message("less_batch_norm", "that has no layers", expected, shown(model), mend))
     return Thinned(*thinned(model))
+
+
+def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
+    """A model whose last dense layer is a `CosineHead` with the same kernel, without bias; and a line about it.
+
+    Args:
+      model: a model, which stays as it is. One that is not functional, or has no dense layer, comes back itself.
+    """
+    if reason := why_not_functional(model):
+        return model, f"no cosine head, because {reason}"
+    dense = [layer for layer in model.layers if type(layer) is tf.keras.layers.Dense]
+    if not dense:
+        return model, "no cosine head, because there is no dense layer"
+    last = dense[-1]
+    head = CosineHead(
+        last.units,
+        activation=last.activation,
+        kernel_initializer=last.kernel_initializer,
+        kernel_regularizer=last.kernel_regularizer,
+        kernel_constraint=last.kernel_constraint,
+        name=last.name,
+        dtype=last.dtype_policy,
+    )
+    made = without_layers(model, (), {last.name: head})
+    made.get_layer(last.name).set_weights([last.get_weights()[0], 1.0])
+    return made, f"{last.name} compares by angles now, {'without its bias' if last.use_bias else 'it had no bias'}"

@@ -231,11 +231,26 @@ def test_embeddings_and_reference_variables_are_trained(graph):
         np.testing.assert_array_equal(session.run(table)[[0, 2, 4]], np.ones([3, 2]))
 
 
-def test_what_cannot_be_evaluated_again_is_refused(graph):
-    weights = tf1.get_variable("weights", [3])
-    loss = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x + tf.reduce_sum(weights)), [0, 0.0])[1]
-    with pytest.raises(ValueError, match="part of a loop. Train eagerly"):
-        boost.SubspaceNewton(boost.Basis(np.eye(3, dtype=np.float32))).minimize(loss)
+def loop_over(weights):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x + tf.reduce_sum(weights**2)), [0, 0.0])[1]
+
+
+def test_loops_are_evaluated_again_as_one_operator_and_refused_as_many(graph):
+    weights = tf1.get_variable("weights", initializer=np.ones(3, np.float32), use_resource=True)
+    newton = boost.SubspaceNewton(boost.Basis(np.eye(3, dtype=np.float32)), alpha=0.0, trials=20)
+    loss = loop_over(weights)
+    assert loss.op.type != "Exit"
+    train_op = newton.minimize(loss)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op] * 1)
+        assert session.run(loss) < 9.0
+    tf1.disable_control_flow_v2()
+    try:
+        with pytest.raises(ValueError, match="part of a loop. Train eagerly"):
+            newton.minimize(loop_over(weights))
+    finally:
+        tf1.enable_control_flow_v2()
 
 
 @pytest.mark.parametrize(

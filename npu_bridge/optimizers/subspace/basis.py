@@ -83,7 +83,7 @@ class Basis:
             place += size
         for name, size in [*sizes.items(), *((name, size) for name, size in self.columns if name not in sizes)]:
             if name not in known or name not in sizes or known[name].stop - known[name].start != size:
-                near = nearest(name, set(known) ^ set(sizes))
+                near = nearest(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
                 problem = f"the basis and the trained variables differ in {name}"
                 expected = ", ".join(f"{name} of {size} values" for name, size in self.columns)
                 mend = f"It may be called {near!r} now." if near else "Compute the basis for these variables."

@@ -46,8 +46,6 @@ class SubspaceNewton(tf1.train.Optimizer):
       alpha: learning rate of the rest of the space, at least 0.
       sigma: the share of the expected fall that is accepted, in (0, 1).
       trials: how many rates are tried at most. With 2 a step costs one or two evaluations.
-      kept: gives variables that evaluating the loss changes, such as moving statistics; after each trial they get
-        their values back.
       name: name of the optimizer, and prefix of its transfers' names.
     Raises:
       TypeError: `basis` is none, or a number is no number.
@@ -65,7 +63,6 @@ class SubspaceNewton(tf1.train.Optimizer):
         alpha: float = 0.001,
         sigma: float = 0.4,
         trials: int = 2,
-        kept: Callable[[], Sequence[Any]] = tuple,
         name: str = "SubspaceNewton",
     ):
         super().__init__(use_locking=False, name=name)
@@ -84,7 +81,8 @@ class SubspaceNewton(tf1.train.Optimizer):
                 kind = ValueError if is_number else TypeError
                 mend = "Leave it out for the usual value."
                 raise kind(message("SubspaceNewton", f"{argument} is wrong", f"a number {expected}", shown(value), mend))
-        self._basis, self._kept = basis, kept
+        self._basis = basis
+        self._kept: Callable[[], Sequence[Any]] = tuple
         self._rho, self._gamma, self._alpha, self._sigma, self._trials = rho, gamma, alpha, sigma, trials
         self._rows: dict[Any, Any] = {}
         self._loss: Any = None
@@ -117,6 +115,14 @@ class SubspaceNewton(tf1.train.Optimizer):
           value: what it was for this batch.
         """
         self._loss, self._value = loss, value
+
+    def keep(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Says what evaluating a loss that is a function changes, such as moving statistics.
+
+        Args:
+          variables: gives the variables, which get their values back after each trial.
+        """
+        self._kept = variables
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Makes a step; the gradients are those of the loss that was given to `compute_gradients` last.
