@@ -148,9 +148,7 @@ class _Choice:
             self._check_groups(manager, is_asked_for)
 
     def _check_groups(self, manager, is_asked_for):
-        from npu_bridge.amp import GroupLossScaleManager
-
-        if isinstance(manager, GroupLossScaleManager):
+        if getattr(manager, "is_for_groups", False):
             self.say("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
         elif is_asked_for:
             problem, expected = "loss_scale_group needs the groups", "loss_scale_manager=GroupLossScaleManager(...)"

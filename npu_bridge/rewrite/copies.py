@@ -77,6 +77,3 @@ def _check(op, owner):
         got = f"{op.name}, which {reason}"
         mend = "Train eagerly or in a tf.function, with the loss as a function."
         raise ValueError(message(owner, problem, "a loss without loops and transfers", got, mend))
-
-
-

@@ -81,9 +81,11 @@ def test_levels_and_presets_are_not_mutated_by_a_configuration():
     given["boost"]["adasum"] = False
     assert config["common"]["gradient_split_groups"] == (5, 9) and config["boost"]["adasum"]
     assert before["boost"]["adasum"] and BoostConfig.from_dict().chosen("O1") == ("less_bn", "grad_freeze")
-    assert {level: set(chosen) for level, chosen in boost.LEVELS.items()} == CHOSEN == {
-        level: set(chosen) for level, chosen in levels.items()
-    }
+    assert (
+        {level: set(chosen) for level, chosen in boost.LEVELS.items()}
+        == CHOSEN
+        == {level: set(chosen) for level, chosen in levels.items()}
+    )
     for change in (
         lambda: config["boost"].update(adasum=False),
         lambda: config.values.update(boost={}),

@@ -282,9 +282,7 @@ def test_a_basis_of_other_variables_is_refused():
 def test_columns_follow_names_and_not_the_order_of_variables():
     matrix, start = quadratic()
     reversed_basis = boost.Basis(np.roll(orthonormal(3), 4, axis=1), (("second", 4), ("first", 6)))
-    results = [
-        trained_in_function(unwrapped, matrix, start, 3, basis=basis) for basis in (basis_of(3), reversed_basis)
-    ]
+    results = [trained_in_function(unwrapped, matrix, start, 3, basis=basis) for basis in (basis_of(3), reversed_basis)]
     np.testing.assert_array_equal(results[0][0], results[1][0])
 
 
