@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.boost.config import BoostConfig
-from npu_bridge.boost.subspace_model import basis_of, train_in_subspace
+from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
 from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
@@ -80,6 +80,7 @@ def apply(
             model_or_optimizer.optimizer if is_model else changed, loss_scale_manager, is_distributed, stages
         )
         if is_model:
+            train_as_compiled(made)
             made.compile(**compile_arguments(model_or_optimizer) | {"optimizer": optimizer})
         else:
             made = optimizer

@@ -63,6 +63,13 @@ def train_in_subspace(
     return optimizer
 
 
+def train_as_compiled(model: tf.keras.Model) -> None:
+    """Has a model train with the optimizer of `model.compile` again."""
+    if hasattr(model, "subspace_newton"):
+        del model.subspace_newton
+        del model.train_step
+
+
 def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     """The basis that the section `dim_reduce` of a configuration names.
 

@@ -44,7 +44,7 @@ class InnerOptimizer(abc.ABC):
         """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
 
     def tell_loss(self, loss: Any, value: tf.Tensor) -> None:
-        """Tells an optimizer with a method `evaluates` what is minimized, not scaled, and what it was for this batch."""
+        """Tells an optimizer with a method `evaluates` what is minimized, unscaled, and what it is for this batch."""
         evaluates = getattr(self.optimizer, "evaluates", None)
         if evaluates is not None:
             evaluates(loss, value)

@@ -79,6 +79,16 @@ def test_freezing_accumulation_and_centralisation_by_one_call(capsys):
     assert "an update for each 2 batches" in capsys.readouterr().out
 
 
+def test_draws_of_freezing_are_the_same_on_every_rank_and_in_every_run():
+    """They come from a generator with a seed, not from that of the process."""
+    made = []
+    for seed in (1, 2):
+        tf.keras.utils.set_random_seed(seed)
+        optimizer = boost.apply(tf.keras.optimizers.SGD(0.1), config=manual("grad_freeze"))
+        made.append(optimizer.get_config()["stages"])
+    assert made[0] == made[1] and "seed" in str(made[0])
+
+
 @pytest.mark.parametrize("kind", ["legacy", "current", "tf1"])
 def test_optimizers_of_each_kind(kind, capsys):
     config = manual("less_bn", "grad_accumulation", grad_accumulation={"grad_accumulation_step": 2})
@@ -168,8 +178,13 @@ def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, cap
     saved = tf.train.Checkpoint(model=model).write(str(tmp_path / "after"))
     assert any("inverse_hessian" in name for name, _ in tf.train.list_variables(saved))
     time_of_basis = basis.stat().st_mtime_ns
-    boost.apply(model, config=config)
+    boost.apply(compiled(model), config=config)
     assert basis.stat().st_mtime_ns == time_of_basis, "a basis of the same checkpoints is computed once"
+    rates = model.subspace_newton.rate
+    made = boost.apply(compiled(model), "O0")
+    rates.assign(-1.0)
+    made.fit(*batch(), batch_size=4, verbose=0)
+    assert float(rates) == -1.0 and not hasattr(made, "subspace_newton")
 
 
 def test_gradient_split_groups_cut_where_parameters_begin(capsys):

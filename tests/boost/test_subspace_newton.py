@@ -1,4 +1,4 @@
-"""The quasi-Newton step in a subspace: its arithmetic against numpy, in graphs, functions and eagerly, on 1 and 2 ranks."""
+"""Quasi-Newton steps in a subspace: their arithmetic against numpy, in graphs and functions, on 1 and 2 ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import boost, collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import next_inverse_hessian
@@ -103,7 +105,7 @@ def trained_in_graph(wrap, matrix, start, steps, shift=0.0, **arguments):
             return session.run(flat_of(variables)), *map(list, zip(*history))
 
 
-def trained_in_function(wrap, matrix, start, steps, is_eager=False, shift=0.0, **arguments):
+def trained_in_function(wrap, matrix, start, steps, shift=0.0, is_eager=False, **arguments):
     variables = [tf.Variable(value, name=name) for name, value in starts(start).items()]
     newton = boost.SubspaceNewton(**arguments)
     optimizer = wrap(newton)
@@ -149,7 +151,8 @@ def test_steps_are_those_of_numpy(train, wrap):
 def test_eager_steps_are_those_of_functions():
     matrix, start = quadratic()
     results = [
-        trained_in_function(unwrapped, matrix, start, 5, is_eager, basis=basis_of(3)) for is_eager in (True, False)
+        trained_in_function(unwrapped, matrix, start, 5, is_eager=is_eager, basis=basis_of(3))
+        for is_eager in (True, False)
     ]
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
     assert results[0][2] == results[1][2]
@@ -253,6 +256,35 @@ def test_loops_are_evaluated_again_as_one_operator_and_refused_as_many(graph):
         tf1.enable_control_flow_v2()
 
 
+def model_fn(features, labels, mode, params):
+    logits = tf1.layers.dense(features, 1, name="layer", kernel_initializer=tf1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(logits - labels))
+    newton = boost.SubspaceNewton(boost.Basis(orthonormal(2, 5)), alpha=0.01)
+    optimizer = NPUOptimizer(newton, FixedLossScaleManager(16.0), is_distributed=True, is_loss_scale=True)
+    train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_an_estimator_goes_on_where_it_stopped(tmp_path):
+    """What was learnt of the curvature is in the checkpoint; the basis is not."""
+
+    def input_fn():
+        features = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+        return tf.data.Dataset.from_tensors((features, features[:, :1] + 0.5)).repeat()
+
+    weights = {}
+    for parts in ((4,), (2, 2)):
+        config = NPURunConfig(model_dir=str(tmp_path / str(len(parts))), save_checkpoints_steps=2)
+        for steps in parts:
+            estimator = NPUEstimator(model_fn, config=config)
+            estimator.train(input_fn, steps=steps)
+        names = estimator.get_variable_names()
+        assert "SubspaceNewton/inverse_hessian" in names and "SubspaceNewton/basis" not in names
+        weights[parts] = [estimator.get_variable_value(name) for name in sorted(names)]
+    for mine, other in zip(*weights.values()):
+        np.testing.assert_array_equal(mine, other)
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [
@@ -289,22 +321,26 @@ def test_columns_follow_names_and_not_the_order_of_variables():
 # Several ranks.
 
 
-def two_ranks(k):
+RANK_CASES = [
+    (trained_in_graph, NPUDistributedOptimizer, 3),
+    (trained_in_function, scaled, 3),
+    (trained_in_graph, scaled, 1),
+]
+
+
+def on_rank():
     """On a rank: losses differ, rank by rank, by a shift of the point at which the quadratic is computed."""
     shift = 0.3 if collective.current().rank else -0.1
     matrix, start = quadratic()
-    return [
-        train(wrap, matrix, start, 6, shift=shift, basis=basis_of(k), alpha=0.05)
-        for train in (trained_in_graph, trained_in_function)
-        for wrap in (NPUDistributedOptimizer, scaled)
-    ]
+    return [train(wrap, matrix, start, 6, shift, basis=basis_of(k), alpha=0.05) for train, wrap, k in RANK_CASES]
 
 
 @pytest.mark.ranks(2)
 def test_ranks_share_rows_that_they_cannot_share_equally_and_losses_are_averaged(on_ranks):
     """3 rows on 2 ranks, and one row, of which one rank has none; floor divisions would change losses and rows."""
     matrix, start = quadratic()
-    for k in (3, 1):
+    of_ranks = on_ranks(2, on_rank)
+    for (_, _, k), mine, other in zip(RANK_CASES, *of_ranks):
         model, point = NumpyModel(orthonormal(k), alpha=0.05), start.astype(np.float64)
         for _ in range(6):
             point = model.step(
@@ -312,8 +348,6 @@ def test_ranks_share_rows_that_they_cannot_share_equally_and_losses_are_averaged
                 lambda x: np.mean([0.5 * (x + shift) @ matrix @ (x + shift) for shift in (-0.1, 0.3)]),
                 lambda x: np.mean([matrix @ (x + shift) for shift in (-0.1, 0.3)], axis=0),
             )
-        of_ranks = on_ranks(2, two_ranks, k)
-        for mine, other in zip(*of_ranks):
-            np.testing.assert_array_equal(mine[0], other[0])
-            assert mine[2] == other[2] == pytest.approx(model.rates)
-            np.testing.assert_allclose(mine[0], point, rtol=2e-3, atol=2e-4)
+        np.testing.assert_array_equal(mine[0], other[0])
+        assert mine[2] == other[2] == pytest.approx(model.rates)
+        np.testing.assert_allclose(mine[0], point, rtol=2e-3, atol=2e-4)

@@ -65,6 +65,9 @@ def names_in(path):
             yield node.value
 
 
+COMPOSERS = {"npu_bridge/boost/choice.py"}  # what makes stages for those who do not name them
+
+
 def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
     files = [path for package in ("npu_bridge", "npu_device", "hccl") for path in (REPOSITORY / package).rglob("*.py")]
     said = {path.relative_to(REPOSITORY).as_posix(): set(names_in(path)) for path in files}
@@ -74,4 +77,5 @@ def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
     for name in public:
         home = getattr(stages, name).__module__.replace(".", "/") + ".py"
         assert home.startswith("npu_bridge/gradients/stages/")
-        assert sorted(path for path, names in said.items() if name in names) == [home, "npu_bridge/stages.py"]
+        where = {path for path, names in said.items() if name in names} - COMPOSERS
+        assert sorted(where) == [home, "npu_bridge/stages.py"]

@@ -1,4 +1,4 @@
-"""`SubspaceNewton`: a quasi-Newton step with line search in the directions of a basis, momentum in the rest of the space."""
+"""`SubspaceNewton`: quasi-Newton steps with a line search along the directions of a basis, momentum along others."""
 
 from __future__ import annotations
 
