@@ -18,7 +18,7 @@ from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 from npu_bridge.options.errors import message, shown
-from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients
+from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, FreezeSchedule
 from npu_bridge.tf_internals.training import compile_arguments
 
 _SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
@@ -69,7 +69,7 @@ def apply(
     changed = model_or_optimizer
     if "less_bn" in choice.features:
         changed = choice.with_less_norms(changed, is_model)
-    stages = choice.stages(is_distributed)
+    stages = choice.stages(is_distributed, changed.trainable_variables if is_model else None)
     choice.split_communication()
     made = None if not is_model else changed
     if "dim_reduce" in choice.features:
@@ -169,30 +169,15 @@ class _Choice:
             self.say("less_bn, fn_flag", said)
         return changed
 
-    def stages(self, is_distributed):
-        """The stages around the optimizer."""
+    def stages(self, is_distributed, variables):
+        """The stages around the optimizer; `variables` are those it trains, None where that is not known."""
         config, made = self.config, []
         if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
             # Weights of a cosine head are normalised, so that their mean is not free.
             made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
             self.say("less_bn, gc_flag", "gradients of kernels are centralised")
         if "grad_freeze" in self.features:
-            from npu_bridge.stages import Freeze, FreezeSchedule
-
-            freeze = config["grad_freeze"]
-            kind = _FREEZE_KINDS[freeze["freeze_type"]]
-            made.append(
-                Freeze(
-                    FreezeSchedule(
-                        groups=freeze["param_groups"],
-                        kind=kind,
-                        full_share=freeze["freeze_p"],
-                        total_steps=freeze["total_steps"],
-                    )
-                )
-            )
-            share = f"{freeze['freeze_p']:.0%} of the updates train all layers"
-            self.say("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
+            made += self._freezing(variables)
         if "grad_accumulation" in self.features:
             steps = config["grad_accumulation"]["grad_accumulation_step"]
             if steps > 1:
@@ -203,6 +188,25 @@ class _Choice:
         if "adasum" in self.features:
             made += self._adasum(is_distributed)
         return made
+
+    def _freezing(self, variables):
+        freeze = self.config["grad_freeze"]
+        kind = _FREEZE_KINDS[freeze["freeze_type"]]
+        schedule = FreezeSchedule(
+            groups=freeze["param_groups"], kind=kind, full_share=freeze["freeze_p"], total_steps=freeze["total_steps"]
+        )
+        try:
+            if variables is not None:
+                schedule.last_groups([variable.name for variable in variables])
+        except ValueError as error:
+            if "grad_freeze.param_groups" in self.config.given:
+                raise
+            because = str(error).partition(": ")[2].partition(". ")[0]
+            self.leave_out("grad_freeze", f"{because}; set param_groups")
+            return []
+        share = f"{freeze['freeze_p']:.0%} of the updates train all layers"
+        self.say("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
+        return [Freeze(schedule)]
 
     def _adasum(self, is_distributed):
         size, averaged = collective.current().size, self.config["common"]["device_number"]

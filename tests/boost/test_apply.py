@@ -43,7 +43,7 @@ def manual(*features, **sections):
 
 def test_a_model_at_level_1(capsys):
     model = compiled()
-    made = boost.apply(model, "O1")
+    made = boost.apply(model, "O1", {"grad_freeze": {"param_groups": 3}})
     assert [layer.name for layer in made.layers if isinstance(layer, layers.BatchNormalization)] == ["last"]
     head = made.get_layer("classes")
     assert isinstance(head, boost.CosineHead) and head.activation is tf.keras.activations.softmax
@@ -55,7 +55,7 @@ def test_a_model_at_level_1(capsys):
         "boost O1: less_bn: 1 of 2 batch normalisations removed",
         "boost O1: less_bn, fn_flag: classes compares by angles now, without its bias",
         "boost O1: less_bn, gc_flag: gradients of kernels are centralised",
-        "boost O1: grad_freeze: 10 groups, interval; 70% of the updates train all layers",
+        "boost O1: grad_freeze: 3 groups, interval; 70% of the updates train all layers",
     ]
     history = made.fit(*batch(), batch_size=4, epochs=2, verbose=0).history
     assert set(history) == {"loss", "accuracy"} and np.all(np.isfinite(history["loss"]))
@@ -134,10 +134,12 @@ def test_enable_all_leaves_out_what_cannot_be(capsys):
         "loss_scale_group: left out, because no GroupLossScaleManager is given",
         "grad_accumulation: left out, because grad_accumulation_step is 1",
         "adasum: left out, because it needs 2, 4, 8... times device_number=8 ranks, and there is 1",
-        "grad_freeze: 10 groups",
+        "grad_freeze: left out, because the model has too few layers for so many groups",
     ):
         assert text in printed
-    assert "Freeze" in stages.explain(made.optimizer)
+    assert "CentralizeGradients" in stages.explain(made.optimizer) and "Freeze" not in stages.explain(made.optimizer)
+    with pytest.raises(ValueError, match="at least one block for each group"):
+        boost.apply(compiled(), config={"grad_freeze": {"param_groups": 10}})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +182,7 @@ def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, cap
     time_of_basis = basis.stat().st_mtime_ns
     boost.apply(compiled(model), config=config)
     assert basis.stat().st_mtime_ns == time_of_basis, "a basis of the same checkpoints is computed once"
+    model.train_on_batch(*batch())
     rates = model.subspace_newton.rate
     made = boost.apply(compiled(model), "O0")
     rates.assign(-1.0)
