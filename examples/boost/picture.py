@@ -34,9 +34,9 @@ def draw(plain, boosted, path: str) -> pathlib.Path:
         tidy(axis)
     work = sum(share for _, share in boosted.trained) / len(boosted.losses)
     full = sum(share == 1 for share in shares) / len(shares)
-    title = f"{work:.2f} updates of all weights a batch, instead of 1"
+    title = f"Boosted: {work:.0%} of the weight updates of plain training"
     above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
-    said = f"{full:.0%} of {len(shares)} updates train all layers; accuracy {plain.accuracy:.1%} and, boosted, "
+    said = f"{full:.0%} of {len(shares)} updates train all layers; accuracy: plain {plain.accuracy:.1%}, boosted "
     above.text(0, 1.04, f"{said}{boosted.accuracy:.1%}", transform=above.transAxes, fontsize=10, color=QUIET)
     figure.savefig(path, metadata={"Date": None})
     return pathlib.Path(path)

@@ -41,7 +41,7 @@ class Run(NamedTuple):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=0.05, help="the learning rate of plain training")
+    parser.add_argument("--rate", type=float, default=0.02, help="the learning rate of plain training")
     parser.add_argument("--out", default="out/boost", help="folder of the picture")
     flags = parser.parse_args(arguments)
     config = boost.BoostConfig.from_toml(pathlib.Path(__file__).with_name("boost.toml"))
