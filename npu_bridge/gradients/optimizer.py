@@ -72,14 +72,8 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         """
         step = self._pipeline.begin()
         scale = self._pipeline.scale
-        values = []
-
-        def scaled():
-            values.append(loss())
-            return scale(values[-1], step)
-
         grads_and_vars = self._inner.compute_gradients(
-            scaled if callable(loss) else scale(loss, step),
+            (lambda: scale(loss(), step)) if callable(loss) else scale(loss, step),
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
@@ -87,7 +81,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             grad_loss=grad_loss,
         )
         # After the inner optimizer, so that of several around one another the outermost has the last word.
-        self._inner.tell_loss(loss, values[0] if callable(loss) else loss)
+        self._inner.tell_losses([loss], step.losses[:1])
         if not callable(loss):
             collections.publish(collections.UNSCALED_LOSS, loss)
         delivered = self._pipeline.combine(step, self._pipeline.computed(step, grads_and_vars))
