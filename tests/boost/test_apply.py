@@ -190,6 +190,14 @@ def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, cap
     assert float(rates) == -1.0 and not hasattr(made, "subspace_newton")
 
 
+def test_loss_scale_group_takes_a_manager_of_groups(capsys):
+    amp = pytest.importorskip("npu_bridge.amp")
+    manager = amp.GroupLossScaleManager(["conv", "classes|batch_norm|last|inner"], init=64.0)
+    made = boost.apply(compiled(), config=manual("loss_scale_group"), loss_scale_manager=manager)
+    assert "a loss scale for each group, by GroupLossScaleManager" in capsys.readouterr().out
+    assert "LossScaling" in stages.explain(made.optimizer)
+
+
 def test_gradient_split_groups_cut_where_parameters_begin(capsys):
     strategies = groups.of_this_process().strategies
     config = {"boost": {"mode": "disable_all"}, "common": {"gradient_split_groups": [2, 4, 50]}}
