@@ -46,7 +46,8 @@ def apply(
       loss_scale_manager: scale the loss; for `loss_scale_group` a `GroupLossScaleManager`.
       is_distributed: average gradients over the ranks.
     Returns:
-      For an optimizer the one to train with. For a model a model, compiled: the same one unless its layers change.
+      For an optimizer the one to train with. For a model a model, compiled: the same one unless its layers change; then
+      it is a new one with the same weights, and its optimizer begins anew.
     Raises:
       TypeError: it is neither a model nor an optimizer, or the configuration is none.
       ValueError: the level is unknown, the configuration is illegal, features exclude each other, the model is not
@@ -66,24 +67,24 @@ def apply(
         problem, expected = "dim_reduce evaluates the loss of a batch again", "a compiled Keras model"
         mend = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
         raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, mend))
-    changed = model_or_optimizer
+    made = model_or_optimizer
     if "less_bn" in choice.features:
-        changed = choice.with_less_norms(changed, is_model)
-    stages = choice.stages(is_distributed, changed.trainable_variables if is_model else None)
+        made = choice.with_less_norms(made, is_model)
+    stages = choice.stages(is_distributed, made.trainable_variables if is_model else None)
     choice.split_communication()
-    made = None if not is_model else changed
-    if "dim_reduce" in choice.features:
-        made.compile(**compile_arguments(model_or_optimizer) | {"optimizer": model_or_optimizer.optimizer})
-        train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed)
+    if not is_model:
+        made = _wrapped(made, loss_scale_manager, is_distributed, stages)
     else:
-        optimizer = _wrapped(
-            model_or_optimizer.optimizer if is_model else changed, loss_scale_manager, is_distributed, stages
-        )
-        if is_model:
-            train_as_compiled(made)
-            made.compile(**compile_arguments(model_or_optimizer) | {"optimizer": optimizer})
-        else:
-            made = optimizer
+        arguments, optimizer = compile_arguments(model_or_optimizer), model_or_optimizer.optimizer
+        if made is not model_or_optimizer:  # an optimizer that has trained knows the variables of the other model
+            optimizer = type(optimizer).from_config(optimizer.get_config())
+        is_in_subspace = "dim_reduce" in choice.features
+        if not is_in_subspace:
+            optimizer = _wrapped(optimizer, loss_scale_manager, is_distributed, stages)
+        train_as_compiled(made)
+        made.compile(**{**arguments, "optimizer": optimizer})
+        if is_in_subspace:
+            train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed)
     if collective.current().rank == 0:
         print("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]), flush=True)
     return made
