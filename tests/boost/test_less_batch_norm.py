@@ -9,6 +9,8 @@ import tensorflow as tf
 from npu_bridge import boost
 from npu_bridge.rewrite import batch_norm_patterns as patterns
 
+# Layers of TensorFlow 1 warn each time that there are newer ones.
+pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers:UserWarning")
 tf1 = tf.compat.v1
 applications = tf.keras.applications
 layers = tf.keras.layers
@@ -38,12 +40,12 @@ def test_known_networks_lose_the_expected_layers_and_train(make, removed, kept, 
         for mine, other in zip(layer.get_weights(), whole.get_layer(layer.name).get_weights()):
             np.testing.assert_array_equal(mine, other)
     thin.compile(tf.keras.optimizers.legacy.SGD(1e-4), loss="sparse_categorical_crossentropy", run_eagerly=True)
-    before = thin.get_layer(index=1).get_weights()[0] if thin.layers[1].weights else thin.layers[2].get_weights()[0]
+    before = [variable.numpy() for variable in thin.trainable_variables]
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
     losses = [thin.train_on_batch(images, np.array([0, 3])) for _ in range(2)]
     assert np.all(np.isfinite(losses)) and losses[0] != losses[1]
-    after = thin.get_layer(index=1).get_weights()[0] if thin.layers[1].weights else thin.layers[2].get_weights()[0]
-    assert not np.array_equal(before, after)
+    moved = [not np.array_equal(old, new) for old, new in zip(before, thin.trainable_variables)]
+    assert np.mean(moved) > 0.9
 
 
 def block(x, channels, layers_of_one=layers):
@@ -202,8 +204,8 @@ def test_a_graph_with_gradients_is_refused_and_one_with_a_fed_mode_left_alone(gr
     images = tf.zeros([2, 8, 8, 3])
     residual_network(images, tf1.placeholder_with_default(True, []))
     report = boost.less_batch_norm(graph).report
-    assert not report.removed and report.text()
+    assert not report.removed and report.text().startswith("less_batch_norm leaves it as it is: ")
     with tf.Graph().as_default() as other:
-        tf.gradients(residual_network(images.shape and tf.zeros([2, 8, 8, 3]), True), tf1.trainable_variables())
+        tf.gradients(residual_network(tf.zeros([2, 8, 8, 3]), True), tf1.trainable_variables())
         with pytest.raises(ValueError, match="Call it between the network and compute_gradients"):
             boost.less_batch_norm(other)
