@@ -8,7 +8,7 @@ from tests.examples.commands import run_warm
 
 
 def test_both_trainings_learn_and_are_drawn(warm_python, tmp_path):
-    printed = run_warm(warm_python, "python examples/boost/train.py", "--epochs", 2, "--out", tmp_path)
+    printed = run_warm(warm_python, "python examples/boost/train.py", "--epochs", 1, "--out", tmp_path)
     line = r"^(plain|boosted): loss [\d.]+, accuracy [\d.]+%, updates ([\d.]+) a batch$"
     results = dict(re.findall(line, printed, re.MULTILINE))
     assert results["plain"] == "1.00" and 0.3 < float(results["boosted"]) < 0.5
