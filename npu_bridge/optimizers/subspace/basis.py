@@ -77,7 +77,8 @@ class Basis:
                 mend = "Compute the basis from checkpoints of this model."
                 raise ValueError(message("SubspaceNewton", problem, f"{self.rows.shape[1]} values", got, mend))
             return np.asarray(rows, np.float32)
-        known, place = {}, 0
+        known: dict[str, slice] = {}
+        place = 0
         for name, size in self.columns:
             known[name] = slice(place, place + size)
             place += size
