@@ -36,6 +36,7 @@ FLOORS = {
     "npu_bridge.session": ENGINES,
     "npu_bridge._api": DOCUMENTED,
     "npu_bridge.amp": DOCUMENTED,
+    "npu_bridge.boost": DOCUMENTED,
     "npu_bridge.estimator": DOCUMENTED,
     "npu_bridge.experimental": DOCUMENTED,
     "npu_bridge.hccl": DOCUMENTED,

@@ -108,8 +108,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             )
             if has_several:
                 add_loss(step, grads_and_vars, number)
+        # After the inner optimizer, so that of several around one another the outermost has the last word.
+        self._inner.tell_losses(losses, step.unscaled_losses)
         if not any(map(callable, losses)):
-            # After the inner optimizer, so that of several around one another the outermost has the last word.
             collections.publish(collections.UNSCALED_LOSS, tf.add_n(losses) if has_several else loss)
         if has_several:
             return self._combined(step, step.grads_and_vars)

@@ -159,3 +159,24 @@ def bulk_saver_builder() -> type:
     from tensorflow.python.training.saver import BulkSaverBuilder
 
     return BulkSaverBuilder
+
+
+def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
+    """Under which key an object-based checkpoint holds each variable, by the variable's name; empty for another kind.
+
+    Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
+    """
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    key = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    if not reader.has_tensor(key):
+        return {}
+    objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(key))
+    parts = [part for node in objects.nodes for part in node.attributes]
+    return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
+
+
+def compile_arguments(model: tf.keras.Model) -> dict:
+    """What a model was compiled with, as its objects; empty for one that was not (`_compile_config`, Keras 2.15)."""
+    config = getattr(model, "_compile_config", None)
+    return dict(config.config) if config is not None else {}

@@ -223,3 +223,26 @@ def _begun_logging_hook():
         hook = tf.estimator.LoggingTensorHook({"value": tf.constant(1.0)}, every_n_iter=1)
         hook.begin()
         return hook
+
+
+@canary_of(training.keys_in_object_checkpoint, eagerly=True)
+def _():
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(part=tf.Variable([1.0], name="own")).write(f"{folder}/objects")
+        reader = tf.train.load_checkpoint(path)
+        keys = training.keys_in_object_checkpoint(reader)
+        expect(reader.get_tensor(keys["own"]) == [1.0], "the variable is not found by its name")
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = v1.get_variable("own", [])
+            session.run(variable.initializer)
+            path = v1.train.Saver([variable]).save(session, f"{folder}/names", write_meta_graph=False)
+        expect(training.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
+
+
+@canary_of(training.compile_arguments, eagerly=True)
+def _():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    expect(training.compile_arguments(model) == {}, "a model that is not compiled has arguments")
+    model.compile("sgd", tf.keras.losses.mse, metrics=["mae"])
+    arguments = training.compile_arguments(model)
+    expect(arguments["loss"] is tf.keras.losses.mse and arguments["metrics"] == ["mae"], "they are others")
