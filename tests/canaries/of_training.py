@@ -203,6 +203,7 @@ def instance_of(path):
         "tensorflow.compat.v1.train.Optimizer": lambda: v1.train.Optimizer(False, "canary"),
         "tensorflow.keras.optimizers.Optimizer": _built_keras_optimizer,
         "tensorflow.keras.optimizers.legacy.Optimizer": lambda: legacy.SGD(0.1),
+        "tensorflow.keras.layers.BatchNormalization": lambda: tf.keras.layers.BatchNormalization(),
         "tensorflow.estimator.Estimator": lambda: tf.estimator.Estimator(lambda features: None, tempfile.gettempdir()),
         "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,
         "tensorflow.estimator.CheckpointSaverHook": lambda: tf.estimator.CheckpointSaverHook("/nowhere", save_steps=1),
