@@ -22,7 +22,7 @@ _COMPLEMENT = "complement"
 _LEAST_CURVATURE = 1e-20
 
 
-class SubspaceNewton(tf1.train.Optimizer):
+class SubspaceNewton(tf.compat.v1.train.Optimizer):
     """Steps by BFGS along the directions of a basis, and by momentum along all others.
 
     With P the basis, g the gradient, f the loss on this batch and w the weights:
