@@ -23,6 +23,7 @@ __all__ = ["watch"]
 _OURS = ("npu_bridge", "hccl")
 # What runs without TensorFlow, and beside any version of it.
 _INDEPENDENT = (
+    "npu_bridge.compare",
     "npu_bridge.horovod_internals",
     "npu_bridge.launch",
     "npu_bridge.options",

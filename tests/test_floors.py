@@ -27,6 +27,7 @@ FLOORS = {
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,
     "npu_bridge.graph": GROUND,
+    "npu_bridge.compare": ENGINES,
     "npu_bridge.gradients": ENGINES,
     "npu_bridge.operators": ENGINES,
     "npu_bridge.optimizers": ENGINES,
