@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npu_bridge.compare.events import scalars_of
-from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.compare.verdict import CannotTell, NothingThereError
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
 
@@ -87,7 +87,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
                 f"{path} has event files without a loss under a usual name; name its tag with --tag, one of "
                 f"{_some(sorted(tags))}."
             )
-    raise CannotTell(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
+    raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
 
 
 def _of_history(path: str, history: History) -> Losses:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["CannotTell", "Verdict"]
+__all__ = ["CannotTell", "NothingThereError", "Verdict"]
 
 
 class CannotTell(ValueError):
     """Two things cannot be compared; the message is one sentence that says why and what to do."""
+
+
+class NothingThereError(CannotTell):
+    """There is nothing of the kind that was looked for."""
 
 
 class Verdict(NamedTuple):

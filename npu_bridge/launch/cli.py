@@ -32,6 +32,7 @@ __all__ = ["COMMANDS", "main", "run_script"]
 # Sub-commands: where each is found once it is asked for. A script that happens to be called like one goes first.
 COMMANDS = {
     "check": "npu_bridge.launch.check",
+    "compare": "npu_bridge.launch.compare",
     "doctor": "npu_bridge.launch.doctor.command",
     "explain": "npu_bridge.launch.explain",
     "plan": "npu_bridge.launch.predict.command",
@@ -61,9 +62,10 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "
-    "says what a script uses and what of it cannot work; npu-run doctor says whether a run would work here, and what "
-    "to mend; npu-run explain lists the stages that a configuration adds to a training; npu-run plan predicts how fast "
-    "it would be on other numbers of ranks; npu-run report FOLDER makes a page of a training.",
+    "says what a script uses and what of it cannot work; npu-run compare A B says whether two trainings agree; npu-run "
+    "doctor says whether a run would work here, and what to mend; npu-run explain lists the stages that a "
+    "configuration adds to a training; npu-run plan predicts how fast it would be on other numbers of ranks; npu-run "
+    "report FOLDER makes a page of a training.",
 )
 @click.option(
     "-np",
