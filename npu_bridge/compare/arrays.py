@@ -26,6 +26,7 @@ TOLERANCES = {
 # So many elements may lie outside, unless one of them is so many tolerances away (ours).
 _SHARE = 1e-3
 _FAR = 100.0
+_NOTHING = 1e-30  # as good as zero: what is smaller has few bits, or none
 _PIECE = 1 << 20  # elements: 8 MB as float64
 
 
@@ -160,9 +161,9 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
     rms = math.sqrt(sums[0] / counted) if counted else 0.0
     rms = rms or (math.sqrt(sums[1] / counted) if counted else 0.0)
     relative, mismatches = 0.0, 0
-    if largest > 0:
+    if largest > 0:  # only then a second time through the files
         for x, y, _ in _pairs(a, b, np.zeros(3, np.int64)):
-            errors = np.abs(y - x) / np.maximum(np.abs(x), rms)
+            errors = np.abs(y - x) / np.maximum(np.abs(x), max(rms, _NOTHING))
             relative = max(relative, float(errors.max(initial=0.0)))
             mismatches += int(np.count_nonzero(errors > tolerance))
     mismatches += int(bad[2])

@@ -102,15 +102,15 @@ def compare_checkpoints(
     worst = found[0]
     said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
     if limit < math.inf:
-        sentence = f"{said} are within the spread of the repeats; the farthest is {worst.name}, by {worst.z:.2g}."
+        sentence = f"{said} are within the spread of the repeats, {worst.name} by {worst.z:.2g} of {limit:.2g}."
         return Verdict("checkpoints", True, sentence, facts, tuple(notes)), found
     if worst.distance <= _AS_GOOD_AS_EQUAL:
         how = "equal to the bit" if worst.distance == 0 else "equal but for rounding"
         return Verdict("checkpoints", True, f"{said} are {how}.", facts, tuple(notes)), found
     sentence = (
-        f"It cannot be told whether the checkpoints agree: at step {worst.step} {worst.name} is {worst.distance:.2g} of "
-        f"its norm away, and how much harmless differences make was not measured; train A several times with npu-run "
-        f"--repeat 3."
+        f"It cannot be told whether the checkpoints agree: at step {worst.step} {worst.name} is {worst.distance:.2g} "
+        f"of its norm away, and how much harmless differences make was not measured; train A several times with "
+        f"npu-run --repeat 3."
     )
     return Verdict("checkpoints", None, sentence, facts, tuple(notes)), found
 
