@@ -4,10 +4,10 @@
 
 Each pair is three repeats of a training, and one training more, in real files: a history, checkpoints at steps 0, 10
 and the last, and for rounding a dump of the first step. The noise is one of three: `rounding` moves every initial
-weight by at most one unit in its last place, `order` changes the order of the examples in each batch, `seed` changes initial
-weights and data. Planted errors: one product computes in bfloat16, one gradient is 1.001 times what it should be, one
-weight begins with other numbers, the learning rate doubles at step 50. Seeds are fixed. Printed are false alarms,
-misses, and how many planted errors were found at their operator, variable or step.
+weight by at most one unit in its last place, `order` changes the order of the examples in each batch, `seed` changes
+initial weights and data. Planted errors: one product computes in bfloat16, one gradient is 1.001 times what it should
+be, one weight begins with other numbers, the learning rate doubles at step 50. Seeds are fixed. Printed are
+false alarms, misses, and how many planted errors were found at their operator, variable or step.
 """
 
 from __future__ import annotations

@@ -45,6 +45,14 @@ RUN_BY_OTHER_TESTS = {
         "gradients/test_stages_from_config.py",
         ["^npu-run explain (.*)$"],
     ),
+    "npu-run compare out/here/dump out/npu/dump --only tensors": (
+        "compare/test_command.py",
+        ['tmp_path / "dump", tmp_path / "named", "--only", "tensors"'],
+    ),
+    "npu-run compare out/here/dump --write-names out/named": (
+        "compare/test_command.py",
+        ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
+    ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
     "npu-run -np 2 --split timeline/tail.json train.py": ("launch/test_timeline.py", ['"--split", "seen/tail.json"']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
@@ -86,6 +94,8 @@ RUN_HERE = {
     "npu-run plan --params 110M --bandwidth 10Gbit --latency 50us --ranks 1..64 --compute-secs 0.6": [
         "ranks  sum alone"
     ],
+    "npu-run compare out/digits out/again": [r"losses: inside\. A and B have the same loss to the bit in all 3 steps"],
+    "npu-run compare out/repeats out/again": [r"losses: inside\. B stays in the band of A in all 3 steps"],
     "npu-run report out/digits": [r"out/digits/report\.html \(\d+ kB\)"],
     "npu-run report out/digits --timeline timeline": [r"out/digits/report\.html \(\d+ kB\)"],
     "horovodrun -np 4 npu-run train.py": [r"\[0\]<stdout>:rank 0 of 4 ", r"\[3\]<stdout>:rank 3 of 4 "],
@@ -180,7 +190,16 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
-    write_history(str(folder / "out" / "digits"), [3.0, 2.0, 1.0])
+    for name, losses in {
+        "digits": [3.0, 2.0, 1.0],
+        "again": [3.0, 2.0, 1.0],
+        "repeats/repeat-0": [3.01, 2.01, 1.02],
+    }.items():
+        (folder / "out" / name).mkdir(parents=True, exist_ok=True)
+        write_history(str(folder / "out" / name), losses)
+    for number, losses in enumerate(([2.99, 2.0, 0.99], [3.0, 1.98, 1.01]), 1):
+        (folder / "out" / "repeats" / f"repeat-{number}").mkdir()
+        write_history(str(folder / "out" / "repeats" / f"repeat-{number}"), losses)
     (folder / "timeline").mkdir()
     (folder / "timeline" / "tail.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     tail = {"steps": [20, 24], "step_ms": 20.0, "exposed_ms": 2.5, "traces": []}
