@@ -129,18 +129,18 @@ def compare_folders(
 def _compared(
     kind: str, a: str, b: str, read: Callable[[str], Any], compare: Callable[[Any, Any], Verdict], is_asked_for: bool
 ) -> tuple[Verdict | None, str]:
-    sides, missing = [], []
+    sides, missing = {}, ""
     try:
         for path in (a, b):
             try:
-                sides.append(read(path))
+                sides[path] = read(path)
             except NothingThereError as error:
-                missing.append(str(error))
+                missing = missing or str(error)
         if missing and is_asked_for:
-            raise CannotTell(missing[0])
+            raise CannotTell(missing)
         if missing:
-            return None, f"Only {a if len(missing) == 1 and b in missing[0] else b} has {kind}." if sides else ""
-        return compare(*sides), ""
+            return None, "".join(f"Only {path} has {kind}." for path in sides)
+        return compare(sides[a], sides[b]), ""
     except CannotTell as error:
         return Verdict(kind, None, str(error), {}), ""
 

@@ -117,17 +117,20 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
     for key in (lambda key: key, lambda key: (key.step, key.rank), lambda key: key.step):
         of_a, of_b = {}, {}
         for dumps, found in ((a, of_a), (b, of_b)):
-            for dump in dumps:
+            # Where graphs cannot be told apart, the largest is the training.
+            for dump in sorted(dumps, key=lambda dump: -len(dump.files)):
                 found.setdefault(key(dump.key), dump)
         if common := [name for name in of_a if name in of_b]:
-            pairs = [(of_a[name], of_b[name]) for name in common]
+            order = {id(dump): number for number, dump in enumerate(a)}
+            pairs = sorted(((of_a[name], of_b[name]) for name in common), key=lambda pair: order[id(pair[0])])
             lost = [len(a) - len(pairs), len(b) - len(pairs)]
             said = (
                 f"{len(pairs)} dumps have a partner of the same step and rank; {lost[0]} of A and {lost[1]} of B none."
             )
             return pairs, [said] if any(lost) else []
     if len(a) == 1 or len(b) == 1:  # of which step a folder of mere files is, nobody knows
-        return [(a[0], b[0])], [f"Step {a[0].key.step} of A is compared with step {b[0].key.step} of B."]
+        of_a, of_b = (max(dumps, key=lambda dump: len(dump.files)) for dumps in (a, b))
+        return [(of_a, of_b)], [f"Step {of_a.key.step} of A is compared with step {of_b.key.step} of B."]
     steps = [sorted({dump.key.step for dump in dumps}) for dumps in (a, b)]
     raise CannotTell(f"The dumps have no step in common: A has {steps[0][:6]}, B has {steps[1][:6]}.")
 
@@ -146,7 +149,7 @@ def _compare_step(a: Dump, b: Dump, tolerance: float | None, given: Mapping[str,
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
     outputs = [row for row in rows if row.place.side == "output"] or rows
-    first = next((row for row in outputs if row.is_inside is False), None)
+    first = next((row for row in rows if row.is_inside is False), None)
     state: dict[str, bool | None] = {}
     for row in outputs:
         known = state.get(row.place.op, True)
@@ -238,14 +241,12 @@ def _about_names(done: Tensors) -> list[str]:
     notes, matching = [], done.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"{len(names)} operators of {side} have no partner: {_list(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {_list(names)}.")
     if matching.inside:
-        notes.append(
-            f"{len(matching.inside)} operators of A are inside fused ones of B: {_list(list(matching.inside))}."
-        )
+        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {_list(list(matching.inside))}.")
     problems = [row.problem for row in done.rows if row.problem]
     if problems:
-        notes.append(f"{len(problems)} tensors could not be compared: {'; '.join(problems[:3])}.")
+        notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")
     return notes
 
 

@@ -49,7 +49,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
 
     try:
         if write_names is not None:
-            dump = read_dumps(a)[0]
+            dump = max(read_dumps(a), key=lambda one: len(one.files))
             count = write_named(dump, write_names)
             click.echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
