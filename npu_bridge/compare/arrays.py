@@ -124,9 +124,9 @@ def in_pieces(array: Stored) -> Iterator[np.ndarray]:
     name = array.dtype.partition("|")[0]
     if array.is_fortran and len(array.shape) > 1:
         mapped = np.memmap(array.path, name, "r", array.offset, array.shape, "F")
-        rows = max(1, _PIECE * array.shape[0] // array.size)
-        for first in range(0, array.shape[0], rows):
-            yield np.ascontiguousarray(mapped[first : first + rows]).ravel()
+        for first in range(0, array.size, _PIECE):
+            places = np.arange(first, min(first + _PIECE, array.size))
+            yield mapped[np.unravel_index(places, array.shape)]
         return
     kind = np.dtype(np.uint16 if name == "bfloat16" else name)
     with open(array.path, "rb") as file:

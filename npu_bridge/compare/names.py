@@ -66,15 +66,16 @@ def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = 
         pair(of_a, of_b, "renamed")
     for of_b, parts in _fused(free_b, free_a).items():
         pair(parts[-1], of_b, "fused")
-        inside.update(dict.fromkeys(parts[:-1], of_b))
+        for part in parts[:-1]:
+            inside[part] = of_b
+            free_a.pop(part)
     for of_a, parts in _fused(free_a, free_b).items():
         pair(of_a, parts[-1], "fused")
         for part in parts[:-1]:
             free_b.pop(part, None)
     for of_a, of_b in _by_scope(free_a, free_b):
         pair(of_a, of_b, "scope")
-    only_a = [name for name in a if name in free_a and name not in inside]
-    return Matching(pairs, how, inside, only_a, list(free_b))
+    return Matching(pairs, how, inside, list(free_a), list(free_b))
 
 
 def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
