@@ -264,10 +264,15 @@ def train(folder, name, noise, seed, repeat, error=""):
 
 def compare_pair(root, name, noise, seed, error="") -> Comparison:
     """Trains three repeats and one more, with the error, and compares."""
+    train_pair(root, name, noise, seed, error)
+    return compare_folders(str(root / "a"), str(root / "b"))
+
+
+def train_pair(root, name, noise, seed, error="") -> None:
+    """Trains three repeats in `a` and one more, with the error, in `b`."""
     for repeat in range(REPEATS):
         train(root / "a" / f"repeat-{repeat}", name, noise, seed, repeat)
     train(root / "b", name, noise, seed, REPEATS, error)
-    return compare_folders(str(root / "a"), str(root / "b"))
 
 
 def is_placed(found: Comparison, name, error) -> bool:
