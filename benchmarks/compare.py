@@ -230,9 +230,11 @@ def train(folder, name, noise, seed, repeat, error=""):
     """One training: a history, three checkpoints, and with noise of rounding a dump of the first step."""
     model = build(name, error if error in ("bfloat16", "gradient") else "")
     own = np.random.RandomState(10_000 + 100 * seed + repeat)
+    # Numbers to begin with are those of the graph without an error: in another graph the same seed gives others.
     random = own if noise == "seed" else np.random.RandomState(seed)
     start = [
-        random.permutation(value.ravel()).reshape(value.shape) if value.ndim > 1 else value for value in model.start
+        random.permutation(value.ravel()).reshape(value.shape) if value.ndim > 1 else value
+        for value in build(name).start
     ]
     if error == "weight":
         start[model.chosen] = own.permutation(start[model.chosen].ravel()).reshape(start[model.chosen].shape)
