@@ -60,7 +60,7 @@ def test_planted_errors_are_found_named_and_placed(case, pairs, tmp_path, monkey
     assert re.search(PLANTED[case], printed), printed
     page = (tmp_path / "compare.html").read_text()
     assert f"b against a: {'outside' if error else 'inside'}" in page and 'data-name="losses"' in page
-    assert ('data-name="graph"' in page) == (error in ("bfloat16", "gradient", "weight"))
+    assert ('data-name="graph"' in page) == (noise == "rounding" and bool(error))
     if CHROMIUM is not None and error == "gradient":
         document, console = visit(tmp_path / "compare.html", tmp_path / "profile", "--dump-dom")
         assert console == [] and "chosen_gradient" in document
