@@ -322,8 +322,10 @@ def main():
                     (*key, "outside" if found.is_inside is False else "inside" if found.is_inside else "untold")
                 ] += 1
                 counts[(*key, "placed")] += bool(error) and is_placed(found, name, error)
+                outcome = {True: "inside", False: "outside", None: "untold"}[found.is_inside]
+                placed = ", placed" if error and is_placed(found, name, error) else ""
+                print(f"{number + 1}: {name}, {noise}, {error or 'noise alone'}: {outcome}{placed}", flush=True)
                 if options.show or (found.is_inside is False) != bool(error):
-                    print(f"{name}, {noise}, {error or 'noise alone'}, seed {options.seed + number}:")
                     for verdict in found.verdicts:
                         print(f"    {verdict.kind} {verdict.is_inside}: {verdict.sentence}")
             finally:
