@@ -159,7 +159,7 @@ def _tensors(found: Tensors) -> str:
             continue
         numbers = [f"{one.largest_error:.2g}", f"{one.largest_relative:.2g}", f"{one.mean_error:.2g}"]
         odd = f"{one.not_finite[0]} / {one.not_finite[1]}" if any(one.not_finite) else ""
-        state = f"{_WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
+        state = "noise" if row.is_noise else f"{_WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
         rows.append([name, row.type, state, f"{one.cosine:.8f}", *numbers[:2], f"{100 * one.mismatches:.3g} %"])
     header = ("operator", "type", "", "cosine", "largest error", "largest relative", "beyond")
     said = f"{len(rows)} of {len(found.rows)} tensors in the order of execution"

@@ -37,6 +37,7 @@ class Row(NamedTuple):
       shapes, dtypes: of A and B.
       agreement: None where the two cannot be compared, which `problem` says.
       how: why the names belong together, if they are not the same.
+      is_noise: whether repeats of A differ in it as much.
     """
 
     place: Place
@@ -47,11 +48,12 @@ class Row(NamedTuple):
     agreement: Agreement | None
     problem: str
     how: str
+    is_noise: bool = False
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether it is within tolerance; None where it was not compared."""
-        return None if self.agreement is None else self.agreement.is_inside
+        """Whether it is within tolerance; None where it was not compared, or is noise."""
+        return None if self.agreement is None or self.is_noise else self.agreement.is_inside
 
 
 class Tensors(NamedTuple):
@@ -75,7 +77,11 @@ class Tensors(NamedTuple):
 
 
 def compare_dumps(
-    a: Sequence[Dump], b: Sequence[Dump], tolerance: float | None = None, given: Mapping[str, str] | None = None
+    a: Sequence[Dump],
+    b: Sequence[Dump],
+    tolerance: float | None = None,
+    given: Mapping[str, str] | None = None,
+    repeats: Sequence[Sequence[Dump]] = (),
 ) -> tuple[Verdict, Tensors]:
     """Compares dumps step by step, until an operator is out of tolerance.
 
@@ -83,6 +89,8 @@ def compare_dumps(
       a, b: dumps of both; A's tensors are those that errors are measured against.
       tolerance: relative; None: by dtype, as in `arrays.TOLERANCES`.
       given: names of A's operators to names of B's, where no rule finds them.
+      repeats: dumps of other repeats of A. What is out of tolerance among these is noise, and not judged: the gradient
+        of a bias that changes nothing is a sum of rounding.
     Returns:
       The verdict, and the last step that was compared.
     Raises:
@@ -92,7 +100,8 @@ def compare_dumps(
     notes += [note for dump in (*a, *b) for note in dump.notes]
     compared, done = 0, None
     for of_a, of_b in pairs:
-        done = _compare_step(of_a, of_b, tolerance, given or {})
+        others = [dump for dumps in repeats for dump in dumps if dump.key == of_a.key]
+        done = _compare_step(of_a, of_b, others, tolerance, given or {})
         compared += sum(row.agreement is not None for row in done.rows)
         if done.first is not None:
             break
@@ -135,7 +144,20 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
     raise CannotTell(f"The dumps have no step in common: A has {steps[0][:6]}, B has {steps[1][:6]}.")
 
 
-def _compare_step(a: Dump, b: Dump, tolerance: float | None, given: Mapping[str, str]) -> Tensors:
+def _compare_step(
+    a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
+) -> Tensors:
+    noisy = {
+        place
+        for other in repeats
+        for place in a.files
+        if place in other.files and _row(a, other, place, place, "", tolerance).is_inside is False
+    }
+    if 2 * len(noisy) > len(a.files):
+        raise CannotTell(
+            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
+            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
+        )
     matching = match(a.operators, b.operators, given)
     rows = []
     for place in a.files:
@@ -145,7 +167,7 @@ def _compare_step(a: Dump, b: Dump, tolerance: float | None, given: Mapping[str,
             rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance))
     # A scope more in front is a guess, which the shapes have to confirm.
     wrong = {row.place.op for row in rows if row.how == "scope" and row.agreement is None}
-    rows = [row for row in rows if row.place.op not in wrong]
+    rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
     outputs = [row for row in rows if row.place.side == "output"] or rows
@@ -244,6 +266,9 @@ def _about_names(done: Tensors) -> list[str]:
             notes.append(f"Operators of {side} without a partner: {len(names)}, {_list(names)}.")
     if matching.inside:
         notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {_list(list(matching.inside))}.")
+    noise = [row.place.op for row in done.rows if row.is_noise]
+    if noise:
+        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {_list(noise)}.")
     problems = [row.problem for row in done.rows if row.problem]
     if problems:
         notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")

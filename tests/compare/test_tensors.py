@@ -71,6 +71,15 @@ def test_a_factor_is_told(base, tmp_path):
     assert done.first.place.op == "scaled" and "B is 1.001 times A" in verdict.sentence
 
 
+def test_what_repeats_of_a_differ_in_is_not_judged(base, tmp_path):
+    one, two = (of_training(dump(tmp_path / name, factor=factor)) for name, factor in (("one", 1.01), ("two", 1.02)))
+    verdict, _ = compare_dumps(base, one, repeats=[two])
+    assert verdict.exit_code == 0
+    assert any(note.startswith("Tensors that were not judged, as A's own repeats differ") for note in verdict.notes)
+    with pytest.raises(CannotTell, match="own repeats differ in .* so those of B tell nothing"):
+        compare_dumps(base, one, repeats=[of_training(dump(tmp_path / "fed", fed=2.0))])
+
+
 def test_what_differs_before_anything_is_computed(base, tmp_path):
     whole = of_training(dump(tmp_path / "whole", dump_mode="all"))
     verdict, _ = compare_dumps(whole, of_training(dump(tmp_path / "fed", dump_mode="all", fed=1.01)))
