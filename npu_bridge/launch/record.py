@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -31,7 +32,7 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
     last of these steps.
     """
-    sys.exit(_tell_errors(lambda: _record(os.path.abspath(out), steps, [*launcher, script, *arguments])))
+    sys.exit(_tell_errors(lambda: _record(os.path.abspath(out), steps, [*launcher, script], arguments)))
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -48,11 +49,12 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
     sys.exit(_tell_errors(lambda: _replay(recorded, out, [*launcher, script, *arguments])))
 
 
-def _record(out: str, steps: int, command: list[str]) -> int:
+def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> int:
     if os.path.exists(os.path.join(out, "rank_0")):
         for old in (*glob.glob(os.path.join(glob.escape(out), "rank_*")), os.path.join(out, "run")):
             shutil.rmtree(old, ignore_errors=True)
-    code = run_trial(Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out), command, _ONE_STEP)
+    trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
+    code = run_trial(trial, [*command, *arguments], _ONE_STEP)
     found = [_facts(path) for path in sorted(glob.glob(os.path.join(glob.escape(out), "rank_*", "record.json")))]
     if code or not found:
         raise LaunchError(
@@ -71,7 +73,7 @@ def _record(out: str, steps: int, command: list[str]) -> int:
     for name, why in facts["not_recorded"].items():
         click.echo(f"record: not recorded: {name}, as {why}")
     click.echo(
-        f"record: here, npu-run replay {shown} {command[-1]} trains from it; on a machine without this package, copy "
+        f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a machine without this package, copy "
         f"{shown} there and pass its hook:\n\n"
         f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
         f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"

@@ -78,6 +78,7 @@ def recorded(command, tmp_path):
 
 def test_a_record_holds_all_that_a_step_reads(recorded, tmp_path):
     assert "3 steps on 1 rank(s): initial weights, 1 tensors of batches, 1 fed tensors, 1 random tensors" in recorded
+    assert "npu-run replay recorded train.py ... trains from it" in recorded
     assert "Replay('recorded')" in recorded and "not recorded" not in recorded
     folder = tmp_path / "recorded" / "rank_0"
     facts = json.loads((folder / "record.json").read_text())
