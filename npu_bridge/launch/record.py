@@ -73,7 +73,8 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     for name, why in facts["not_recorded"].items():
         click.echo(f"record: not recorded: {name}, as {why}")
     click.echo(
-        f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a machine without this package, copy "
+        f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a "
+        f"machine without this package, copy "
         f"{shown} there and pass its hook:\n\n"
         f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
         f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
