@@ -29,6 +29,7 @@ _INDEPENDENT = (
     "npu_bridge.options",
     "npu_bridge.run",
     "npu_bridge.tf_internals",
+    "npu_bridge.trials",
 )
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"

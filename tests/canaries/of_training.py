@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 
 import numpy as np
@@ -194,6 +195,59 @@ def _():
     with tempfile.TemporaryDirectory() as folder, v1.Session() as session:
         session.run(v1.global_variables_initializer())
         expect(v1.train.Saver(builder=own).save(session, f"{folder}/canary"), "nothing was saved")
+
+
+@canary_of(training.watch_gradients)
+def _():
+    from tensorflow.python.ops import gradients_util
+
+    seen, before = [], gradients_util._GradientsHelper
+    try:
+        training.watch_gradients(lambda ys, gradients: seen.append((ys, gradients)))
+        variable, loss = variable_and_loss()
+        taken = v1.gradients(loss, [variable])
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    finally:
+        gradients_util._GradientsHelper = before
+    expect(seen[0][0] is loss and seen[0][1] == taken, "gradients are taken unseen")
+    expect(len(seen) == 2 and seen[1][0] is loss, "an optimizer takes gradients unseen")
+
+
+@canary_of(training.change_seeds)
+def _():
+    from tensorflow.python.framework import random_seed
+
+    before = random_seed.get_seed
+    try:
+        training.change_seeds(lambda get_seed, seed: (7, 11 if seed is None else seed))
+        drawn = [v1.random_normal([2]), v1.random_uniform([2], seed=5), v1.get_variable("w", [2]).initializer.inputs[1]]
+        dataset = tf.data.Dataset.range(4).shuffle(4)
+    finally:
+        random_seed.get_seed = before
+    seeds = {
+        (op.get_attr("seed"), op.get_attr("seed2")) for op in v1.get_default_graph().get_operations() if is_draw(op)
+    }
+    expect(drawn and seeds == {(7, 11), (7, 5)}, f"operators have the seeds {seeds}")
+    expect(dataset is not None, "no data set can be shuffled")
+
+
+def is_draw(op):
+    return op.type in ("RandomStandardNormal", "RandomUniform", "TruncatedNormal")
+
+
+@canary_of(training.change_folders_of_estimators)
+def _():
+    module = importlib.import_module(names.ESTIMATOR_MODULE)
+    before = module.maybe_overwrite_model_dir_and_session_config
+    try:
+        training.change_folders_of_estimators(module, lambda folder: f"{folder}/canary")
+        with tempfile.TemporaryDirectory() as folder:
+            estimator = tf.estimator.Estimator(lambda features: None, folder)
+            expect(estimator.model_dir == estimator.config.model_dir == f"{folder}/canary", "it writes elsewhere")
+    finally:
+        module.maybe_overwrite_model_dir_and_session_config = before
+    for name in names.KERAS_MODEL_MODULES:
+        expect(callable(importlib.import_module(name).Model.fit), f"{name} has no models to fit")
 
 
 def instance_of(path):

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -55,6 +56,16 @@ RUN_BY_OTHER_TESTS = {
     ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
     "npu-run -np 2 --split timeline/tail.json train.py": ("launch/test_timeline.py", ['"--split", "seen/tail.json"']),
+    "npu-run record train.py": ("trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
+    "npu-run record --steps 5 --out recorded train.py": (
+        "trials/test_record.py",
+        ['command(record, "--steps", 3, "train.py", 1)'],
+    ),
+    "npu-run replay recorded train.py": ("trials/test_record.py", ['command(replay, "recorded", "train.py", 2)']),
+    "npu-run bisect train.py --low allow_mix_precision --steps 20": (
+        "trials/test_bisect.py",
+        ['"train.py", "--low", "allow_mix_precision", "--steps", "3"'],
+    ),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
     "python examples/accelerate/train.py --low bfloat16 --ratio 0.5": ("examples/test_accelerate.py", None),
     "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2": (
@@ -88,6 +99,16 @@ RUN_HERE = {
     "npu-run --hostfile hosts train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
     "npu-run --rank-table table.json train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
     "npu-run -np 4 --restarts 3 train.py": ["rank 0 of 4 "],
+    # Of the repeats that are there; the next command empties their folder.
+    "npu-run compare noise out/npu": ["losses: inside. B stays in the band of A"],
+    "npu-run --repeat 3 --vary seed --out noise train.py": [
+        r"npu-run: repeat 2, seeds \+ 2, in noise/repeat-2",
+        "npu-run: repeats: no losses were seen",
+    ],
+    "npu-run --repeat 4 --vary order --out noise_order train.py": ["npu-run: repeat 1, TF_ENABLE_ONEDNN_OPTS="],
+    "npu-run -np 2 --repeat 3 --vary rounding --out noise_rounding train.py --model_dir {out}": [
+        r"rank 0 of 2 --model_dir \S*/noise_rounding/repeat-2",
+    ],
     # Four ranks on each of two nodes, of which `scontrol` names this machine alone.
     "#SBATCH --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
     'until npu-run -H "$(./hosts.sh | paste -sd,)" train.py; do sleep 10; done': ["rank 0 of 2 "],
@@ -190,6 +211,11 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
+    for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
+        (folder / path).mkdir(parents=True)
+        noise = random.Random(path)
+        write_history(str(folder / path), [3 - step / 20 + noise.gauss(shift, 1) / 1000 for step in range(40)])
+        (folder / path / "trial.json").touch()
     for name, losses in {
         "digits": [3.0, 2.0, 1.0],
         "again": [3.0, 2.0, 1.0],
