@@ -60,8 +60,10 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
     old_of_2: dict[str, Use] = {}
     of_version_1: dict[str, Use] = {}
     needs_graphs: dict[str, Use] = {}
+    beside_version_2: dict[str, Use] = {}
     switches_to_2 = needs_2 = makes_graphs = False
     for facts in read_tree(script, roots):
+        has_both = any(map(_is_plain, facts.uses))
         for use in facts.uses:
             if use.is_import and not use.is_guarded:
                 package = use.name.partition(".")[0]
@@ -76,14 +78,22 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
                 continue
             era = _era_of(use.name)
             if era == 1 and use.name.startswith(_VERSION_1):
-                of_version_1.setdefault(use.name, use)
+                is_beside = has_both and use.alias == "tensorflow.compat.v1"
+                (beside_version_2 if is_beside else of_version_1).setdefault(use.name, use)
             elif era:
                 (of_1 if era == 1 else of_2).setdefault(use.name, use)
     if not needs_2:
         of_1.update(of_version_1)
     if not makes_graphs:
-        of_1.update(needs_graphs)
+        # A file with `tf1 = tf.compat.v1` beside `tf` that makes its graphs works in TensorFlow 2 as it stands.
+        of_1.update(needs_graphs | ({} if needs_2 else beside_version_2))
     return Evidence(of_1, of_2, old_of_2, switches_to_2)
+
+
+def _is_plain(use: Use) -> bool:
+    """Whether a name is taken from `tf` as it is imported, other than to find out its version."""
+    versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
+    return use.alias == "tensorflow" and not use.name.startswith(versions)
 
 
 def _is_old(name: str) -> bool:

@@ -78,6 +78,11 @@ RUN_BY_OTHER_TESTS = {
     ),
     # What `make train` starts; the dry run below shows that it does.
     "npu-run -np 2 examples/bert_pretrain/train.py --distributed": ("journeys/test_readme.py", ['"make", "train"']),
+    "python examples/boost/train.py": ("examples/test_boost.py", None),
+    "python examples/boost/train.py --epochs 2 --out out/boost": (
+        "examples/test_boost.py",
+        ['"python examples/boost/train.py", "--epochs", 1, "--out"'],
+    ),
     "python examples/stages/own_stage.py": ("examples/test_own_stage.py", None),
     "python examples/digits/train_estimator.py": ("journeys/test_first_minutes.py", ['"digits/train_estimator.py"']),
     "npu-run -np 2 examples/digits/train_estimator.py": ("examples/test_digits.py", None),
@@ -134,6 +139,8 @@ NOT_RUN = {
     "make docs": "half a minute; test_site.py builds the same site",
     "make dist": "half a minute; test_wheel.py builds the same files",
     "make bench": "minutes of benchmarks",
+    "python benchmarks/wire.py": "minutes, and needs root",
+    "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml ".[cpu]"': "needs a network",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
