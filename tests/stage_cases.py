@@ -16,34 +16,15 @@ from tests.stage_models import (
     FIRST_SCALE,
     GROWS_EVERY,
     LEARNING_RATE,
-    LEAST,
-    PARTITION_VALUES,
-    PARTITIONS,
-    SHAPES,
     STEPS,
-    TOP_SHARE,
     WINDOW,
     gradients_of,
     in_numpy,
     start_values,
+    tables_of,
 )
 
 tf1 = tf.compat.v1
-STAGES = {
-    "accumulate": lambda: stages.Accumulate(WINDOW),
-    "accumulate sums": lambda: stages.Accumulate(WINDOW, "sum"),
-    "clip locally": lambda: stages.ClipLocally(-0.5, 0.75),
-    "clip by value": lambda: stages.ClipByValue(0.4),
-    "clip by norm": lambda: stages.ClipByGlobalNorm(1.5),
-    "centralise": lambda: stages.CentralizeGradients(),
-    "top k": lambda: stages.TopK(TOP_SHARE),
-    "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
-    "threshold": lambda: stages.Threshold(LEAST),
-    "adasum": lambda: stages.Adasum(),
-    "adasum of means": lambda: stages.Adasum(averaged_ranks=2),
-    "adasum of hosts": lambda: stages.Adasum("host"),
-    "partial sync": lambda: stages.PartialSync(PARTITION_VALUES),
-}
 CHAINS = (
     ("accumulate",),
     ("accumulate sums", "clip by norm"),
@@ -78,7 +59,7 @@ CHAINS_OF_WAYS = {
 
 def made(chain):
     """The stages of a chain, in the order of its names."""
-    return [STAGES[name]() for name in chain]
+    return stages.from_config({"stages": tables_of(chain)})
 
 
 def dynamic():
@@ -257,23 +238,31 @@ def trained(way, chain):
 
 def assert_equals_numpy(way, chain, results):
     """Results of `trained`, by rank, against the model."""
-    values_of_ranks, scales, updates, residuals = in_numpy(chain, len(results))
-    assert 0 < updates < STEPS
+    model = in_numpy(chain, len(results))
+    assert 0 < model.updates < STEPS
     for rank, (our_values, our_scales, our_updates, everything) in enumerate(results):
         where = f"{way}, {chain}, rank {rank}"
-        assert our_scales == scales, where
-        assert our_updates == updates, where
-        alike = PARTITIONS[(updates - 1) % len(PARTITIONS)] if "partial sync" in chain else SHAPES
-        for name, value in values_of_ranks[rank].items():
-            np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
-            is_same = np.array_equal(our_values[name], results[0][0][name])
-            assert is_same or name not in alike, f"{where}: {name} differs between ranks"
-        for name, residual in residuals[rank].items() if {"top k", "threshold"} & set(chain) else ():
-            kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
-            if not way.startswith("fit"):  # whose variables are known by number
-                np.testing.assert_allclose(kept, residual, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
-        sums = {name: value for name, value in everything.items() if "accumulated" in name}
-        assert not any(np.any(value) for value in sums.values()), f"{where}: something is left of the last window"
+        assert our_scales == model.scales, where
+        assert our_updates == model.updates, where
+        assert_close(our_values, model.values[rank], where)
+        for name in model.alike:
+            assert np.array_equal(our_values[name], results[0][0][name]), f"{where}: {name} differs between ranks"
+        if not way.startswith("fit"):  # whose variables are known by number
+            assert_close(kept_in(everything, "not_sent"), model.residuals[rank], where)
+            assert_close(kept_in(everything, "accumulated"), model.sums[rank], where)
+
+
+def assert_close(actual, expected, where):
+    """Arrays by name; float32 against float64, whatever happened to them in all steps."""
+    assert set(actual) == set(expected), where
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
+
+
+def kept_in(everything, folder):
+    """What stages keep for each variable, by the variable's name without scopes."""
+    found = {name.partition(":")[0]: value for name, value in everything.items() if folder + "/" in name}
+    return {name.rpartition("/")[2]: value for name, value in found.items() if not name.endswith("_rows")}
 
 
 def resumed(way, folder):
