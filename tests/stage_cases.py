@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.pipeline import variables_of
@@ -23,6 +24,7 @@ from tests.stage_models import (
     start_values,
     tables_of,
 )
+from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
 CHAINS = (
@@ -62,6 +64,11 @@ def made(chain):
     return stages.from_config({"stages": tables_of(chain)})
 
 
+def _is_apart(chain):
+    """True when ranks keep something for themselves."""
+    return any(name.split()[0] in ("partial", "accumulate", "top", "threshold") for name in chain)
+
+
 def dynamic():
     return ExponentialUpdateLossScaleManager(FIRST_SCALE, GROWS_EVERY, 1, 2, 0.5)
 
@@ -90,7 +97,7 @@ class InGraph:
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=made(chain))
             self._scale = manager.get_loss_scale()
             self._train_op = optimizer.minimize(loss_of(self._variables, self._fed), self._count)
-            self._sync_op = stages.sync_all(optimizer) if "partial sync" in chain else None
+            self._sync_op = stages.sync_all(optimizer) if _is_apart(chain) else None
             self._saver = tf1.train.Saver()
             self._session = tf1.Session()
             self._session.run(tf1.global_variables_initializer())
@@ -111,6 +118,10 @@ class InGraph:
 
     def sync(self):
         self._session.run(self._sync_op)
+
+    def broadcast(self):
+        with self._graph.as_default():
+            self._session.run(broadcast_global_variables(0))
 
     def save(self, path):
         with self._graph.as_default():
@@ -262,19 +273,25 @@ def assert_close(actual, expected, where):
 def kept_in(everything, folder):
     """What stages keep for each variable, by the variable's name without scopes."""
     found = {name.partition(":")[0]: value for name, value in everything.items() if folder + "/" in name}
-    return {name.rpartition("/")[2]: value for name, value in found.items() if not name.endswith("_rows")}
+    own = {name: value for name, value in found.items() if "of_ranks" not in name and not name.endswith("_rows")}
+    return {name.rpartition("/")[2]: value for name, value in own.items()}
 
 
-def resumed(way, folder):
-    """Every variable after training in one go, and after a restart in the middle of a window."""
-    chain, rank = ("accumulate", "clip by norm"), collective.current().rank
-    fed = gradients_of(rank, 16)
+def resumed(way, chain, folder):
+    """Every variable after training in one go, after a restart from rank 0's checkpoint, and before the restart."""
+    ranks = collective.current()
+    fed = gradients_of(ranks.rank, 16)
     stop = 10
     assert stop % WINDOW
     whole, before, after = (WAYS[way](chain) for _ in range(3))
     whole.train(fed)
     before.train(fed[:stop])
-    path = before.save(f"{folder}/rank_{rank}")
-    after.restore(path)
+    left = before.everything()
+    before.sync()
+    path = before.save(f"{folder}/{way}_{ranks.rank}")
+    ranks.exchange([0], f"saved_{list(WAYS).index(way)}_{len(chain)}")
+    after.restore(path.replace(f"{way}_{ranks.rank}", f"{way}_0"))
     after.train(fed[stop:])
-    return whole.everything(), after.everything(), before.everything()
+    before.train(fed[stop:])
+    assert_same_bits(before.everything(), whole.everything())
+    return whole.everything(), after.everything(), left

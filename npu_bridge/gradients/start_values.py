@@ -165,7 +165,10 @@ def _start_alike(owner, variables, read, write, line):
             line,
         )
     for batch in _batches(differing, variables):
-        for position, value in zip(batch, _of_rank_0(ranks, read(batch))):
+        values = read(batch)
+        if not all(variables[position].shape.is_fully_defined() for position in batch):
+            values = _shaped_as_on_rank_0(ranks, values)
+        for position, value in zip(batch, _of_rank_0(ranks, values)):
             write(position, value)
     return True
 
@@ -197,6 +200,16 @@ def _batches(positions, variables):
 
 def _all_gather(ranks, numbers):
     return _outside([np.array(numbers, np.int64)], lambda tensor: ranks.all_gather(tensor, _MEETING))[0]
+
+
+def _shaped_as_on_rank_0(ranks, values):
+    """Values of the shapes that they have on rank 0, which is to send them."""
+    lengths = [length for value in values for length in np.shape(value)]
+    there = iter(np.reshape(_all_gather(ranks, lengths), [ranks.size, -1])[0])
+    shapes = [tuple(int(next(there)) for _ in np.shape(value)) for value in values]
+    return [
+        value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)
+    ]
 
 
 def _of_rank_0(ranks, values):

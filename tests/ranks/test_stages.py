@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from npu_bridge import collective
@@ -36,18 +37,74 @@ def test_sparsification_keeps_what_it_does_not_send(on_ranks):
         stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
 
 
+KEEPING = ("accumulate", "clip by norm", "top k")
+
+
 def resumed_in(ways, folder):
     """On a rank: every variable after training in one go and after a restart, and before the restart."""
     assert collective.current().size == 2
-    return [stage_cases.resumed(way, folder) for way in ways]
+    return [stage_cases.resumed(way, KEEPING, folder) for way in ways]
 
 
-def test_each_rank_resumes_its_own_window_bit_for_bit(on_ranks, tmp_path):
-    """Sums are each rank's own, and nothing that makes ranks alike before the first step touches them."""
-    results = on_ranks(2, resumed_in, ("graph", "function"), str(tmp_path))
-    for way in range(2):
-        for whole, resumed, before in (result[way] for result in results):
+def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
+    """Sums, and what was not sent, are each rank's own."""
+    ways = ("graph", "function", "fit, legacy", "fit, current")
+    results = on_ranks(2, resumed_in, ways, str(tmp_path))
+    for number, way in enumerate(ways):
+        for whole, resumed, _ in (result[number] for result in results):
             assert_same_bits(resumed, whole)
-            assert any("accumulated" in name and value.any() for name, value in before.items())
-        first, second = (result[way][2] for result in results)
-        assert any("accumulated" in name and (first[name] != second[name]).any() for name in first)
+        first, second = (result[number][2] for result in results)
+        assert sum((first[name] != second[name]).any() for name in first) >= 5, f"{way}: ranks are alike"
+
+
+def resumed_on_rank_0_alone(is_broadcast, folder):
+    """On a rank: what is kept before and after a restore that happens on rank 0 alone, and steps after it."""
+    ranks = collective.current()
+    fed = stage_cases.gradients_of(ranks.rank, 16)
+    before, after = (stage_cases.InGraph(KEEPING) for _ in range(2))
+    before.train(fed[:10])
+    before.sync()
+    if ranks.rank == 0:
+        after.restore(before.save(f"{folder}/{is_broadcast}"))
+    if is_broadcast:
+        after.broadcast()
+    for training in (before, after):
+        training.train(fed[10:])
+    return before.everything(), after.everything()
+
+
+@pytest.mark.parametrize("is_broadcast", [False, True])
+def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks, tmp_path, is_broadcast):
+    for whole, resumed in on_ranks(2, resumed_on_rank_0_alone, is_broadcast, str(tmp_path)):
+        assert_same_bits(resumed, whole)
+
+
+def saved_and_kept(folder):
+    """On a rank: what is kept when rank 0 writes a checkpoint."""
+    ranks = collective.current()
+    training = stage_cases.InGraph(KEEPING)
+    training.train(stage_cases.gradients_of(ranks.rank, 10))
+    training.sync()
+    if ranks.rank == 0:
+        training.save(f"{folder}/of_two")
+    return training.everything()
+
+
+def restored_and_kept(folder):
+    """What is left of that after a step in which nothing is sent and nothing added."""
+    training = stage_cases.InGraph(KEEPING)
+    training.restore(f"{folder}/of_two")
+    nothing = {name: 0 * value for name, value in stage_cases.gradients_of(0, 1)[0].items()}
+    training.train([nothing])
+    return training.everything()
+
+
+@pytest.mark.ranks(4)
+def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks, tmp_path):
+    saved = on_ranks(2, saved_and_kept, str(tmp_path))
+    means = {name: sum(of_rank[name].astype(float) for of_rank in saved) / 2 for name in saved[0]}
+    assert any(means[name].any() for name in means if name.startswith("not_sent/"))
+    for everything in [*on_ranks(4, restored_and_kept, str(tmp_path)), restored_and_kept(tmp_path)]:
+        for name in everything:
+            if name.startswith("accumulated/") and not name.endswith("_rows:0") or name.startswith("not_sent/"):
+                np.testing.assert_allclose(everything[name], means[name], rtol=1e-6, err_msg=name)

@@ -36,8 +36,8 @@ class Accumulate(Stage):
       TypeError: `steps` is not an integer.
       ValueError: an argument is out of its range.
     Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
-      saved. On several ranks they are each rank's own: a checkpoint that rank 0 writes in the middle of a window holds
-      its sums alone, and the ranks that start from it all begin with these.
+      saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle of
+      a window.
     """
 
     place = "accumulate"
@@ -81,8 +81,13 @@ class Accumulate(Stage):
     def variables_of_this_rank(self):
         return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
 
-    def collect(self, step):
+    def prepare(self, step):
         self.state()
+        for grad, variable in step.grads_and_vars:
+            if grad is not None:
+                self._sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+
+    def collect(self, step):
         sums, pairs = self._sums, step.grads_and_vars
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
