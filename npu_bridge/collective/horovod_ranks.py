@@ -125,17 +125,12 @@ class HorovodCommunicator(Communicator):
         return moved_as_bits(tensor, send)
 
     def broadcast_variables(self, variables, root_rank):
-        def sent(variable, name):
-            value = tf.convert_to_tensor(variable)
-            if not variable.shape.is_fully_defined():  # a transfer needs the same shape on all ranks
-                shape = self.broadcast(tf.shape(value), root_rank, f"{name}_shape")
-                # The root uses what it sends, too: else its graph would lose that transfer.
-                value = tf.reshape(value, shape) if self.rank == root_rank else tf.zeros(shape, value.dtype)
-            return self.broadcast(value, root_rank, name)
-
-        # Named by position: scopes are part of a variable's name, and may differ between ranks.
         assigned = [
-            variable.assign(sent(variable, f"broadcast_{position}")) for position, variable in enumerate(variables)
+            variable.assign(
+                # Named by position: scopes are part of a variable's name, and may differ between ranks.
+                self.broadcast(tf.convert_to_tensor(variable), root_rank, f"broadcast_{position}")
+            )
+            for position, variable in enumerate(variables)
         ]
         return None if tf.executing_eagerly() else tf.group(*assigned)
 

@@ -17,8 +17,19 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective.carriers import run_in_any_case
 from npu_bridge.collective.packing import packed, unpacked
-from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if
+from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable, tensors_if
 from npu_bridge.tf_internals.graphs import is_compiled_by_xla
+
+_KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text keys only
+
+
+def without_rows(variables: Sequence[tf.Variable]) -> list:
+    """The variables of the graph being built that can be broadcast.
+
+    Those with rows have other shapes on rank 0 than elsewhere; they are sent before the first step (`start_values`).
+    """
+    rows = {variable.ref() for variable in tf.compat.v1.get_default_graph().get_collection_ref(_KEY)}
+    return [variable for variable in variables if variable.ref() not in rows]
 
 
 class RankValues:
@@ -36,7 +47,7 @@ class RankValues:
         """Makes an empty variable for the rows of each variable that has none yet."""
         for variable in variables:
             if variable.ref() not in self._kept:
-                rows = _without_rows(variable)
+                rows = _empty_rows(variable)
                 self._kept[variable.ref()] = (variable, rows)
                 setattr(self.module, f"rows_{len(self._kept) - 1}", rows)  # where object-based checkpoints find it
 
@@ -81,15 +92,18 @@ class RankValues:
         return None if tf.executing_eagerly() else tf.group(*empty)
 
 
-def _without_rows(variable):
+def _empty_rows(variable):
     shape, dtype = variable.shape, variable.dtype.base_dtype
     any_rows = tf.TensorShape([None, *shape])
     # The initial value can have rows, too: that is how values are put into the variables of a finished graph.
-    return state_variable(
+    made = state_variable(
         lambda: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=any_rows),
         f"of_ranks/{variable.name.partition(':')[0]}",
         any_rows,
     )
+    if building_graph():
+        made.graph.get_collection_ref(_KEY).append(made)
+    return made
 
 
 def _own_row(rows):

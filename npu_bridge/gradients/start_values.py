@@ -153,8 +153,9 @@ def _start_alike(owner, variables, read, write, line):
         return False
     hashes_of_ranks = np.reshape(_all_gather(ranks, hashes), [ranks.size, -1])
     differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
-    if ranks.rank == 0:
-        names = [variables[position].name for position in differing]
+    # Rows for all ranks (`rank_values`) are rank 0's alone until now, whoever restored them.
+    names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
+    if ranks.rank == 0 and names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         _LOG.warning(
             "%s: the ranks started from different values of %s%s; now all have those of rank 0. To choose this "
