@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stages.partial_sync import partitions
 from tests import stage_cases
-from tests.training import OPTIMIZERS, assert_same_bits, token_batches, train
+from tests.training import OPTIMIZERS, TwoLayers, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
 
@@ -70,6 +70,25 @@ def test_partitions_are_cut_from_the_last_variable_on():
     ):
         cut = [[part.shape[0] for part in parts] for parts in partitions(variables, threshold)]
         assert cut == expected
+
+
+def test_without_stages_a_graph_has_the_nodes_it_has_without_the_argument():
+    def nodes(make):
+        with tf.Graph().as_default() as graph:
+            model = TwoLayers()
+            make(tf1.train.AdamOptimizer(0.1)).minimize(model.loss, tf1.train.get_or_create_global_step())
+            return list(graph.as_graph_def().node)
+
+    plain = nodes(lambda inner: inner)
+    assert len(plain) > 50
+    for make in (NPUOptimizer, NPUDistributedOptimizer):
+        assert nodes(make) == nodes(lambda inner, make=make: make(inner, stages=[])) == plain
+    scaled = [
+        nodes(lambda inner, more=more: NPUOptimizer(inner, stage_cases.dynamic(), True, True, True, **more))
+        for more in ({}, {"stages": []})
+    ]
+    assert scaled[0] == scaled[1]
+    assert len(scaled[0]) > len(plain)
 
 
 @pytest.mark.parametrize("way", ["graph", "function", "fit, current"])

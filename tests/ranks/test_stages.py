@@ -108,3 +108,71 @@ def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks
         for name in everything:
             if name.startswith("accumulated/") and not name.endswith("_rows:0") or name.startswith("not_sent/"):
                 np.testing.assert_allclose(everything[name], means[name], rtol=1e-6, err_msg=name)
+
+
+CONSERVING = (("top k",), ("threshold",))
+
+
+def conserved():
+    """On a rank: by chain all that was applied in 200 steps, what is left to send, and all that this rank had."""
+    rank, found = collective.current().rank, {}
+    bad = {(step, step % 2): ("kernel", value) for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))}
+    fed = stage_cases.gradients_of(rank, 200, 7, bad)
+    used = [grads for step, grads in enumerate(fed) if not any(step == number for number, _ in bad)]
+    for chain in CONSERVING:
+        training = stage_cases.InGraph(chain)
+        training.train(fed)
+        values, kept = training.values(), stage_cases.kept_in(training.everything(), "not_sent")
+        start = stage_cases.start_values()
+        assert training.updates() == len(used) == 196
+        found[chain] = {
+            name: (
+                (start[name].astype(float) - values[name]) / stage_cases.LEARNING_RATE,
+                kept[name].astype(float),
+                sum(grads[name].astype(float) for grads in used),
+            )
+            for name in ("kernel", "vector")
+        }
+    return found
+
+
+def test_nothing_that_was_not_sent_is_lost(on_ranks):
+    """What is applied and what is kept are together the mean of all gradients, also after skipped steps."""
+    results = on_ranks(2, conserved)
+    for chain in CONSERVING:
+        for name in ("kernel", "vector"):
+            applied, kept, had = np.mean([result[chain][name] for result in results], axis=0)
+            assert np.linalg.norm(kept) > 1e-3
+            assert np.linalg.norm(applied + kept - had) <= 1e-5 * np.linalg.norm(had), f"{chain}, {name}"
+
+
+LONG = ("accumulate", "clip locally", "clip by value", "clip by norm", "centralise")
+OF_FOUR = [
+    ("graph", (*LONG, "top k")),
+    ("graph", ("threshold",)),
+    ("graph, tailed", (*LONG, "partial sync")),
+    ("function", (*LONG, "threshold")),
+    ("fit, legacy", (*LONG, "top k")),
+    ("fit, current", (*LONG, "adasum")),
+]
+
+
+def trained_by_four():
+    """On a rank: what `stage_cases.trained` gives, and the variables after each step of partial synchronisation."""
+    training, values = stage_cases.InGraph(("partial sync",)), []
+    for grads in stage_cases.gradients_of(collective.current().rank, 6):
+        training.train([grads])
+        values.append(training.values())
+    return {case: stage_cases.trained(*case) for case in OF_FOUR}, values
+
+
+@pytest.mark.ranks(4)
+def test_every_stage_does_on_four_ranks_what_numpy_does(on_ranks):
+    results = on_ranks(4, trained_by_four)
+    for way, chain in OF_FOUR:
+        stage_cases.assert_equals_numpy(way, chain, [trained[way, chain] for trained, _ in results])
+    partitions = 2
+    for name in stage_cases.start_values():
+        of_ranks = [np.stack([values[name] for values in of_rank]) for _, of_rank in results]
+        alike = [all((value[step] == of_ranks[0][step]).all() for value in of_ranks) for step in range(6)]
+        assert all(any(alike[step : step + partitions]) for step in range(5)) and not all(alike), f"{name}: {alike}"
