@@ -195,7 +195,9 @@ def _sent(options, grads, residual):
             chosen = np.abs(wanted) >= options["value"]
         else:  # of equal ones the first
             chosen = np.zeros(wanted.size, bool)
-            chosen[np.argsort(-np.abs(wanted).ravel(), kind="stable")[: math.ceil(options["density"] * wanted.size)]] = 1
+            chosen[
+                np.argsort(-np.abs(wanted).ravel(), kind="stable")[: math.ceil(options["density"] * wanted.size)]
+            ] = 1
             chosen = chosen.reshape(wanted.shape)
         sent[name] = np.where(chosen, wanted, 0)
         if residual:

@@ -208,9 +208,7 @@ def _shaped_as_on_rank_0(ranks, values):
     lengths = [length for value in values for length in np.shape(value)]
     there = iter(np.reshape(_all_gather(ranks, lengths), [ranks.size, -1])[0])
     shapes = [tuple(int(next(there)) for _ in np.shape(value)) for value in values]
-    return [
-        value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)
-    ]
+    return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 
 def _of_rank_0(ranks, values):

@@ -116,7 +116,9 @@ CONSERVING = (("top k",), ("threshold",))
 def conserved():
     """On a rank: by chain all that was applied in 200 steps, what is left to send, and all that this rank had."""
     rank, found = collective.current().rank, {}
-    bad = {(step, step % 2): ("kernel", value) for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))}
+    bad = {
+        (step, step % 2): ("kernel", value) for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))
+    }
     fed = stage_cases.gradients_of(rank, 200, 7, bad)
     used = [grads for step, grads in enumerate(fed) if not any(step == number for number, _ in bad)]
     for chain in CONSERVING:

@@ -36,8 +36,8 @@ class Accumulate(Stage):
       TypeError: `steps` is not an integer.
       ValueError: an argument is out of its range.
     Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
-      saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle of
-      a window.
+      saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle
+      of a window.
     """
 
     place = "accumulate"
