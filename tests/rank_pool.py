@@ -22,7 +22,7 @@ import time
 import traceback
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-_TIME_LIMIT_SECS = 60.0
+_TIME_LIMIT_SECS = 300.0
 _POLL_SECS = 0.01
 
 
