@@ -88,16 +88,12 @@ def measure(options):
 
 
 def _timed(session, step):
+    from benchmarks.lab.counters import sent_bytes
+
     session.run(step)  # ranks start together, their transfers known to Horovod
-    sent, start = _sent_bytes(), time.perf_counter()
+    sent, start = sent_bytes(), time.perf_counter()
     session.run(step)
-    return time.perf_counter() - start, _sent_bytes() - sent
-
-
-def _sent_bytes():
-    """Of all interfaces this rank can see; on the loopback that is what all ranks have sent."""
-    counters = pathlib.Path("/sys/class/net").glob("*/statistics/tx_bytes")
-    return sum(int(counter.read_text()) for counter in counters)
+    return time.perf_counter() - start, sent_bytes() - sent
 
 
 def run_on_two_hosts(options):

@@ -40,6 +40,7 @@ CHAINS = (
 SPARSE_CHAINS = (
     ("top k",),
     ("top k, forgetful", "clip by value"),
+    ("top k of a fragment",),
     ("threshold", "accumulate"),
     ("clip by norm", "accumulate", "clip locally", "top k"),
 )
@@ -48,6 +49,7 @@ ADASUM_CHAINS = (
     ("adasum of hosts",),
     ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
 )
+ADASUM_OF_WEIGHTS_CHAINS = (("adasum of weights",), ("accumulate", "clip by norm", "adasum of weights", "centralise"))
 PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.
 CHAINS_OF_WAYS = {

@@ -21,9 +21,13 @@ STEPS, MOMENTUM = 24, 0.9
 ARGUMENTS = {
     "Accumulate": lambda draw: {"steps": draw([1, 2, 3, 4]), "reduction": draw(["mean", "sum"])},
     "ClipLocally": lambda draw: draw([{"low": -0.5, "high": 0.75}, {"low": 1.0}, {"low": 0.25, "high": 0.5}]),
-    "TopK": lambda draw: {"density": draw([0.05, 0.25, 0.5, 0.9, 1.0]), "error_feedback": draw([True, True, False])},
+    "TopK": lambda draw: {
+        "density": draw([0.05, 0.25, 0.5, 0.9, 1.0]),
+        "error_feedback": draw([True, True, False]),
+        "per": draw(["tensor", "fragment"]),
+    },
     "Threshold": lambda draw: {"value": draw([0.3, 0.8, 2.1]), "error_feedback": draw([True, True, False])},
-    "Adasum": lambda draw: {"averaged_ranks": draw([1, 1, 2, "host"])},
+    "Adasum": lambda draw: {"averaged_ranks": draw([1, 1, 2, "host"]), "on": draw(["gradients", "weights"])},
     "PartialSync": lambda draw: {"threshold": draw([1, 12, 100])},
     "ClipByValue": lambda draw: draw([{"low": 0.4}, {"low": -0.3, "high": 0.9}, {"low": 0.1, "high": 0.6}]),
     "ClipByGlobalNorm": lambda draw: {"clip_norm": draw([0.5, 1.5, 100.0])},

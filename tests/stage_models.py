@@ -21,10 +21,13 @@ TABLES = {
     "centralise": {"stage": "CentralizeGradients"},
     "top k": {"stage": "TopK", "density": 0.3},
     "top k, forgetful": {"stage": "TopK", "density": 0.3, "error_feedback": False},
+    "top k of a fragment": {"stage": "TopK", "density": 0.3, "per": "fragment"},
     "threshold": {"stage": "Threshold", "value": 0.8},
     "adasum": {"stage": "Adasum"},
     "adasum of means": {"stage": "Adasum", "averaged_ranks": 2},
     "adasum of hosts": {"stage": "Adasum", "averaged_ranks": "host"},
+    "adasum of weights": {"stage": "Adasum", "on": "weights"},
+    "adasum of weights, of means": {"stage": "Adasum", "averaged_ranks": 2, "on": "weights"},
     "partial sync": {"stage": "PartialSync", "threshold": 12},
 }
 # At most one of these: each keeps ranks together by itself.
@@ -121,8 +124,15 @@ def in_numpy(chain, rank_count, fed=None, momentum=0.0):
             continue
         good += 1
         scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
+        before = [dict(of_rank) for of_rank in values]
         for rank, grads in enumerate(_combined(stages, local, residuals)):
             _update(values[rank], slots[rank], _of_reduced(stages, grads), momentum)
+        if _is_of_weights(stages):
+            for name in SHAPES:
+                deltas = [old[name] - new[name] for old, new in zip(before, values)]
+                combined = adasum_tree(deltas[:: _averaged_ranks(stages, rank_count)])
+                for old, new in zip(before, values):
+                    new[name] = old[name] - combined
         if "PartialSync" in stages:
             for name in partitions[updates % len(partitions)]:
                 mean = np.mean([of_rank[name] for of_rank in values], axis=0)
@@ -177,45 +187,61 @@ def _combined(stages, local, residuals):
     """What each rank goes on with."""
     if "PartialSync" in stages:
         return local
+    if "Adasum" in stages:
+        size = _averaged_ranks(stages, len(local))
+        means = [_combined_by(_mean, local[first : first + size]) for first in range(0, len(local), size)]
+        if _is_of_weights(stages):
+            return [mean for mean in means for _ in range(size)]
+        return [_combined_by(adasum_tree, means)] * len(local)
     sparse = next((stages[name] for name in ("TopK", "Threshold") if name in stages), None)
     is_dense = sparse is None or len(local) == 1 or sparse.get("density", 0) * (len(local) - 1) >= 1
     if not is_dense:
         local = [_sent(sparse, grads, residual) for grads, residual in zip(local, residuals)]
-    rows = np.any([grads.rows for grads in local], axis=0)
-    combine = (lambda grads: np.mean(grads, axis=0)) if "Adasum" not in stages else _adasum(stages["Adasum"])
-    return [_Grads({name: combine([grads.of[name] for grads in local]) for name in SHAPES}, rows)] * len(local)
+    return [_combined_by(_mean, local)] * len(local)
+
+
+def _mean(grads):
+    return np.mean(grads, axis=0)
+
+
+def _combined_by(combine, of_ranks):
+    rows = np.any([grads.rows for grads in of_ranks], axis=0)
+    return _Grads({name: combine([grads.of[name] for grads in of_ranks]) for name in SHAPES}, rows)
+
+
+def _averaged_ranks(stages, rank_count):
+    averaged = stages["Adasum"].get("averaged_ranks", 1)
+    return rank_count if averaged == "host" else min(averaged, rank_count)
+
+
+def _is_of_weights(stages):
+    return stages.get("Adasum", {}).get("on") == "weights"
 
 
 def _sent(options, grads, residual):
     """What one rank sends of its dense gradients; changes what it keeps."""
-    sent = dict(grads.of)
-    for name in DENSE:
-        wanted = grads.of[name] + residual.get(name, 0.0)
-        if "value" in options:
-            chosen = np.abs(wanted) >= options["value"]
-        else:  # of equal ones the first
-            chosen = np.zeros(wanted.size, bool)
-            chosen[
-                np.argsort(-np.abs(wanted).ravel(), kind="stable")[: math.ceil(options["density"] * wanted.size)]
-            ] = 1
-            chosen = chosen.reshape(wanted.shape)
-        sent[name] = np.where(chosen, wanted, 0)
-        if residual:
-            residual[name] = wanted - sent[name]
-    return _Grads(sent, grads.rows)
+    wanted = {name: grads.of[name] + residual.get(name, 0.0) for name in DENSE}
+    flat = {name: value.ravel() for name, value in wanted.items()}
+    if "value" in options:
+        chosen = {name: np.abs(vector) >= options["value"] for name, vector in flat.items()}
+    elif options.get("per") == "fragment":
+        of_all = _largest(np.concatenate(list(flat.values())), options["density"])
+        chosen = dict(zip(flat, np.split(of_all, np.cumsum([vector.size for vector in flat.values()])[:-1])))
+    else:
+        chosen = {name: _largest(vector, options["density"]) for name, vector in flat.items()}
+    sent = {name: np.where(chosen[name].reshape(value.shape), value, 0) for name, value in wanted.items()}
+    residual.update({name: wanted[name] - sent[name] for name in residual})
+    return _Grads({**grads.of, **sent}, grads.rows)
 
 
-def _adasum(options):
-    averaged = options.get("averaged_ranks", 1)
-
-    def combine(grads):
-        size = len(grads) if averaged == "host" else min(averaged, len(grads))
-        return _tree([np.mean(grads[first : first + size], axis=0) for first in range(0, len(grads), size)])
-
-    return combine
+def _largest(vector, density):
+    """Which values have the largest magnitudes; of equal ones the first."""
+    chosen = np.zeros(vector.size, bool)
+    chosen[np.argsort(-np.abs(vector), kind="stable")[: math.ceil(density * vector.size)]] = True
+    return chosen
 
 
-def _tree(grads):
+def adasum_tree(grads):
     """Adasum of one variable's gradients, in pairs of neighbours, pairs of pairs and so on."""
     while len(grads) > 1:
         grads = [

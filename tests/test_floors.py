@@ -35,6 +35,7 @@ FLOORS = {
     "npu_bridge.reporting": ENGINES,
     "npu_bridge.session": ENGINES,
     "npu_bridge._api": DOCUMENTED,
+    "npu_bridge.amp": DOCUMENTED,
     "npu_bridge.estimator": DOCUMENTED,
     "npu_bridge.experimental": DOCUMENTED,
     "npu_bridge.hccl": DOCUMENTED,

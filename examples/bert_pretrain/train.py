@@ -57,6 +57,7 @@ flags.DEFINE_boolean("distributed", None, "Average gradients over the ranks. Def
 flags.DEFINE_boolean("use_tailing", True, "Decide about a step before the last gradients have arrived.")
 flags.DEFINE_integer("num_eval_batches", 8, "Held-out batches rank 0 looks at when training is over; 0: none.")
 flags.DEFINE_enum("optimizer", "lamb", ["lamb", "tfa_lamb"], "LAMB of this package, or tensorflow-addons' one.")
+flags.DEFINE_string("stages", None, "TOML file with tables [[stages]]: what happens to gradients on their way.")
 flags.DEFINE_integer("seed", 12345, "Start values, order of rows and masks follow from it.")
 
 
@@ -79,9 +80,11 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
         epsilon=1e-6,
         exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"],
     )
+    stages = NPURunConfig.from_file(FLAGS.stages).stages if FLAGS.stages else []
+    is_tailing = FLAGS.use_tailing and distributed
     loss_scale = FLAGS.npu_bert_loss_scale
     if loss_scale in (None, -1):
-        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=FLAGS.use_tailing and distributed)
+        return NPUOptimizer(opt, is_distributed=distributed, is_tailing_optimization=is_tailing, stages=stages)
     if loss_scale == 0:
         manager = ExponentialUpdateLossScaleManager(
             init_loss_scale=FLAGS.init_loss_scale_value,
@@ -98,7 +101,8 @@ def make_optimizer(learning_rate, weight_decay_rate: float, distributed: bool):
         loss_scale_manager=manager,
         is_distributed=distributed,
         is_loss_scale=True,
-        is_tailing_optimization=FLAGS.use_tailing and distributed,
+        is_tailing_optimization=is_tailing,
+        stages=stages,
     )
 
 

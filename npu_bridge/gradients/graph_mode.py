@@ -107,6 +107,12 @@ def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any
     return made
 
 
+def value_before_update(variable: Any) -> tf.Tensor:
+    """A copy of a variable's value; what updates the variable must wait for it."""
+    value = tf.convert_to_tensor(variable)
+    return tf.raw_ops.DeepCopy(x=value) if building_graph() else tf.identity(value)
+
+
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
     """Zeros in the shape of a trained variable, called and saved as `folder/name of that variable`.
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
+from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.step_report import StepReport, report_of
 from npu_bridge.options.errors import message
 from npu_bridge.tf_internals.training import track
 
@@ -48,6 +52,8 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             mark_as_distributed(self)
         self._open_steps = OpenSteps()
         self._has_computed = False
+        self._last_step = None
+        self._backward_passes = BackwardPasses(pipeline, self._open_steps, self._combined, type(self).__name__)
 
     @tf.autograph.experimental.do_not_convert  # a user's tf.function would have this package translated, for minutes
     def compute_gradients(
@@ -58,31 +64,70 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         aggregation_method=None,
         colocate_gradients_with_ops=False,
         grad_loss=None,
+        *,
+        loss_id=None,
     ):
         """Gradients of the unscaled loss, averaged over the ranks where the pipeline communicates.
 
+        Of several losses each is multiplied by a scale of its own and differentiated by itself, and whether that scale
+        grows or shrinks depends on the gradients of that loss; the gradients are added up before they are sent. If
+        those of one loss overflow, the step is skipped.
+
         Args:
-          loss: scalar tensor, or a callable that returns one (required when executing eagerly).
+          loss: scalar tensor, or a callable that returns one (required when executing eagerly); or a list of them, to
+            get the sum of their gradients.
           var_list: variables to differentiate by; all trainable ones by default.
           gate_gradients, aggregation_method, colocate_gradients_with_ops, grad_loss: as in
             `tf.compat.v1.train.Optimizer.compute_gradients`.
+          loss_id: which of several managers is that of the loss, by its position; of a list of losses a list. By
+            default the first one, and for a list the managers in their order.
         Returns:
           List of (gradient, variable); a gradient may be None, a sparse one is `tf.IndexedSlices`.
+        Raises:
+          TypeError: `loss_id` is no position.
+          ValueError: there are not as many managers as losses, or there is no manager at that position.
         Ranks: collective where the pipeline communicates.
         """
+        owner = f"{type(self).__name__}.compute_gradients"
+        has_several = isinstance(loss, (list, tuple))
+        losses = list(loss) if has_several else [loss]
+        if has_several:
+            numbers = loss_ids(owner, len(losses), loss_id, self._pipeline)
+        else:
+            numbers = [checked_loss_id(owner, loss_id or 0, self._pipeline)]
         step = self._pipeline.begin()
-        scale = self._pipeline.scale
-        grads_and_vars = self._inner.compute_gradients(
-            (lambda: scale(loss(), step)) if callable(loss) else scale(loss, step),
-            var_list=var_list,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            grad_loss=grad_loss,
-        )
-        if not callable(loss):
+        for one, number in zip(losses, numbers):
+            scale = functools.partial(self._pipeline.scale, step=step, loss_id=number)
+            grads_and_vars = self._inner.compute_gradients(
+                functools.partial(_scaled_result, scale, one) if callable(one) else scale(one),
+                var_list=var_list,
+                gate_gradients=gate_gradients,
+                aggregation_method=aggregation_method,
+                colocate_gradients_with_ops=colocate_gradients_with_ops,
+                grad_loss=grad_loss,
+            )
+            if has_several:
+                add_loss(step, grads_and_vars, number)
+        if not any(map(callable, losses)):
             # After the inner optimizer, so that of several around one another the outermost has the last word.
-            collections.publish(collections.UNSCALED_LOSS, loss)
+            collections.publish(collections.UNSCALED_LOSS, tf.add_n(losses) if has_several else loss)
+        return self._combined(step, step.grads_and_vars if has_several else grads_and_vars)
+
+    @property
+    def last_step(self) -> StepReport:
+        """The loss, overflow and loss scale of the step that was built or executed last, as tensors.
+
+        Raises:
+          ValueError: there is none, or its gradients did not come from here.
+        """
+        return report_of(self._last_step, f"{type(self).__name__}.last_step")
+
+    @property
+    def backward_passes(self) -> BackwardPasses:
+        """Those since the last update, for loops of one's own."""
+        return self._backward_passes
+
+    def _combined(self, step, grads_and_vars):
         delivered = self._pipeline.combine(step, grads_and_vars)
         self._open_steps.keep(step, [variable for _, variable in delivered])
         self._has_computed = True
@@ -109,6 +154,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
             )
+        self._last_step = step
         step.grads_and_vars = grads_and_vars
         updated = [variable for grad, variable in grads_and_vars if grad is not None]
         if updated:
@@ -160,8 +206,12 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         self._inner.make_slots(var_list)
 
 
+def _scaled_result(scale, loss):
+    return scale(loss())
+
+
 def _check_nesting(optimizer, pipeline, owner):
-    if pipeline.scales_loss and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
+    if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
         problem = "the stages inside would work on gradients that are still multiplied by the loss scale"
         mend = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
@@ -174,7 +224,7 @@ def _check_nesting(optimizer, pipeline, owner):
             f"{owner}: the gradients would be averaged over the ranks twice. Expected one distributed optimizer; got "
             f"{type(optimizer).__name__} inside {owner}. Pass the optimizer that it wraps."
         )
-    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_loss:
+    if isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.scales_gradients:
         if pipeline.only_communicates:
             optimizer.decide_together()
             return

@@ -64,9 +64,19 @@ class Pipeline:
         return any(stage.scales_loss for stage in self._stages)
 
     @property
+    def scales_gradients(self) -> bool:
+        """True when gradients come with a loss scale, be it that of the loss or those of groups of variables."""
+        return bool(self.loss_scale_managers)
+
+    @property
     def communicates(self) -> bool:
         """True when a stage exchanges gradients between ranks."""
         return any(stage.communicates for stage in self._stages)
+
+    @property
+    def loss_scale_managers(self) -> tuple:
+        """The managers of the loss scales, in the order of `loss_id`; empty without loss scaling."""
+        return tuple(manager for stage in self._stages for manager in getattr(stage, "managers", ()))
 
     @property
     def stages(self) -> tuple:
@@ -116,8 +126,10 @@ class Pipeline:
         return step
 
     @tf.autograph.experimental.do_not_convert
-    def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
-        """The loss to differentiate instead of `loss`."""
+    def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
+        """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
+        step.loss_id = loss_id
+        step.unscaled_losses.append(loss)
         for stage in self._stages:
             loss = stage.scale(loss, step)
         return loss

@@ -13,6 +13,7 @@ from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
 from npu_bridge.options.errors import message, shown
@@ -35,7 +36,7 @@ def pipeline_of(
 
     Args:
       name: name of the optimizer, and prefix of its transfers' names.
-      manager: the loss-scale manager; None for no loss scaling.
+      manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
       is_checked: with a manager, skip steps whose gradients overflow.
       is_distributed: average gradients over the ranks.
       is_joint: decide about a step together with the other ranks; by default where a scaled loss is distributed or the
@@ -52,7 +53,8 @@ def pipeline_of(
     """
     added = copies_of(stages, owner)
     is_scaled = manager is not None
-    made = [LossScaling(manager)] if is_scaled else []
+    scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
+    made = [scaling(manager)] if is_scaled else []
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
         _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)

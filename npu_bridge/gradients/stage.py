@@ -17,7 +17,14 @@ class Step:
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
-      loss_scale: float32 scalar the loss is multiplied by in this step, or None.
+      loss_scale: float32 scalar the loss is multiplied by in this step, or None; with several scales the one that sums
+        of gradients have in common.
+      scales: the loss scales of all losses, or groups of variables.
+      loss_id: position of the scale of the loss that was scaled last.
+      unscaled_losses: the losses as the user computed them, in the order in which they were scaled.
+      judged: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
+        as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
+      delayed: gradients of backward passes that still have the scale of their loss, by its number.
       divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
@@ -25,6 +32,8 @@ class Step:
         None when it sends nothing. Local gradients are judged and transferred from here.
       is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
+      overflow: boolean scalar, whether this step should have updated the variables and does not; None as long as that
+        is open, or where nothing can skip a step.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
@@ -37,10 +46,16 @@ class Step:
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
     loss_scale: tf.Tensor | None = None
+    scales: tuple = ()
+    loss_id: int = 0
+    unscaled_losses: list = dataclasses.field(default_factory=list)
+    judged: dict = dataclasses.field(default_factory=dict)
+    delayed: dict = dataclasses.field(default_factory=dict)
     divisor: Any = None
     on_wire: list | None = None
     is_usable_here: tf.Tensor | None = None
     should_apply: tf.Tensor | None = None
+    overflow: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
     is_due: tf.Tensor | None = None
@@ -86,7 +101,8 @@ PLACES = (
     "local clip",  # what this rank sends is bounded
     "reduce",  # gradients of all ranks are combined
     "verdict",  # this rank judges what it sends; all ranks decide about the step
-    "clip by value",  # from here on: reduced gradients in true units
+    "accumulate reduced",  # from here on: reduced gradients in true units
+    "clip by value",
     "clip by norm",
     "centralise",
     "transform",

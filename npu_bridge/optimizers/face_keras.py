@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,18 @@ from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, u
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.together import Pending, check_fused, update_together
 from npu_bridge.options.errors import message
+
+
+@contextlib.contextmanager
+def _working_dtype_of(variable):
+    """Inside, Keras makes slots of the dtype in which the variable is updated, not of its own 16 bits; yields it."""
+    dtype = working_dtype(variable)
+
+    def create(next_creator, **arguments):
+        return next_creator(**{**arguments, "dtype": dtype})
+
+    with tf.variable_creator_scope(create):
+        yield dtype
 
 
 class _KerasFace:
@@ -99,15 +112,16 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
             return
         self._groups.check(var_list)
         self._updated = list(var_list)
-        self._slots = [
-            {
-                slot: self.add_variable_from_reference(
-                    variable, slot, initial_value=tf.fill(variable.shape, tf.cast(start, working_dtype(variable)))
-                )
-                for slot, start in self._groups.of(variable).rule.slots().items()
-            }
-            for variable in var_list
-        ]
+        self._slots = []
+        for variable in var_list:
+            with _working_dtype_of(variable) as dtype:
+                starts = self._groups.of(variable).rule.slots().items()
+                values = {slot: tf.fill(variable.shape, tf.cast(start, dtype)) for slot, start in starts}
+                made = {
+                    slot: self.add_variable_from_reference(variable, slot, None, value)
+                    for slot, value in values.items()
+                }
+            self._slots.append(made)
         self._built = True
 
     def _rate_of_now(self):
@@ -173,9 +187,9 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
         self._groups.check(var_list)
         self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
         for variable in var_list:
-            dtype = working_dtype(variable)
-            for slot, start in self._groups.of(variable).rule.slots().items():
-                self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
+            with _working_dtype_of(variable) as dtype:
+                for slot, start in self._groups.of(variable).rule.slots().items():
+                    self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         slots = {slot: self.get_slot(var, slot) for slot in self._groups.of(var).rule.slots()}

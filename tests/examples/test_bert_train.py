@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tensorflow as tf
 
 from tests.examples.conftest import EXAMPLE
 
@@ -47,8 +48,11 @@ def test_train_then_continue_then_nothing_left(train):
     assert (out / "training.png").exists()
 
 
-def test_without_loss_scaling_there_is_no_scale(train):
-    printed, summary, _ = train("--num_train_steps=2", "--npu_bert_loss_scale=-1", "--num_eval_batches=0")
+def test_without_loss_scaling_there_is_no_scale_and_stages_come_from_a_file(train, tmp_path):
+    (tmp_path / "run.toml").write_text("[[stages]]\nstage = 'Accumulate'\nsteps = 2\n")
+    flags = ["--num_train_steps=2", "--npu_bert_loss_scale=-1", "--num_eval_batches=0", "--stages=run.toml"]
+    printed, summary, out = train(*flags)
+    assert summary["steps"] == 2 and any("accumulated" in name for name, _ in tf.train.list_variables(str(out)))
     assert summary["loss_scale"] is None
     assert "loss scale" not in printed
     assert "held-out" not in printed

@@ -140,6 +140,7 @@ def test_the_way_of_gradients_is_told_in_its_order():
         (lambda: stages.TopK(0), ValueError, "got 0"),
         (lambda: stages.TopK(1.5), ValueError, "1.5 (float)"),
         (lambda: stages.TopK(0.1, error_feedback=1), TypeError, "1 (int)"),
+        (lambda: stages.TopK(0.1, per="bucket"), ValueError, "'tensor' or 'fragment'"),
         (lambda: stages.Threshold(-1), ValueError, "got -1"),
         (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
     ],

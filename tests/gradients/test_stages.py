@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pathlib
 import re
 
@@ -41,8 +42,9 @@ def test_two_stages_that_keep_ranks_together_are_refused():
     for kind in kinds:
         with pytest.raises(ValueError, match="is_distributed=True"):
             NPUOptimizer(inner, stages=[kind])
-    with pytest.raises(ValueError, match="is_weight_update_sharding=False"):
-        NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.PartialSync()])
+    for kind in (stages.PartialSync(), stages.Adasum(on="weights")):  # after which ranks do not update alike
+        with pytest.raises(ValueError, match="is_weight_update_sharding=False"):
+            NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[kind])
     with pytest.raises(ValueError, match="inside"):
         distributed = NPUDistributedOptimizer(inner, stages=[stages.PartialSync()])
         NPULossScaleOptimizer(distributed, stage_cases.dynamic(), is_distributed=True)
@@ -54,9 +56,34 @@ def test_bad_arguments_of_stages_that_keep_ranks_together_are_refused():
     for make in (lambda: stages.Adasum("hosts"), lambda: stages.Adasum(2.0), lambda: stages.PartialSync(1e6)):
         with pytest.raises(TypeError, match="at least 1"):
             make()
+    with pytest.raises(ValueError, match="'gradients' or 'weights'"):
+        stages.Adasum(on="deltas")
     for make in (lambda: stages.Adasum(0), lambda: stages.PartialSync(0)):
         with pytest.raises(ValueError, match="at least 1"):
             make()
+
+
+def test_the_largest_values_are_found_whatever_a_sample_of_them_says():
+    count, share = 2**16, 0.01
+    random = np.random.RandomState(0)
+    misleading = random.uniform(0.0, 1.0, count)
+    misleading[::32] += 1.0  # all that the sample sees is large
+    vectors = {
+        "normal": random.randn(count),
+        "heavy tails": random.standard_cauchy(count),
+        "one value": np.full(count, 3.0),
+        "mostly zeros": np.where(random.rand(count) < share / 2, random.randn(count), 0.0),
+        "misleading": misleading,
+        "sorted": np.arange(count) - count / 2,
+    }
+    stage = stages.TopK(share)
+    wanted = math.ceil(share * count)
+    for name, vector in vectors.items():
+        vector = vector.astype(np.float32)
+        positions = tf.function(stage._select)(tf.constant(vector)).numpy()
+        assert len(set(positions)) == wanted, name
+        largest = np.sort(np.abs(vector))[-wanted:]
+        np.testing.assert_array_equal(np.sort(np.abs(vector[positions])), largest, err_msg=name)
 
 
 def test_partitions_are_cut_from_the_last_variable_on():
@@ -233,7 +260,7 @@ def test_the_code_of_the_page_runs(monkeypatch):
     monkeypatch.chdir(repository)
     page = repository / "docs" / "stages.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 8
+    assert len(pieces) == 9
     for number, piece in enumerate(pieces):
         exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
 

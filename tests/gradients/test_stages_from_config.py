@@ -34,7 +34,7 @@ def test_the_shipped_file_gives_its_stages_to_an_optimizer_and_to_copies_of_the_
     assert config.save_checkpoints_steps == 7
     expected = [
         ("Accumulate", {"steps": 4, "reduction": "mean"}),
-        ("TopK", {"density": 0.01, "error_feedback": True}),
+        ("TopK", {"density": 0.01, "error_feedback": True, "per": "tensor"}),
         ("ClipByGlobalNorm", {"clip_norm": 1.0}),
         ("CentralizeGradients", stages.CentralizeGradients().get_config()),
     ]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.hosts import train_by_adasum
 from tests.launch.launching import needs_horovod, wait_for, write_script
+from tests.stage_models import adasum_tree
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(180), needs_horovod]
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
+TRAIN_BY_ADASUM = TRAIN.with_name("train_by_adasum.py")
 PARAMETERS = 3125 + 250_000
 FOR_EVER = 1_000_000
 
@@ -139,6 +144,28 @@ def test_ranks_meet_on_the_link_between_them_and_a_stranger_on_it_is_refused(hos
     got, last = finish(hosts, process)
     assert got == 0
     assert last == "npu-run: 1 request(s) at the rendezvous server without this job's secret were refused"
+
+
+def test_two_hosts_combine_what_their_updates_changed(hosts, tmp_path):
+    """Ranks of a host average their gradients, which stay on that host; the hosts combine updates by Adasum."""
+    job = hosts.run_ranks(TRAIN_BY_ADASUM, slots=2, options=["--log-dir", tmp_path / "logs"], limit_secs=120)
+    assert job.exit_code == 0, job.text
+    logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(4)]
+    found = [json.loads(re.search(r"^result (.*)$", log, re.M)[1]) for log in logs]
+    grads = [train_by_adasum.gradients_of(rank) for rank in range(4)]
+    weights, velocities = np.zeros(train_by_adasum.PARAMETERS), np.zeros([2, train_by_adasum.PARAMETERS])
+    for step in range(train_by_adasum.STEPS):
+        for host in (0, 1):
+            mean = (grads[2 * host][step] + grads[2 * host + 1][step]) / 2
+            velocities[host] = train_by_adasum.MOMENTUM * velocities[host] + mean
+        weights -= adasum_tree(list(train_by_adasum.RATE * velocities))
+    shown = slice(None, None, train_by_adasum.PARAMETERS // 100)
+    for rank, (ours, velocity, digest) in enumerate(found):
+        np.testing.assert_allclose(ours, weights[shown], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(velocity, velocities[rank // 2][shown], rtol=1e-4, atol=1e-5)
+        assert digest == found[0][2], "weights differ between ranks"
+    for sent in job.sent_bytes:  # half of the updates up, and three of four pieces of the result
+        assert 1.2 < sent / (4 * train_by_adasum.PARAMETERS * train_by_adasum.STEPS) < 2.0
 
 
 def write_waiting(folder):

@@ -185,6 +185,20 @@ def test_sixteen_bit_variables_are_updated_in_float32():
     assert values[-1].dtype == np.float16 and np.all(np.isfinite(values)) and values[-1][0] < 1.0
 
 
+@pytest.mark.parametrize("module", [keras, keras_legacy])
+def test_sixteen_bit_variables_have_slots_of_float32_in_keras_too(module):
+    """The square of this gradient is no float16 but zero, and so would be its moment."""
+    variables = [tf.Variable([1.0, 2.0], dtype=dtype) for dtype in (tf.float16, tf.float32)]
+    optimizer = module.Adam(0.125)
+    for _ in range(3):
+        optimizer.apply_gradients([(tf.fill([2], tf.cast(1e-4, one.dtype)), one) for one in variables])
+    narrow, wide = (variable.numpy() for variable in variables)
+    assert narrow.dtype == np.float16
+    np.testing.assert_allclose(narrow, wide, atol=2e-3)
+    own = optimizer.variables() if module is keras_legacy else optimizer.variables
+    assert {slot.dtype.name for slot in own if slot.shape == [2]} == {"float32"}
+
+
 def test_sparse_gradients_give_what_dense_ones_give():
     def trained(as_sparse):
         with tf.Graph().as_default():

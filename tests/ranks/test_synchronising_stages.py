@@ -12,6 +12,7 @@ from tests import stage_cases
 
 tf1 = tf.compat.v1
 ADASUM, PARTIAL = stage_cases.ADASUM_CHAINS, stage_cases.PARTIAL_SYNC_CHAINS
+WEIGHTS = stage_cases.ADASUM_OF_WEIGHTS_CHAINS
 
 
 def trained_in(chains_of_ways):
@@ -43,7 +44,14 @@ def test_partial_sync_does_what_numpy_does(on_ranks):
 
 @pytest.mark.ranks(4)
 def test_adasum_of_four_ranks_is_a_tree_and_of_means(on_ranks):
-    compare(on_ranks(4, trained_in, [("graph", [("adasum",), ("adasum of means",)])]))
+    of_weights = ("adasum of weights, of means", "clip by norm")
+    compare(on_ranks(4, trained_in, [("graph", [("adasum",), ("adasum of means",), of_weights])]))
+
+
+@pytest.mark.ranks(2)
+def test_adasum_of_weights_does_what_numpy_does(on_ranks):
+    ways = [("graph, tailed", WEIGHTS[:1]), ("graph", WEIGHTS[1:]), ("function", WEIGHTS[1:])]
+    compare(on_ranks(2, trained_in, [*ways, ("fit, current", WEIGHTS[1:])]))
 
 
 def hostile_gradients():

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import abc
+import functools
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from npu_bridge.gradients import collections
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.loss_scale_rule import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    ScaleRule,
+    ScaleState,
+    counter_variable,
+    read_values,
+    scale_variable,
+    write_values,
+)
 from npu_bridge.options.errors import message, shown
-from npu_bridge.tf_internals.graphs import call_by, current_control_flow_context
+from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
-
-# Growth stops once the scale has reached this limit divided by the growth ratio. Source: documentation of the
-# NPU stack's loss-scale manager; a little below the largest float32.
-_LARGEST_SCALE = 3.4e38
-_SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
-_MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
 
 # What a caller is told who gives an optimizer a manager and does not ask it to scale the loss.
 WITHOUT_LOSS_SCALE = (
@@ -66,7 +71,7 @@ class FixedLossScaleManager(LossScaleManager):
 
     def __init__(self, loss_scale: float, enable_overflow_check: bool = True):
         super().__init__(name="fixed_loss_scale")
-        _check_number("FixedLossScaleManager", "loss_scale", loss_scale, lowest=1, highest=_LARGEST_SCALE)
+        check_number("FixedLossScaleManager", "loss_scale", loss_scale, lowest=1, highest=LARGEST_SCALE)
         self._enable_overflow_check = enable_overflow_check
         self._value = float(loss_scale)
         self._tensor = self._constant()
@@ -99,27 +104,142 @@ class FixedLossScaleManager(LossScaleManager):
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
         return self._enable_overflow_check
 
+    def set_loss_scale(self, loss_scale, session=None):
+        """Refuses to change the scale, which is a constant of the graph.
+
+        Raises:
+          TypeError: always.
+        """
+        del session
+        problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can move"
+        mend = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
+        raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), mend))
+
     def update_loss_scale(self, finite_grads):
         """Does nothing; returns an op that does nothing (None when executed eagerly)."""
         return None if tf.executing_eagerly() else tf.no_op()
 
 
-class ScaleState(NamedTuple):
-    """What a dynamic loss scale remembers between steps: numbers or scalar tensors.
+class MovingLossScaleManager(LossScaleManager):
+    """What loss scales that move have in common: their variables, and the rule by which they move.
 
-    Attributes:
-      scale: float32, the loss scale.
-      good_steps: int32, steps with usable gradients in a row since the scale or a counter last changed.
-      bad_steps: int32, steps with unusable gradients since the scale last changed; usable steps do not reset it.
+    Args:
+      name: name of the module.
+      rule: how the scale moves.
+      init_loss_scale: scale of the first step, or an array of several scales that move each by itself.
+      constants: the arguments of the constructor, by name.
+    Graph: three global variables, saved with the model: `loss_scale` (float32), `good_steps` and `bad_steps` (int32).
     """
 
-    scale: Any
-    good_steps: Any
-    bad_steps: Any
+    _may_start_below_lowest = False
+
+    def __init__(self, name: str, rule: ScaleRule, init_loss_scale: Any, constants: dict):
+        super().__init__(name=name)
+        self._rule = rule
+        self._constants = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
+        nothing = np.zeros(np.shape(init_loss_scale), np.int32)
+        self._loss_scale, self._fetched = scale_variable(init_loss_scale)
+        self._good_steps = counter_variable(nothing, "good_steps")
+        self._bad_steps = counter_variable(nothing, "bad_steps")
+
+    def get_loss_scale(self):
+        """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # A loop or a condition of the caller reads it anew.
+        if self._fetched is not None and self._fetched.graph is graph and current_control_flow_context(graph) is None:
+            return self._fetched
+        return tf.convert_to_tensor(self._loss_scale)
+
+    def agreed_constants(self):
+        """The arguments of the constructor."""
+        return self._constants()
+
+    def get_config(self):
+        """What Keras saves with a model: the arguments of the constructor. The state is saved as variables."""
+        return self.agreed_constants()
+
+    @classmethod
+    def from_config(cls, config):
+        """The counterpart of `get_config`."""
+        return cls(**config)
+
+    def update_loss_scale(self, finite_grads):
+        """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
+        variables = (self._loss_scale, self._good_steps, self._bad_steps)
+        counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
+        state = self._rule.next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
+        # All three are computed before the first changes; and the scale is read, where something else fetches it.
+        with tf.control_dependencies(state):
+            assigned = [variable.assign(value) for variable, value in zip(variables, state)]
+        return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
+
+    def set_loss_scale(self, loss_scale, session=None):
+        """Sets the scale of the next step, from where the rule goes on: its counters begin again at 0.
+
+        Args:
+          loss_scale: a number, or an array of shape () or (1,).
+          session: in a TF 1 graph the session that trains, by default the default one; nothing is added to the graph.
+        Raises:
+          TypeError: `loss_scale` is not a number.
+          ValueError: it is out of range or has another shape, or there is no session.
+        Ranks: local; set the same on all of them, between the same two steps.
+        """
+        owner = f"{type(self).__name__}.set_loss_scale"
+        self._write(ScaleState(self._checked_scale(owner, loss_scale), 0, 0), session, owner)
+
+    def get_state(self, session=None) -> ScaleState:
+        """The scale and its counters as numbers; `session` as in `set_loss_scale`.
+
+        Raises:
+          ValueError: the manager is that of a TF 1 graph and there is no session.
+        """
+        return ScaleState(*read_values(self._state_variables(), session, f"{type(self).__name__}.get_state"))
+
+    def set_state(self, state, session=None):
+        """Sets the scale and its counters to what `get_state` gave; `session` as in `set_loss_scale`.
+
+        Raises:
+          TypeError: a number is none.
+          ValueError: the scale is out of range, a counter is negative, or there is no session.
+        """
+        owner = f"{type(self).__name__}.set_state"
+        self._write(self.check_state(state, owner), session, owner)
+
+    def check_state(self, state, owner) -> ScaleState:
+        """The state in the form of the variables; `owner` is who asks. Errors as `set_state`, but for the session."""
+        state = ScaleState(*state)
+        for name, steps in zip(state._fields[1:], state[1:]):
+            for number in np.ravel(steps):
+                check_step_count(owner, name, number.item(), lowest=0)
+        return state._replace(scale=self._checked_scale(owner, state.scale))
+
+    def _checked_scale(self, owner, loss_scale):
+        """A scale in the form of the variable's, if it is one."""
+        scale = np.asarray(loss_scale)
+        if scale.dtype.kind not in "iuf":
+            check_number(owner, "loss_scale", loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
+        shape = tuple(self._loss_scale.shape)
+        if scale.shape not in ((), (1,), shape):
+            expected, mend = f"the shape () or {shape or (1,)}", "Pass one number."
+            problem = "loss_scale has another shape"
+            raise ValueError(message(owner, problem, expected, f"{scale.shape}", mend))
+        lowest, highest = self._rule.min_scale, self._rule.max_scale
+        if lowest is None or self._may_start_below_lowest:
+            lowest = SMALLEST_SCALE
+        for number in np.ravel(scale):
+            check_number(owner, "loss_scale", number.item(), lowest, highest or LARGEST_SCALE)
+        return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
+
+    def _state_variables(self):
+        return [self._loss_scale, self._good_steps, self._bad_steps]
+
+    def _write(self, state, session, owner):
+        shape = tuple(self._loss_scale.shape)
+        write_values(self._state_variables(), [np.broadcast_to(value, shape) for value in state], session, owner)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class ExponentialUpdateLossScaleManager(LossScaleManager):
+class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
     """A loss scale that grows while gradients stay usable and shrinks when they overflow.
 
     After `incr_every_n_steps` good steps in a row the scale is multiplied by `incr_ratio`; after
@@ -142,133 +262,44 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
     Source: documentation of the NPU stack's loss-scale manager.
     """
 
+    _may_start_below_lowest = True
+
     def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
-        super().__init__(name="exponential_update_loss_scale")
         owner = "ExponentialUpdateLossScaleManager"
-        _check_number(owner, "init_loss_scale", init_loss_scale, lowest=_SMALLEST_SCALE, highest=_LARGEST_SCALE)
-        _check_step_count("incr_every_n_steps", incr_every_n_steps)
-        _check_step_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-        _check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=_LARGEST_SCALE)
-        _check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
-        self._init_loss_scale = float(init_loss_scale)
-        self._incr_every_n_steps = int(incr_every_n_steps)
-        self._decr_every_n_nan_or_inf = int(decr_every_n_nan_or_inf)
-        self._incr_ratio = float(incr_ratio)
-        self._decr_ratio = float(decr_ratio)
-        self._loss_scale, self._fetched = _scale_variable(self._init_loss_scale)
-        self._good_steps = _state_variable(0, tf.int32, "good_steps")
-        self._bad_steps = _state_variable(0, tf.int32, "bad_steps")
-
-    def get_loss_scale(self):
-        """The current scale, a float32 scalar; in a TF 1 graph the one before the update of the run, always."""
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        # A loop or a condition of the caller reads it anew.
-        if self._fetched is not None and self._fetched.graph is graph and current_control_flow_context(graph) is None:
-            return self._fetched
-        return tf.convert_to_tensor(self._loss_scale)
-
-    def agreed_constants(self):
-        """The arguments of the constructor."""
-        return {
-            "init_loss_scale": self._init_loss_scale,
-            "incr_every_n_steps": self._incr_every_n_steps,
-            "decr_every_n_nan_or_inf": self._decr_every_n_nan_or_inf,
-            "incr_ratio": self._incr_ratio,
-            "decr_ratio": self._decr_ratio,
+        check_number(owner, "init_loss_scale", init_loss_scale, lowest=SMALLEST_SCALE, highest=LARGEST_SCALE)
+        check_step_count(owner, "incr_every_n_steps", incr_every_n_steps)
+        check_step_count(owner, "decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=LARGEST_SCALE)
+        check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
+        constants = {
+            "init_loss_scale": float(init_loss_scale),
+            "incr_every_n_steps": int(incr_every_n_steps),
+            "decr_every_n_nan_or_inf": int(decr_every_n_nan_or_inf),
+            "incr_ratio": float(incr_ratio),
+            "decr_ratio": float(decr_ratio),
         }
-
-    def get_config(self):
-        """What Keras saves with a model: the arguments of the constructor. The state is saved as variables."""
-        return self.agreed_constants()
-
-    @classmethod
-    def from_config(cls, config):
-        """The counterpart of `get_config`."""
-        return cls(**config)
-
-    def update_loss_scale(self, finite_grads):
-        """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
-        variables = (self._loss_scale, self._good_steps, self._bad_steps)
-        counters = (tf.convert_to_tensor(variable) for variable in variables[1:])
-        state = self._next_state(ScaleState(self.get_loss_scale(), *counters), finite_grads)
-        # All three are computed before the first changes; and the scale is read, where something else fetches it.
-        with tf.control_dependencies(state):
-            assigned = [variable.assign(value) for variable, value in zip(variables, state)]
-        return None if tf.executing_eagerly() else tf.group(*assigned, name="update_loss_scale")
-
-    def _next_state(self, state: ScaleState, finite) -> ScaleState:
-        good_steps = tf.where(finite, _counted_on(state.good_steps), 0)
-        bad_steps = tf.where(finite, state.bad_steps, _counted_on(state.bad_steps))
-        grows = tf.logical_and(finite, _is_reached(good_steps, self._incr_every_n_steps))
-        shrinks = tf.logical_and(tf.logical_not(finite), _is_reached(bad_steps, self._decr_every_n_nan_or_inf))
-        grown = tf.where(
-            state.scale < tf.constant(_LARGEST_SCALE / self._incr_ratio, tf.float32),
-            state.scale * self._incr_ratio,
-            state.scale,
-        )
-        shrunk = tf.maximum(1.0, state.scale * self._decr_ratio)
-        is_settled = tf.logical_or(grows, shrinks)
-        return ScaleState(
-            scale=tf.where(grows, grown, tf.where(shrinks, shrunk, state.scale)),
-            good_steps=tf.where(is_settled, 0, good_steps),
-            bad_steps=tf.where(is_settled, 0, bad_steps),
-        )
-
-
-def _counted_on(steps):
-    return tf.minimum(steps, _MOST_COUNTED_STEPS - 1) + 1
-
-
-def _is_reached(steps, limit):
-    # In 64 bits and bounded: TensorFlow makes a number that is too large for int32 a negative one, without a word.
-    return tf.cast(steps, tf.int64) >= min(limit, _MOST_COUNTED_STEPS + 1)
-
-
-def _scale_variable(initial_value):
-    """The variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
-
-    No variable's own op can have that name. A reference variable hands out its buffer, in which a fetch finds what the
-    update has left there, the scale of the next step; and the handle of a resource variable cannot be fetched. So the
-    op of that name is a read, on which the update depends, and the variable is called and saved by it.
-    """
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return _state_variable(initial_value, tf.float32, "loss_scale"), None
-        with tf.name_scope("loss_scale") as scope:
-            variable = _state_variable(initial_value, tf.float32, "state", use_resource=True)
-            fetched = tf.identity(variable.read_value(), name=scope)
-    call_by(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
-    return variable, fetched
-
-
-class _SavedAs(tf.Variable.SaveSliceInfo):
-    """Has a whole variable saved by another name than that of its op."""
-
-    spec = ""  # what savers take for "all of it"
-
-
-def _state_variable(initial_value, dtype, name, use_resource=None):
-    """A scalar that is saved with the model, made outside any control flow or control dependency of the caller."""
-    with tf.init_scope():
-        is_graph = not tf.executing_eagerly()
-    variable = tf.compat.v1.Variable(
-        initial_value=lambda: tf.constant(initial_value, dtype),
-        dtype=dtype,
-        name=name,
-        trainable=False,
-        use_resource=not is_graph if use_resource is None else use_resource,
-    )
-    collections.publish(collections.LOSS_SCALE_STATE, variable)
-    return variable
+        rule = ScaleRule(*list(constants.values())[1:], min_scale=1.0)
+        super().__init__("exponential_update_loss_scale", rule, float(init_loss_scale), constants)
 
 
 def check_manager(owner: str, manager: Any) -> None:
-    """Refuses what is given as a `loss_scale_manager` and is none, such as the scale itself.
+    """Refuses what is given as a `loss_scale_manager` and is none, nor a list of them, such as the scale itself.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or one of a list is there twice or must be alone.
       TypeError: it is something else.
     """
+    if isinstance(manager, (list, tuple)) and manager:
+        for each in manager:
+            check_manager(owner, each)
+            if isinstance(each, (list, tuple)) or getattr(each, "is_for_groups", False):
+                problem, expected = "a list of managers is one for each loss", "managers of one scale each"
+                raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
+        if len(set(map(id, manager))) < len(manager):
+            problem, expected = "two losses share a loss-scale manager", "one for each loss"
+            mend = "Make one more, or pass a single manager for all losses."
+            raise ValueError(message(owner, problem, expected, "the same one twice", mend))
+        return
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
@@ -279,7 +310,8 @@ def check_manager(owner: str, manager: Any) -> None:
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, mend))
 
 
-def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
+def check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
+    """Refuses what is no number from `lowest` to `highest`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         mend = f"Pass a number such as {max(lowest, 0.5)}."
         raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), mend))
@@ -289,10 +321,11 @@ def _check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
         raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
 
 
-def _check_step_count(name, value):
-    owner, expected = "ExponentialUpdateLossScaleManager", "whole steps, at least 1"
+def check_step_count(owner, name, value, lowest=1):
+    """Refuses what is no number of steps from `lowest` on."""
+    expected = f"whole steps, at least {lowest}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), "Pass an int."))
-    if value < 1:
+    if value < lowest:
         mend = "Use 1 to act on every such step."
         raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))

@@ -17,8 +17,8 @@ class NPULossScaleOptimizer(PipelineOptimizer):
 
     Args:
       opt: as `opt` of `NPUOptimizer`.
-      loss_scale_manager: a `LossScaleManager`. A `FixedLossScaleManager` with `enable_overflow_check=False` makes
-        every step happen, also one with Inf or NaN gradients.
+      loss_scale_manager: a `LossScaleManager`, or a list of them, one for each loss. A `FixedLossScaleManager` with
+        `enable_overflow_check=False` makes every step happen, also one with Inf or NaN gradients.
       is_distributed: decide together with the other ranks whether a step happens.
     Raises:
       TypeError: `opt` is not an optimizer.
@@ -29,10 +29,11 @@ class NPULossScaleOptimizer(PipelineOptimizer):
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
+        managers = loss_scale_manager if isinstance(loss_scale_manager, (list, tuple)) else [loss_scale_manager]
         pipeline = pipeline_of(
             name,
             manager=loss_scale_manager,
-            is_checked=getattr(loss_scale_manager, "get_enable_overflow_check", lambda: True)(),
+            is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),
             # Ranks that share the work of an update must all do it.
             is_joint=is_distributed or getattr(opt, "is_weight_update_sharding", False),
             owner="NPULossScaleOptimizer",

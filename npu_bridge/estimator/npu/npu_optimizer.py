@@ -44,8 +44,8 @@ class NPUOptimizer(PipelineOptimizer):
     Args:
       opt: a `tf.compat.v1.train.Optimizer`, a Keras legacy optimizer (such as tensorflow-addons' `LAMB`) or a Keras
         optimizer.
-      loss_scale_manager: a `LossScaleManager`; required with `is_loss_scale`. Without it the loss is not scaled, with
-        a warning.
+      loss_scale_manager: a `LossScaleManager`, or a list of them, one for each loss of `compute_gradients`; required
+        with `is_loss_scale`. Without it the loss is not scaled, with a warning.
       is_distributed: average gradients over the ranks. With one rank it has no effect.
       is_loss_scale: scale the loss and skip steps whose gradients overflowed.
       is_tailing_optimization: with `is_distributed` and `is_loss_scale`, take the decision about a step before the

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.open_steps import OpenSteps
@@ -32,6 +33,8 @@ class KerasPipeline:
       pipeline: the stages, also an attribute.
       inner: the optimizer that updates; None when only gradients are worked on.
       owner: name for messages.
+    Attributes:
+      backward_passes: those since the last update, for loops of one's own.
     """
 
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
@@ -41,6 +44,7 @@ class KerasPipeline:
             pipeline.optimizer_variables = inner.variables
         self._owner = owner
         self._open_steps = OpenSteps()
+        self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)
 
     def compute_gradients(self, loss: Any, tape: Any, differentiate: Callable[[Any, Any], Sequence]) -> list:
         """Gradients of the unscaled loss, averaged over the ranks.
@@ -55,7 +59,7 @@ class KerasPipeline:
         """
         step = self.pipeline.begin()
         if callable(loss):
-            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_loss else loss
+            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_gradients else loss
         else:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:

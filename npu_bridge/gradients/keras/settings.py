@@ -20,7 +20,7 @@ class KerasSettings:
 
     Attributes:
       name: name of the optimizer, and prefix of its transfers' names.
-      manager: the loss-scale manager; None for no loss scaling.
+      manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
       is_distributed: average gradients over the ranks.
       is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
       decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
@@ -61,7 +61,9 @@ class KerasSettings:
           TypeError: the manager or a stage cannot be saved.
         """
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        made = {"manager": None if self.manager is None else _config_of(self.manager, self.name)}
+        managers = self.manager if isinstance(self.manager, (list, tuple)) else [self.manager]
+        configs = [None if manager is None else _config_of(manager, self.name) for manager in managers]
+        made = {"manager": configs if isinstance(self.manager, (list, tuple)) else configs[0]}
         return {**config, **made, "stages": [_config_of(stage, self.name) for stage in self.stages]}
 
     @classmethod
@@ -69,7 +71,9 @@ class KerasSettings:
         """The counterpart of `to_config`; other keys are left alone."""
         fields = dataclasses.fields(cls)  # of which older files do not have all
         arguments = {field.name: config[field.name] for field in fields if field.name in config}
-        manager = config["manager"] and _made_from(config["manager"])
+        manager = config["manager"]
+        if manager is not None:
+            manager = [_made_from(each) for each in manager] if isinstance(manager, list) else _made_from(manager)
         stages = tuple(_made_from(stage) for stage in config.get("stages", ()))
         return cls(**{**arguments, "manager": manager, "stages": stages})
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
+from npu_bridge.gradients.stages.overflow import SkipRecord
+from npu_bridge.gradients.step_report import KeptReport, StepReport
 from npu_bridge.tf_internals.training import delegating_trackable, track
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
@@ -60,6 +63,11 @@ class PipelineMixin(delegating_trackable()):
     def inner_optimizer(self) -> Any:
         """The optimizer that updates the variables."""
         return self._optimizer
+
+    @property
+    def backward_passes(self) -> BackwardPasses:
+        """Those since the last update, for loops of one's own."""
+        return self._pipeline.backward_passes
 
     @property
     def state_variables(self) -> list:
@@ -127,9 +135,14 @@ class LossScaleMixin:
     """Adds what an optimizer with loss scaling offers, as `tf.keras.mixed_precision.LossScaleOptimizer` does."""
 
     @property
+    def _managers(self):
+        return self._pipeline.pipeline.loss_scale_managers
+
+    @property
     def loss_scale(self) -> tf.Tensor:
-        """The scale of the next step, a float32 scalar."""
-        return tf.convert_to_tensor(self._settings.manager.get_loss_scale())
+        """The scale of the next step, a float32 scalar; with several losses or groups a vector."""
+        scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self._managers]
+        return scales[0] if len(scales) == 1 else tf.stack(scales)
 
     @property
     def skipped_steps(self) -> tf.Tensor:
@@ -147,20 +160,33 @@ class LossScaleMixin:
         return tf.logical_not(self._state["last_step_skipped"])
 
     @property
+    def last_step(self) -> StepReport:
+        """The loss, overflow and loss scale of the last step: numbers, in a TF 1 graph tensors to fetch.
+
+        Raises:
+          ValueError: there was none, or its loss is not known because the gradients came from elsewhere.
+        """
+        records = [stage for stage in self._pipeline.pipeline.stages if isinstance(stage, SkipRecord)]
+        report = records[0].report if records else KeptReport()
+        return report.read(f"{self.name}.last_step")
+
+    @property
     def initial_scale(self) -> float:
-        """The scale of the first step."""
-        constants = self._settings.manager.agreed_constants()
-        return constants.get("init_loss_scale", constants.get("loss_scale"))
+        """The scale of the first step; with several losses that of the first one."""
+        constants = self._managers[0].agreed_constants()
+        names = ("init_loss_scale", "loss_scale", "init")
+        return next((constants[name] for name in names if name in constants), None)
 
     @property
     def dynamic_growth_steps(self) -> int | None:
         """After how many good steps in a row the scale grows; None when it does not."""
-        return self._settings.manager.agreed_constants().get("incr_every_n_steps")
+        constants = self._managers[0].agreed_constants()
+        return constants.get("incr_every_n_steps", constants.get("growth_interval"))
 
     @property
     def dynamic(self) -> bool:
         """Whether the scale can move."""
-        return bool(getattr(self._settings.manager, "variables", ()))
+        return any(getattr(manager, "variables", ()) for manager in self._managers)
 
     @tf.autograph.experimental.do_not_convert
     def get_scaled_loss(self, loss):

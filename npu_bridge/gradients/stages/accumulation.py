@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of several batches are added up, all-reduced once and applied once."""
+"""Gradient accumulation: the gradients of several batches are added up and applied once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, values_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, nothing_like, parts_of, rebuilt, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
+from npu_bridge.gradients.several_scales import judge
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import readiness_of
 from npu_bridge.options.errors import message, shown
 
 _REDUCTIONS = ("mean", "sum")
+_MOMENTS = ("window", "batch")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -29,15 +31,22 @@ class Accumulate(Stage):
     between, in float32 (float64 for float64 gradients). A sparse gradient stays sparse: the update gets the rows that
     any batch of the window has touched.
 
+    Two of these once-a-window things can happen with every batch instead. With `exchange="batch"` every batch is
+    all-reduced and judged by itself; one that overflows is left out, and the window lasts until `steps` others have
+    come. With `loss_scale="batch"` the loss scale moves with every batch, so that each one has its own; all else is
+    that of a window.
+
     Args:
       steps: batches of a window, at least 1.
       reduction: "mean" divides the sum by `steps`; "sum" does not.
+      exchange: when gradients are all-reduced and judged: with each "window" or each "batch".
+      loss_scale: when the loss scale moves: with each "window" or each "batch"; as `exchange` if None.
     Raises:
       TypeError: `steps` is not an integer.
-      ValueError: an argument is out of its range.
+      ValueError: an argument is out of its range, or the loss scale would move with other steps than are judged.
     Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
       saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle
-      of a window.
+      of a window. With `exchange="batch"` they are the same on all ranks.
     """
 
     place = "accumulate"
@@ -45,7 +54,7 @@ class Accumulate(Stage):
     needs_variables = True
     spans_batches = True
 
-    def __init__(self, steps: int, reduction: str = "mean"):
+    def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
         if isinstance(steps, bool) or not isinstance(steps, int):
             expected, mend = "whole steps, at least 1", "Pass an int."
             raise TypeError(message("Accumulate", "steps is not an integer", expected, shown(steps), mend))
@@ -55,18 +64,27 @@ class Accumulate(Stage):
         if reduction not in _REDUCTIONS:
             expected, mend = "'mean' or 'sum'", "Use 'mean' for a loss that is a mean over the batch."
             raise ValueError(message("Accumulate", "reduction is unknown", expected, shown(reduction), mend))
+        _check_moments(exchange, loss_scale)
         self._steps = steps
         self._reduction = reduction
+        self._reduces_batches = exchange == "batch"
+        self._scales_batches = (loss_scale or exchange) == "batch"
         self._sums: _Sums | None = None
+        self.place = "accumulate reduced" if self._reduces_batches else "accumulate"
+        # A mean of usable gradients is usable, a sum need not be.
+        self.keeps_usable = reduction == "mean"
 
     def __copy__(self):
-        return Accumulate(self._steps, self._reduction)
+        return type(self)(**self.get_config())
 
     def get_config(self):
-        return {"steps": self._steps, "reduction": self._reduction}
+        config = {"steps": self._steps, "reduction": self._reduction}
+        if self._reduces_batches:
+            return {**config, "exchange": "batch"}
+        return {**config, "loss_scale": "batch"} if self._scales_batches else config
 
     def sent_bytes(self, others, ranks):
-        return others / self._steps
+        return others if self._reduces_batches else others / self._steps
 
     def state(self):
         if self._sums is None:
@@ -79,6 +97,8 @@ class Accumulate(Stage):
             self._sums.of(variable, may_be_sparse=variable.shape.rank > 0)
 
     def variables_of_this_rank(self):
+        if self._reduces_batches:
+            return []
         return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
 
     def prepare(self, step):
@@ -88,35 +108,36 @@ class Accumulate(Stage):
                 self._sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
 
     def collect(self, step):
-        sums, pairs = self._sums, step.grads_and_vars
-        kept = [
-            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
-            for grad, variable in pairs
-        ]
-        with tf.name_scope("Accumulate"):
-            counted = sums.counter.read_value()
-            step.is_due = tf.equal(counted, self._steps - 1)
-            windows = [None] * len(pairs)
-            # In the order in which the backward pass delivers: what reduces them looks for that order.
-            for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):
-                if kept[position] is not None:
-                    addend = self._addend(pairs[position][0], kept[position], step)
-                    windows[position] = kept[position].added(addend)
-        step.notes[self] = _Notes(counted, windows)
+        if self._reduces_batches:
+            return
+        step.notes[self] = notes = self._added(step)
+        step.is_due = notes.is_last
+        if self._scales_batches and step.scales and not step.judged:
+            judge(step, step.loss_id, step.gradients, step.divisor)
 
     def local(self, step):
-        windows = step.notes[self].windows
+        if self._reduces_batches:
+            return
+        with tf.name_scope("Accumulate"):
+            step.grads_and_vars = self._totals(step)
 
-        def as_computed(position, grad):
-            total = windows[position].total()
-            if step.divisor is not None:  # multiplied again, to be all-reduced
-                total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
-            return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
+    def reduced(self, step):
+        if not self._reduces_batches:
+            return
+        step.notes[self] = notes = self._added(step)
+        pairs = step.grads_and_vars
+
+        def total():
+            return [part for grad, _ in self._totals(step) if grad is not None for part in parts_of(grad)]
+
+        def nothing():
+            zeros = [nothing_like(grad, variable) for grad, variable in pairs if grad is not None]
+            return [part for grad in zeros for part in parts_of(grad)]
 
         with tf.name_scope("Accumulate"):
+            tensors = iter(tensors_if(notes.is_last, total, nothing) if step.gradients else [])
             step.grads_and_vars = [
-                (None if grad is None else as_computed(position, grad), variable)
-                for position, (grad, variable) in enumerate(step.grads_and_vars)
+                (None if grad is None else rebuilt(grad, variable, tensors), variable) for grad, variable in pairs
             ]
 
     def gate(self, step, apply):
@@ -125,14 +146,56 @@ class Accumulate(Stage):
             expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
             mend = "Call compute_gradients or minimize."
             raise ValueError(message("Accumulate", problem, expected, "gradients from elsewhere", mend))
-        return apply()
+        if not self._reduces_batches:
+            return apply()
+        # Here, behind the verdict: a batch that is left out does not count.
+        update = run_if(step.notes[self].is_last, apply)
+        kept = self._keep(step)
+        return update if update is None or tf.executing_eagerly() else tf.group(update, kept)
 
     def after(self, step):
+        return None if self._reduces_batches else self._keep(step)
+
+    def _added(self, step):
+        """This batch's gradients added to those before."""
+        sums, pairs = self._sums, step.grads_and_vars
+        kept = [
+            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+            for grad, variable in pairs
+        ]
+        with tf.name_scope("Accumulate"):
+            counted = sums.counter.read_value()
+            is_last = tf.equal(counted, self._steps - 1)
+            windows = [None] * len(pairs)
+            # In the order in which the backward pass delivers: what reduces them looks for that order.
+            for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):
+                if kept[position] is not None:
+                    addend = self._addend(pairs[position][0], kept[position], step)
+                    windows[position] = kept[position].added(addend)
+        return _Notes(counted, is_last, windows)
+
+    def _totals(self, step):
+        """The sums of the window so far, multiplied as the gradients of this batch are."""
+        windows = step.notes[self].windows
+
+        def as_computed(position, grad):
+            total = windows[position].total()
+            if step.divisor is not None:  # multiplied again, to be all-reduced
+                total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
+            return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
+
+        return [
+            (None if grad is None else as_computed(position, grad), variable)
+            for position, (grad, variable) in enumerate(step.grads_and_vars)
+        ]
+
+    def _keep(self, step):
+        """Keeps the sums for the next batch, or empties them after the last one; returns the op."""
         notes = step.notes[self]
         used = [values_of(grad) for grad in step.delivered if grad is not None]
         with tf.name_scope("Accumulate"), tf.control_dependencies(used):
-            counted = self._sums.counter.assign(tf.where(step.is_due, 0, notes.counted + 1))
-            kept = [window.keep(step.is_due) for window in notes.windows if window is not None]
+            counted = self._sums.counter.assign(tf.where(notes.is_last, 0, notes.counted + 1))
+            kept = [window.keep(notes.is_last) for window in notes.windows if window is not None]
         return None if tf.executing_eagerly() else tf.group(counted, *kept)
 
     def _addend(self, grad, kept, step):
@@ -141,10 +204,28 @@ class Accumulate(Stage):
 
 
 class _Notes(NamedTuple):
-    """What one step keeps for its later hooks: batches counted before it, and what each gradient was added to."""
+    """What one step keeps for its later hooks.
+
+    Attributes:
+      counted: batches of the window before this one.
+      is_last: whether this is the last one.
+      windows: what each gradient was added to.
+    """
 
     counted: tf.Tensor
+    is_last: tf.Tensor
     windows: list
+
+
+def _check_moments(exchange, loss_scale):
+    for name, moment in (("exchange", exchange), ("loss_scale", loss_scale or exchange)):
+        if moment not in _MOMENTS:
+            mend = "Leave it out for one that happens once in a window."
+            raise ValueError(message("Accumulate", f"{name} is unknown", "'window' or 'batch'", shown(moment), mend))
+    if exchange == "batch" and loss_scale == "window":
+        problem = "the loss scale would not move with what is judged"
+        got, mend = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."
+        raise ValueError(message("Accumulate", problem, "loss_scale='batch' with exchange='batch'", got, mend))
 
 
 class _Sums:

@@ -1,49 +1,56 @@
-"""Adasum: gradients of different ranks are combined in pairs, by how much they point the same way."""
+"""Adasum: what different ranks found is combined in pairs, by how much it points the same way."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective import fragments, wire_names
+from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import in_true_units, map_values
-from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, when_ready
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.graph_mode import building_graph, value_before_update
+from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
+from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.options.errors import message, say_once, shown
-
-# A square root of the smallest normal float64: a gradient of a smaller squared norm counts as zero.
-_LEAST_SQUARED_NORM = 1.5e-154
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
 class Adasum(AllReduce):
-    """Combines the gradients of all ranks by Adasum, in place of the all-reduce that averages them.
+    """Combines the gradients or the updates of all ranks by Adasum, in place of the all-reduce that averages gradients.
 
-    Two gradients a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
+    Two tensors a and b of one variable become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are
     orthogonal, their mean where they are the same. More than two are combined in a binary tree of neighbouring ranks,
-    or of neighbouring groups of ranks whose gradients are averaged first. Sparse gradients stay sparse and give what
-    dense ones would.
+    or of neighbouring groups of ranks whose gradients are averaged first.
 
-    A step whose gradients are not usable on one rank is skipped on all, whatever is made of them. A sum can also be
-    too large where no gradient is, so the results are judged, too.
+    On gradients: they are combined before the update. Sparse ones stay sparse and give what dense ones would. A step
+    whose gradients are not usable on one rank is skipped on all, whatever is made of them. A sum can also be too large
+    where no gradient is, so the results are judged, too.
+
+    On weights: every rank updates with its own gradients, or with the means of its group, and then all have the old
+    value minus what Adasum makes of old minus new. The step is decided upon before the update, by all ranks, from the
+    gradients that it would use. Slots of optimizers are each group's own and never exchanged; a variable is sent as a
+    whole, also where its gradient is sparse.
 
     Args:
       averaged_ranks: how many neighbouring ranks average their gradients before Adasum combines the means: 1 for none,
         "host" for those of one host.
+      on: what is combined, "gradients" or "weights".
     Raises:
       TypeError: `averaged_ranks` is neither an integer nor "host".
-      ValueError: it is below 1. When gradients are computed: the number of averaging groups is not a power of two.
-    Graph: for each aggregation fragment and each level of the tree a transfer between pairs, half as long as that of
-      the level before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about
-      as much as in an all-reduce.
+      ValueError: it is below 1, or `on` is something else. When gradients are computed: the number of averaging groups
+        is not a power of two.
+    Graph: for what is sent at once, and each level of the tree, a transfer between pairs, half as long as that of the
+      level before, and one of three numbers for each variable; at last an all-gather. Together a rank sends about as
+      much as in an all-reduce. On weights a copy of each variable besides.
     """
 
     needs = ("a verdict",)
 
-    def __init__(self, averaged_ranks: int | str = 1):
+    def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
         expected, mend = "ranks, at least 1, or 'host'", "Leave it out to combine every two ranks."
         if averaged_ranks != "host":
@@ -54,10 +61,16 @@ class Adasum(AllReduce):
                 raise ValueError(
                     message("Adasum", "averaged_ranks is out of range", expected, shown(averaged_ranks), mend)
                 )
+        if on not in ("gradients", "weights"):
+            expected, mend = "'gradients' or 'weights'", "Leave it out to combine gradients."
+            raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))
         self._averaged_ranks = averaged_ranks
+        self._is_of_weights = on == "weights"
+        if self._is_of_weights:
+            self.place, self.gives = "synchronise", ()
 
     def get_config(self):
-        return {"averaged_ranks": self._averaged_ranks}
+        return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._is_of_weights else "gradients"}
 
     def named(self, name: str) -> None:
         """Sets the prefix of the transfers' names."""
@@ -67,32 +80,70 @@ class Adasum(AllReduce):
         super().describe(step, plan)
         ranks = collective.current()
         if ranks.size > 1:
-            plan.settings["Adasum"] = f"averaged_ranks={_averaged(self._averaged_ranks, ranks)}"
+            config = {**self.get_config(), "averaged_ranks": _averaged(self._averaged_ranks, ranks)}
+            plan.settings["Adasum"] = str(config)
 
     def collect(self, step):
-        if collective.current().size > 1:
+        if collective.current().size > 1 and not self._is_of_weights:
             step.needs_recheck = True
 
     def reduce(self, step):
         ranks = collective.current()
         if ranks.size == 1:
             return
-        tree = _Tree(ranks, _averaged(self._averaged_ranks, ranks))
+        tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
+        if self._is_of_weights and tree.averaged_ranks == 1:
+            return
+        combined, of_sparse = (tree.mean, _sparse_mean) if self._is_of_weights else (tree.combined, _sparse)
         with tf.name_scope(f"{self._name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
             gradients, names = [grad for grad, _ in step.grads_and_vars], [var.name for _, var in step.grads_and_vars]
-            results = {}
-            for number, positions in enumerate(fragments_of(gradients, names)):
-                dense = [sent[position] for position in positions]
-                results.update(zip(positions, _dense(dense, tree, f"{self._name}_adasum_{number}")))
+            results = _dense(sent, fragments_of(gradients, names), combined, f"{self._name}_adasum")
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
-                    results[position] = _sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
+                    results[position] = of_sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
             step.grads_and_vars = [
                 (None if grad is None else _with_dtype_of(grad, results[position]), variable)
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
+
+    def gate(self, step, apply):
+        ranks = collective.current()
+        if not self._is_of_weights or ranks.size == 1:
+            return apply()
+        tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
+        if tree.groups == 1:  # all have the same gradients, and so the same updates
+            return apply()
+        variables = [variable for grad, variable in step.grads_and_vars if grad is not None]
+        old_values = [value_before_update(variable) for variable in variables]
+        with tf.control_dependencies(old_values):
+            update = apply()
+        is_op = not (update is None or tf.executing_eagerly())
+        with tf.name_scope(f"{self._name}_Adasum"), wire_names.noted() as transfers:
+            with tf.control_dependencies([update] if is_op else []):
+                assigned = self._combine_updates(variables, old_values, tree)
+        if building_graph():
+            # Ranks start alike here too, though no gradients may have been sent.
+            watch_graph(self._name, lambda: variables, transfers)
+        return tf.group(update, *assigned) if is_op else update
+
+    def _combine_updates(self, variables, old_values, tree):
+        old_values = [_wide(value, None) for value in old_values]
+        deltas = [old - _wide(variable.read_value(), None) for variable, old in zip(variables, old_values)]
+        # What 16 bits cannot hold is no reason to lose the whole variable's update.
+        finite = [
+            delta if variable.dtype.size >= 4 else tf.where(tf.math.is_finite(delta), delta, tf.zeros_like(delta))
+            for variable, delta in zip(variables, deltas)
+        ]
+        cut = [range(len(finite))] if finite else []
+        combined = _dense(finite, cut, tree.combined_of_groups, f"{self._name}_adasum_weights")
+        return [
+            variable.assign(
+                tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)
+            )
+            for position, (variable, old) in enumerate(zip(variables, old_values))
+        ]
 
 
 def _averaged(wanted: Any, ranks: Communicator) -> int:
@@ -127,8 +178,18 @@ def _with_dtype_of(grad, result):
     return tf.ensure_shape(tf.cast(result, grad.dtype), grad.shape)
 
 
-def _dense(grads, tree, name):
-    """The results for the dense gradients of a fragment; one of unknown shape goes alone."""
+def _dense(grads, cut, combined, name):
+    """What `combined` makes of dense tensors, by position; while some are on the wire, others are computed with."""
+    sizes_bytes = [0 if grad is None else static_bytes(values_of(grad)) for grad in grads]
+    results = {}
+    for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, collective.current().size)):
+        together = _together([grads[position] for position in positions], combined, f"{name}_{number}")
+        results.update(zip(positions, together))
+    return results
+
+
+def _together(grads, combined, name):
+    """The same for a list of them, all of one dtype at once; one of unknown shape goes alone."""
     results = {}
     for dtype in dict.fromkeys(grad.dtype for grad in grads):
         of_dtype = [number for number, grad in enumerate(grads) if grad.dtype == dtype]
@@ -136,11 +197,11 @@ def _dense(grads, tree, name):
         sizes = [grads[number].shape.num_elements() for number in known]
         if known:
             flat = tf.concat([tf.reshape(grads[number], [-1]) for number in known], axis=0)
-            parts = tf.split(tree.combined(flat, sizes, f"{name}_{dtype.name}"), sizes)
+            parts = tf.split(combined(flat, sizes, f"{name}_{dtype.name}"), sizes)
             results.update(zip(known, parts))
         for number in set(of_dtype).difference(known):
             flat = tf.reshape(grads[number], [-1])
-            results[number] = tree.combined(flat, None, f"{name}_{dtype.name}_{number}")
+            results[number] = combined(flat, None, f"{name}_{dtype.name}_{number}")
     return [tf.reshape(results[number], tf.shape(grad)) for number, grad in enumerate(grads)]
 
 
@@ -153,115 +214,8 @@ def _sparse(grad, tree, name):
     return tf.IndexedSlices(values, rows, grad.dense_shape)
 
 
-class _Tree:
-    """Combines vectors of all ranks, each rank a part of them, and gives the whole to all.
-
-    First the ranks of a group exchange equal pieces and average them, so that each has one piece. At each level a rank
-    then keeps one half of its piece, gets the same half from a rank that is `2**level` groups away, and gives away the
-    other half. Every number of the result is computed on one rank alone, so all ranks have the same bits.
-
-    Args:
-      ranks: all of them.
-      averaged: the size of the groups, of which there is a power of two.
-    """
-
-    def __init__(self, ranks: Communicator, averaged: int):
-        self.ranks = ranks
-        self._averaged = averaged
-        self._groups = ranks.size // averaged
-
-    def combined(self, flat: tf.Tensor, sizes: list[int] | None, name: str) -> tf.Tensor:
-        """The tree's result for a vector.
-
-        Args:
-          flat: vector of 32 or 64 bits, of the same length on all ranks.
-          sizes: lengths of the tensors it consists of, each of which is combined by itself; None for one tensor.
-          name: of the transfers.
-        """
-        ranks, averaged = self.ranks, self._averaged
-        length = tf.size(flat) if sizes is None else sum(sizes)
-        padding = ranks.size - length % ranks.size  # never none, so that no transfer is empty
-        lengths = None if sizes is None else [*sizes, padding]
-        piece = tf.pad(flat, [[0, padding]])
-        group, place = divmod(ranks.rank, averaged)
-        if averaged > 1:
-            neighbours = range(group * averaged, (group + 1) * averaged)
-            pieces = self._exchanged(piece, neighbours, f"{name}_group")
-            piece = tf.reduce_mean(tf.reshape(pieces, [averaged, -1]), axis=0)
-        for level in range(self._groups.bit_length() - 1):
-            distance = 2**level
-            is_upper = bool(group & distance)
-            kept, given = tf.split(piece, 2)[:: -1 if is_upper else 1]
-            other = (group ^ distance) * averaged + place
-            received = self._exchanged(given, [other], f"{name}_level_{level}")
-            pair = (received, kept) if is_upper else (kept, received)
-            first_group = group - group % (2 * distance)
-            block = slice(first_group * averaged, (first_group + 2 * distance) * averaged)
-            start = _start(group, place, level + 1, self._groups) * ((length + padding) // ranks.size)
-            segments = _Segments(lengths, start, (length + padding) // averaged // (2 * distance))
-            piece = self._pair(pair, segments, block, f"{name}_products_{level}")
-        pieces = tf.reshape(ranks.all_gather(piece, f"{name}_pieces"), [ranks.size, -1])
-        levels = self._groups.bit_length() - 1
-        starts = [_start(*divmod(rank, averaged), levels, self._groups) for rank in range(ranks.size)]
-        return tf.reshape(tf.gather(pieces, np.argsort(starts)), [-1])[:length]
-
-    def _exchanged(self, tensor, others, name):
-        """Gives each of some ranks, in their order, an equal part of a tensor, and gets theirs."""
-        share = [int(rank in others) for rank in range(self.ranks.size)]
-        counts = tf.constant(share, tf.int32) * (tf.size(tensor) // len(others))
-        received = self.ranks.all_to_all(tensor, counts, name)[0]
-        return tf.reshape(received, tf.shape(tensor))
-
-    def _pair(self, pair, segments, block, name):
-        """One piece of what a pair of vectors becomes; the ranks of the block have the other pieces."""
-        parts = [segments.cut(tf.cast(tensor, tf.float64)) for tensor in pair]  # whose squares are finite
-        products = segments.spread(
-            [tf.stack([tf.reduce_sum(a * a), tf.reduce_sum(a * b), tf.reduce_sum(b * b)]) for a, b in zip(*parts)]
-        )
-        of_ranks = self.ranks.all_gather(products[tf.newaxis], name)
-        squares, shared, other_squares = tf.unstack(tf.reduce_sum(of_ranks[block], axis=0), axis=1)
-        factors = [
-            segments.own(tf.where(norm > _LEAST_SQUARED_NORM, 1.0 - shared / (2.0 * norm), tf.ones_like(norm)))
-            for norm in (squares, other_squares)
-        ]
-        combined = [factors[0][number] * a + factors[1][number] * b for number, (a, b) in enumerate(zip(*parts))]
-        return tf.cast(tf.concat(combined, axis=0), pair[0].dtype)
-
-
-def _start(group, place, levels, groups):
-    """Where the piece of a rank begins after so many levels, in pieces as they are at the end."""
-    return place * groups + sum((group >> level & 1) * (groups >> (level + 1)) for level in range(levels))
-
-
-class _Segments:
-    """The parts of a piece that belong to different tensors.
-
-    Args:
-      lengths: of all tensors, one after the other; None where they are one.
-      start: where the piece begins.
-      length: of the piece.
-    """
-
-    def __init__(self, lengths, start, length):
-        self._lengths = lengths
-        if lengths is None:
-            self._first, self._count, self._all = 0, 1, 1
-            return
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        inside = np.minimum(ends, start + length) - np.maximum(begins, start)
-        present = np.flatnonzero(inside > 0)
-        self._first, self._count, self._all = int(present[0]), int(present[-1] - present[0] + 1), len(lengths)
-        self._inside = [max(0, int(size)) for size in inside[self._first : self._first + self._count]]
-
-    def cut(self, piece):
-        """The parts."""
-        return [piece] if self._lengths is None else tf.split(piece, self._inside)
-
-    def spread(self, rows):
-        """Rows of numbers for each part, as a matrix with a row for each tensor."""
-        return tf.pad(tf.stack(rows), [[self._first, self._all - self._first - self._count], [0, 0]])
-
-    def own(self, numbers):
-        """Of a vector of numbers for each tensor those of the parts."""
-        return numbers[self._first : self._first + self._count]
+def _sparse_mean(grad, tree, name):
+    """The mean of a sparse gradient over the group, each row once."""
+    values = tree.gathered(grad.values / tree.averaged_ranks, f"{name}_values")
+    indices = tree.gathered(grad.indices, f"{name}_indices")
+    return sum_repeated_rows(tf.IndexedSlices(values, indices, grad.dense_shape))

@@ -98,7 +98,7 @@ class AllReduce(Stage):
             }
             reduced.update(self._reduce_dense(sent, cut, method, step.should_apply))
         step.grads_and_vars = [
-            (None if grad is None else _with_dtype(reduced[position], values_of(grad).dtype), variable)
+            (None if grad is None else with_dtype(reduced[position], values_of(grad).dtype), variable)
             for position, (grad, variable) in enumerate(step.grads_and_vars)
         ]
         if method.leftover != 1.0:
@@ -107,7 +107,7 @@ class AllReduce(Stage):
     def _reduce_dense(self, gradients, cut, method, decision):
         """Reduced gradients by position; the last fragment waits for the decision about the step, if there is one."""
         results, sent, most = {}, [], fragments.most_in_flight()
-        sizes_bytes = [_static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
+        sizes_bytes = [static_bytes(grad) if isinstance(grad, tf.Tensor) else 0 for grad in gradients]
         last_bytes = sum(sizes_bytes[position] for position in cut[-1]) if cut else 0
         # A large one would leave the link idle: updates that the decision lets run keep the processor from sending it.
         waits_for_decision = set(cut[-1]) if cut and last_bytes <= fragments.flight_bytes(method.size) else set()
@@ -199,7 +199,7 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
             group,
             ", ".join(f"{index} {names[position]}" for index, position in enumerate(ready)),
         )
-    cut = strategy.cut([_static_bytes(gradients[position]) for position in ready])
+    cut = strategy.cut([static_bytes(gradients[position]) for position in ready])
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
@@ -238,7 +238,7 @@ def _overlaps_backward_pass():
     return options is None or options.hcom_parallel
 
 
-def _static_bytes(tensor):
+def static_bytes(tensor: tf.Tensor) -> int:
     """Bytes of a tensor by its static shape; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
@@ -252,5 +252,6 @@ def description_of(grad, variable):
     return Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
-def _with_dtype(grad, dtype):
+def with_dtype(grad: Any, dtype: tf.DType) -> Any:
+    """A dense or sparse gradient in another dtype."""
     return map_values(grad, lambda values: tf.cast(values, dtype))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.several_scales import add_loss, fine_scales, scale_in_common
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options.errors import message, say_once
 
@@ -19,54 +21,78 @@ _first_users = weakref.WeakKeyDictionary()  # the stage that each manager was us
 class LossScaling(Stage):
     """Multiplies the loss by the manager's scale and divides the combined gradients by it.
 
+    With several managers there is a loss for each, and sums of their gradients have a scale in common. Whether a scale
+    grows or shrinks depends on the gradients of its own loss; a manager whose loss takes no part in a step stays as it
+    is.
+
     Args:
       manager: an object with `get_loss_scale()` giving a float32 scalar, and `update_loss_scale(finite)` that moves
-        the scale on after a step and returns an op (None when executed eagerly).
+        the scale on after a step and returns an op (None when executed eagerly); or a list of them.
+    Attributes:
+      managers: all of them.
     """
 
     place = "scale"
     scales_loss = True
 
-    def __init__(self, manager):
-        self._manager = manager
+    def __init__(self, manager: Any):
+        self.managers = tuple(manager) if isinstance(manager, (list, tuple)) else (manager,)
 
     def state(self):
-        return {"loss_scale": self._manager} if isinstance(self._manager, tf.Module) else {}
+        names = ["loss_scale", *(f"loss_scale_{number}" for number in range(1, len(self.managers)))]
+        return {name: each for name, each in zip(names, self.managers) if isinstance(each, tf.Module)}
 
     def begin(self, step):
         self._warn_of_sharing()
-        scale = tf.convert_to_tensor(self._manager.get_loss_scale())
+        scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self.managers]
         # A TF 1 reference variable gives out its own buffer: a late reader would see the value after the update.
-        step.loss_scale = tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale
+        step.scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
+        step.loss_scale = step.scales[0] if len(step.scales) == 1 else scale_in_common(step.scales)
         step.multiplied_by(step.loss_scale)
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
 
     def describe(self, step, plan):
-        plan.settings["loss_scale_manager"] = type(self._manager).__name__
-        plan.settings.update(getattr(self._manager, "agreed_constants", dict)())
+        for number, manager in enumerate(self.managers):
+            of_loss = f" of loss {number}" if len(self.managers) > 1 else ""
+            plan.settings[f"loss_scale_manager{of_loss}"] = type(manager).__name__
+            constants = getattr(manager, "agreed_constants", dict)()
+            plan.settings.update({f"{name}{of_loss}": value for name, value in constants.items()})
 
     def scale(self, loss, step):
-        return loss * tf.cast(step.loss_scale, loss.dtype)
+        return loss * tf.cast(step.scales[step.loss_id], loss.dtype)
+
+    def collect(self, step):
+        if len(step.scales) > 1 and not step.judged:  # gradients of one of the losses, which nobody has added up
+            pairs, step.grads_and_vars = step.grads_and_vars, []
+            add_loss(step, pairs, step.loss_id)
 
     def reduced(self, step):
         step.map(lambda grad: in_true_units(grad, step.divisor))
         step.divisor = None
 
     def after(self, step):
+        if step.judged:
+            moved = [self.managers[number].update_loss_scale(fine) for number, fine in fine_scales(step).items()]
+            return None if tf.executing_eagerly() else tf.group(*moved)
         is_unchecked = step.should_apply is None
         return step.run_when_due(
-            lambda: self._manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
+            lambda: self.managers[step.loss_id].update_loss_scale(
+                tf.constant(True) if is_unchecked else step.should_apply
+            )
         )
 
     def _warn_of_sharing(self):
-        if not building_graph() or not self.state() or not self._manager.variables:
-            return
-        first = _first_users.get(self._manager, lambda: None)()
-        if first is None:
-            _first_users[self._manager] = weakref.ref(self)
-        elif first is not self:
-            problem = "two optimizers share a manager; in one run nothing orders their updates, and ranks may differ"
-            expected = "one for each, or optimizers that train in runs of their own"
-            mend = "Make a manager for each."
-            kind = type(self._manager).__name__
-            say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))
+        for manager in self.state().values() if building_graph() else ():
+            if not manager.variables:
+                continue
+            first = _first_users.get(manager, lambda: None)()
+            if first is None:
+                _first_users[manager] = weakref.ref(self)
+            elif first is not self:
+                problem = (
+                    "two optimizers share a manager; in one run nothing orders their updates, and ranks may differ"
+                )
+                expected = "one for each, or optimizers that train in runs of their own"
+                mend = "Make a manager for each."
+                kind = type(manager).__name__
+                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -9,8 +10,9 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
-from npu_bridge.gradients.graph_mode import building_graph, run_if
+from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
 
 # The name under which the NPU stack's documentation and scripts know the decision.
@@ -56,26 +58,34 @@ class OverflowCheck(Stage):
             plan.owner = self._name
             plan.settings["is_tailing_optimization"] = self._decides_early
 
+    def collect(self, step):
+        # What moves each of several loss scales.
+        if step.judged and self._is_joint and collective.current().size > 1:
+            with tf.name_scope(f"{self._name}_OverflowCheck"):
+                agreed = tf.unstack(self._agree(tf.stack(list(step.judged.values())), "each"))
+            step.judged = dict(zip(step.judged, agreed))
+
     def local(self, step):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here once more would judge another tensor than the one that is sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
-            step.is_usable_here = has_finite_norm([in_true_units(values, step.divisor) for values in sent])
+            step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
     def reduced(self, step):
         # What other stages make of the gradients may be usable although these are not.
         if step.is_transformed and step.is_usable_here is None:
-            step.is_usable_here = has_finite_norm(step.gradients)
+            step.is_usable_here = _are_usable(step.gradients, step)
 
     def gate(self, step, apply):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                collections.publish(collections.STEP_SKIPPED, step.is_skipped())
+                step.overflow = step.is_skipped()
+                collections.publish(collections.STEP_SKIPPED, step.overflow)
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
         return run_if(step.should_apply, apply)
@@ -90,7 +100,7 @@ class OverflowCheck(Stage):
             # What an early decision is taken from, once all gradients are reduced.
             with tf.control_dependencies([values_of(grad) for grad in step.gradients]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
-        verdict = has_finite_norm(step.gradients + sources)
+        verdict = _are_usable(step.gradients + sources, step)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
         is_of_this_batch = sources or step.needs_recheck or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
@@ -100,6 +110,11 @@ class OverflowCheck(Stage):
 
     def _agree(self, verdict, moment):
         return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self._is_joint else verdict
+
+
+def _are_usable(gradients, step):
+    """Whether these can be used, and what they are the sum of."""
+    return functools.reduce(tf.logical_and, step.judged.values(), has_finite_norm(gradients))
 
 
 def _changed_and_their_sources(step):
@@ -127,8 +142,7 @@ class NarrowVariableGuard(Stage):
         if not any(_is_narrow(variable) for variable in updated):
             return apply()
         narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
-        copy_of = (lambda value: tf.raw_ops.DeepCopy(x=value)) if building_graph() else tf.identity
-        old_values = [copy_of(tf.convert_to_tensor(variable)) for variable in narrow]
+        old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
             update = apply()
         kept = []
@@ -152,12 +166,14 @@ class SkipRecord(Stage):
     Attributes:
       skipped_steps: int64 scalar variable.
       last_step_skipped: boolean scalar variable.
+      report: the last step's loss, overflow and loss scale.
     """
 
     place = "record"
 
     def __init__(self, optimizer: Any = None):
         self._optimizer = optimizer
+        self.report = KeptReport()
         with tf.init_scope():
             self.skipped_steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="skipped_steps")
             self.last_step_skipped = tf.Variable(False, trainable=False, name="last_step_skipped")
@@ -166,6 +182,7 @@ class SkipRecord(Stage):
         return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
 
     def after(self, step):
+        self.report.note(step)
         if step.should_apply is None:
             return None
         return step.run_when_due(lambda: self._note(step.is_skipped()))

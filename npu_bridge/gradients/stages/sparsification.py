@@ -10,11 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
-from npu_bridge.gradients.graph_mode import variable_like
-from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.collective import fragments
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
+from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, with_dtype
 from npu_bridge.gradients.stages.clipping import positive
 from npu_bridge.options.errors import message, say_once, shown
+
+# Gradients of so many values are sampled, every so manyth value, unless more than such a share is sent.
+_SAMPLED_SIZE, _SAMPLED_EVERY, _SAMPLED_DENSITY = 2**14, 32, 0.1
 
 
 class _Sparsified(AllReduce, abc.ABC):
@@ -75,45 +79,64 @@ class _Sparsified(AllReduce, abc.ABC):
             return
         ranks = collective.current()
         with tf.name_scope(f"{self._name}_Sparsified"):
+            wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
+            gradients, variables = zip(*step.grads_and_vars) if step.grads_and_vars else ((), ())
+            means = {
+                position: _mean_of_rows(grad, ranks, f"{self._name}_sparse_{position}")
+                for position, grad in enumerate(wide)
+                if isinstance(grad, tf.IndexedSlices)
+            }
+            cut = fragments_of(gradients, [variable.name for variable in variables])
+            sizes_bytes = [0 if isinstance(grad, tf.IndexedSlices) else static_bytes(grad) for grad in wide]
+            for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
+                pairs = [(wide[position], variables[position]) for position in positions]
+                means.update(zip(positions, self._means(pairs, step, ranks, f"{self._name}_values_{number}")))
             step.grads_and_vars = [
-                (None if sent is None else self._mean(sent, variable, position, step, ranks), variable)
-                for position, (sent, (_, variable)) in enumerate(zip(step.on_wire, step.grads_and_vars))
+                (None if grad is None else with_dtype(means[position], values_of(grad).dtype), variable)
+                for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
 
     def after(self, step):
         if not step.carried:
             return None
-        with tf.name_scope(f"{self._name}_Sparsified"):
-            assigned = [
-                residual.assign(tf.where(step.should_apply, step.carried[key], residual.read_value()))
-                for key, residual in self._residual_of.items()
-                if key in step.carried
-            ]
-        return None if tf.executing_eagerly() else tf.group(*assigned)
 
-    def _mean(self, sent, variable, position, step, ranks):
-        """The mean over the ranks in true units, in the dtype of the gradient."""
-        wide = map_values(sent, lambda values: tf.cast(values, tf.float32))
-        grad = in_true_units(wide, step.divisor)
-        name = f"{self._name}_sparse_{position}"
-        if isinstance(grad, tf.IndexedSlices):
-            values = ranks.all_gather(grad.values / ranks.size, f"{name}_values")
-            indices = ranks.all_gather(grad.indices, f"{name}_indices")
-            mean = sum_repeated_rows(tf.IndexedSlices(values, indices, grad.dense_shape))
-            return map_values(mean, lambda values: tf.cast(values, sent.dtype))
+        def keep():
+            kept = [(residual, step.carried[key]) for key, residual in self._residual_of.items() if key in step.carried]
+            assigned = [residual.assign(left) for residual, left in kept]
+            return None if tf.executing_eagerly() else tf.group(*assigned)
+
+        with tf.name_scope(f"{self._name}_Sparsified"):
+            return run_if(step.should_apply, keep)
+
+    def _means(self, pairs, step, ranks, name):
+        """The means over the ranks of a fragment's gradients; what they choose is one transfer."""
+        flats = [tf.reshape(grad, [-1]) for grad, _ in pairs]
         if self._has_feedback:
-            grad = grad + self._residual(variable).read_value()
-        flat = tf.reshape(grad, [-1])
-        positions = self._select(flat)
-        chosen = tf.gather(flat, positions)
-        if self._has_feedback:
-            left = tf.tensor_scatter_nd_update(flat, positions[:, tf.newaxis], tf.zeros_like(chosen))
-            step.carried[variable.ref()] = tf.reshape(left, variable.shape)
-        values = ranks.all_gather(chosen, f"{name}_values")
-        all_positions = ranks.all_gather(positions, f"{name}_positions")
-        total = tf.math.unsorted_segment_sum(values, all_positions, tf.size(flat))
-        return tf.cast(tf.reshape(total / ranks.size, tf.shape(grad)), sent.dtype)
+            flats = [
+                flat + tf.reshape(self._residual(variable).read_value(), [-1])
+                for flat, (_, variable) in zip(flats, pairs)
+            ]
+        sizes = [_length(flat) for flat in flats]
+        chosen, positions, first = [], [], 0
+        for unit in self._units(len(pairs)):
+            vector = flats[unit.start] if len(unit) == 1 else tf.concat([flats[number] for number in unit], axis=0)
+            selected = self._select(vector)
+            chosen.append(tf.gather(vector, selected))
+            positions.append(selected + first)
+            first += _length(vector)
+            if self._has_feedback:
+                left = tf.tensor_scatter_nd_update(vector, selected[:, tf.newaxis], tf.zeros_like(chosen[-1]))
+                for number, part in zip(unit, _split(left, [sizes[number] for number in unit])):
+                    variable = pairs[number][1]
+                    step.carried[variable.ref()] = tf.reshape(part, variable.shape)
+        # Bits of the values beside their positions, so that both come in one transfer.
+        rows = tf.stack([tf.bitcast(tf.concat(chosen, axis=0), tf.int32), tf.concat(positions, axis=0)], axis=1)
+        of_ranks = ranks.all_gather(rows, name)
+        values = tf.bitcast(of_ranks[:, 0], tf.float32) / ranks.size
+        total = tf.math.unsorted_segment_sum(values, of_ranks[:, 1], first)
+        parts = _split(total, sizes)
+        return [tf.ensure_shape(tf.reshape(part, tf.shape(grad)), grad.shape) for part, (grad, _) in zip(parts, pairs)]
 
     def _residual(self, variable: Any) -> Any:
         key = variable.ref()
@@ -127,9 +150,33 @@ class _Sparsified(AllReduce, abc.ABC):
         """False where dense transfers send fewer bytes, or one rank sends nothing."""
         return collective.current().size > 1
 
+    def _units(self, count: int) -> list[range]:
+        """Which of a fragment's gradients are selected from together."""
+        return [range(number, number + 1) for number in range(count)]
+
     @abc.abstractmethod
     def _select(self, flat: tf.Tensor) -> tf.Tensor:
         """Positions in a vector of the values to send, int32."""
+
+
+def _in_float32(grad, divisor):
+    return in_true_units(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
+
+
+def _mean_of_rows(grad, ranks, name):
+    """The mean of a sparse gradient, each row once."""
+    values = ranks.all_gather(grad.values / ranks.size, f"{name}_values")
+    return sum_repeated_rows(
+        tf.IndexedSlices(values, ranks.all_gather(grad.indices, f"{name}_indices"), grad.dense_shape)
+    )
+
+
+def _length(flat):
+    return tf.size(flat) if flat.shape.num_elements() is None else flat.shape.num_elements()
+
+
+def _split(flat, sizes):
+    return [flat] if len(sizes) == 1 else tf.split(flat, sizes)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -142,21 +189,27 @@ class TopK(_Sparsified):
     Args:
       density: share of the values that is sent, above 0 and at most 1; at least one value of each gradient is.
       error_feedback: add what was not sent to the gradient of the next step, instead of losing it.
+      per: what this is a share of: "tensor" for each gradient, "fragment" for all gradients that are sent together.
+        Then large values of one take the place of small ones of another; these are `FUSION_TENSOR_SIZE` bytes.
     Raises:
       TypeError: `density` is not a number, or `error_feedback` no boolean.
-      ValueError: `density` is out of its range.
+      ValueError: `density` is out of its range, or `per` is something else.
     Graph: with error feedback, a variable of each trained variable's shape, which is each rank's own.
     """
 
-    def __init__(self, density: float, error_feedback: bool = True):
+    def __init__(self, density: float, error_feedback: bool = True, per: str = "tensor"):
         super().__init__(error_feedback)
         self._density = positive("TopK", "density", density)
         if self._density > 1:
             mend = "Use 0.01 to send one value of a hundred."
             raise ValueError(message("TopK", "density is out of range", "0 < density <= 1", shown(density), mend))
+        if per not in ("tensor", "fragment"):
+            mend = "Leave it out for a share of each gradient."
+            raise ValueError(message("TopK", "per is unknown", "'tensor' or 'fragment'", shown(per), mend))
+        self._per = per
 
     def get_config(self):
-        return {"density": self._density, "error_feedback": self._has_feedback}
+        return {"density": self._density, "error_feedback": self._has_feedback, "per": self._per}
 
     def sent_bytes(self, others, ranks):
         if self._is_dense(ranks):
@@ -178,9 +231,33 @@ class TopK(_Sparsified):
             )
         return ranks > 1 and not is_dense
 
+    def _units(self, count):
+        return super()._units(count) if self._per == "tensor" else [range(count)]
+
     def _select(self, flat):
-        count = math.ceil(self._density * flat.shape.num_elements())
-        return tf.math.top_k(tf.abs(flat), k=count, sorted=False).indices
+        size, magnitudes = flat.shape.num_elements(), tf.abs(flat)
+        if size is None:
+            count = tf.cast(tf.math.ceil(self._density * tf.cast(tf.size(flat), tf.float64)), tf.int32)
+            return tf.math.top_k(magnitudes, k=count, sorted=False).indices
+        count = math.ceil(self._density * size)
+
+        def of_all():
+            return [tf.math.top_k(magnitudes, k=count, sorted=False).indices]
+
+        if size < _SAMPLED_SIZE or self._density > _SAMPLED_DENSITY:
+            return of_all()[0]
+        # Looking for them costs far more than one pass. A sample tells which values cannot be among them; should it be
+        # wrong, all are looked at.
+        in_sample = count / _SAMPLED_EVERY
+        enough = math.ceil(1.25 * in_sample + 4 * math.sqrt(in_sample))
+        bound = tf.math.top_k(magnitudes[::_SAMPLED_EVERY], k=enough).values[-1]
+        candidates = tf.cast(tf.where(magnitudes >= bound)[:, 0], tf.int32)
+
+        def of_candidates():
+            best = tf.math.top_k(tf.gather(magnitudes, candidates), k=count, sorted=False).indices
+            return [tf.gather(candidates, best)]
+
+        return tf.ensure_shape(tensors_if(tf.size(candidates) >= count, of_candidates, of_all)[0], [count])
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

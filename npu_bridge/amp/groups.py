@@ -1,0 +1,204 @@
+"""Loss scales for groups of variables: each part of a network computes its gradients with a scale of its own."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.amp.loss_scale import scale_rule
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
+from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
+from npu_bridge.options.errors import message, shown
+
+__all__ = ["GroupLossScaleManager", "scale_boundary"]
+
+# A collection of TF 1 graphs. TensorFlow exports collections with text keys only, and these are no tensors.
+_MANAGERS = ("npu_bridge", "group_loss_scale_managers")
+_latest_eager: list = []  # a weak reference to the manager that was made last outside of graphs
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class GroupLossScaleManager(MovingLossScaleManager):
+    """A loss scale for each of several groups of variables.
+
+    Gradients get smaller, or larger, on their way back through a network. So one scale may be too large for its last
+    layers and too small for its first ones. Here `scale_boundary`, put between the groups, multiplies gradients on
+    their way back, such that those of group i are computed with the scale i. What an optimizer gives is in true units
+    as ever. An overflow in one group, on any rank, skips the step and shrinks the scale of that group; the others grow.
+
+    Args:
+      groups: for each group, numbered from 1, what belongs to it: a regular expression that is found in a variable's
+        name, a variable, a Keras layer or model (its trainable variables), or a list of such. Each trained variable
+        belongs to one group. Their order is that of `scale_boundary`, not that of the variables.
+      init: scale of the first step, at least 1e-37; one number for all groups, or a list.
+      growth_factor, backoff_factor, growth_interval: as in `DynamicLossScaleManager`; by default a scale is multiplied
+        by 2**(1/1000) after each good step and divided by the square root of 2 at each overflow.
+      min_loss_scale, max_loss_scale: bounds, or None.
+    Raises:
+      TypeError: a group or a number is of another type.
+      ValueError: there is no group, `init` has another length, or a number is out of its range. In the first step: a
+        variable belongs to no group or to two.
+    Graph: `loss_scale`, `good_steps` and `bad_steps` as of other managers, each a vector with a value for each group.
+    """
+
+    is_for_groups = True
+
+    def __init__(
+        self,
+        groups: Sequence[Any],
+        init: Any = 2.0**10,
+        growth_factor: float = 2.0 ** (1 / 1000),
+        backoff_factor: float = 2.0**-0.5,
+        growth_interval: int = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = None,
+    ):
+        owner = "GroupLossScaleManager"
+        members = _checked_groups(owner, groups)
+        rule = scale_rule(
+            owner, growth_factor, backoff_factor, growth_interval, 1, False, min_loss_scale, max_loss_scale
+        )
+        scales = list(init) if isinstance(init, (list, tuple, np.ndarray)) else [init] * len(members)
+        if len(scales) != len(members):
+            problem, expected = "init does not go with the groups", f"one number, or {len(members)}"
+            raise ValueError(message(owner, problem, expected, shown(init), "Give one for each group."))
+        for scale in scales:
+            check_number(owner, "init", scale, rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE)
+        constants = {
+            "groups": len(members),
+            "init": [float(scale) for scale in scales],
+            "growth_factor": rule.growth_factor,
+            "backoff_factor": rule.backoff_factor,
+            "growth_interval": rule.growth_interval,
+            "min_loss_scale": rule.min_scale,
+            "max_loss_scale": rule.max_scale,
+        }
+        super().__init__("group_loss_scale", rule, [float(scale) for scale in scales], constants)
+        self._members = lambda: members  # a list of layers would become part of checkpoints
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                _latest_eager[:] = [weakref.ref(self)]
+            else:
+                tf.compat.v1.add_to_collection(_MANAGERS, self)
+
+    def get_config(self):
+        """What Keras saves with a model, where all groups are given by regular expressions.
+
+        Raises:
+          TypeError: one is given by a variable or a layer.
+        """
+        given = [member for group in self._members() for member in group if not isinstance(member, str)]
+        if given:
+            problem, expected = "the groups cannot be saved with the model", "groups by regular expressions"
+            mend = "Name the variables, or save weights only."
+            raise TypeError(message("GroupLossScaleManager", problem, expected, shown(given[0]), mend))
+        return {**self.agreed_constants(), "groups": [list(group) for group in self._members()]}
+
+    def group_of(self, variable: tf.Variable) -> int:
+        """The position of the variable's group, from 0.
+
+        Raises:
+          ValueError: it belongs to none, or to two.
+        """
+        name = variable.name.partition(":")[0]
+        found = [
+            number for number, group in enumerate(self._members()) if any(_has(member, variable) for member in group)
+        ]
+        if len(found) != 1:
+            problem = f"{name} belongs to {'no group' if not found else 'several groups'}"
+            got = "none of them" if not found else f"groups {', '.join(str(number + 1) for number in found)}"
+            mend = "Add it to the group between whose boundaries it is used."
+            raise ValueError(message("GroupLossScaleManager", problem, "one group for each variable", got, mend))
+        return found[0]
+
+
+def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager | None = None) -> tf.Tensor:
+    """Marks where a network goes over from group `i` to group `j`: the tensor itself, whose gradient changes scale.
+
+    Write `scale_boundary(x, 0, 1)` on what goes into the first group, `scale_boundary(x, i, i + 1)` between two, and
+    `scale_boundary(x, n, 0)` on what comes out of the last one. The numbers of groups begin with 1; 0, and any number
+    above the last, is what is outside of them, where gradients have no scale. Mark every way from one group to
+    another.
+
+    Args:
+      x: floating tensor of any shape.
+      i: the group that `x` is computed in.
+      j: the group that it is used in.
+      manager: has the scales; by default the one made last, in this graph or outside of graphs, when the gradient is
+        computed. As long as there is none, gradients stay what they are.
+    Returns:
+      Tensor of the same dtype and shape. Its gradient is multiplied by the scale of `i` and divided by that of `j`, in
+      float32 at least.
+    Raises:
+      TypeError: `i` or `j` is not an integer.
+      ValueError: one of them is negative.
+    """
+    for name, number in (("i", i), ("j", j)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            kind = ValueError if isinstance(number, int) and not isinstance(number, bool) else TypeError
+            problem, expected = f"{name} is not the number of a group", "1, 2, ..., or 0 for none"
+            raise kind(message("scale_boundary", problem, expected, shown(number), "Count groups from 1."))
+
+    @tf.custom_gradient
+    def boundary(x):
+        def changed(upstream):
+            scaling = _latest_manager() if manager is None else manager
+            if scaling is None:
+                return upstream
+            scales = scaling.get_loss_scale()
+            ratio = _scale_of(scales, i) / _scale_of(scales, j)
+            dtype = tf.float32 if upstream.dtype.size < tf.float32.size else upstream.dtype
+            return tf.cast(tf.cast(upstream, dtype) * tf.cast(ratio, dtype), upstream.dtype)
+
+        return tf.identity(x), changed
+
+    return boundary(tf.convert_to_tensor(x))
+
+
+def _scale_of(scales, number):
+    return scales[number - 1] if 1 <= number <= scales.shape[0] else tf.constant(1.0)
+
+
+def _latest_manager():
+    with tf.init_scope():  # out of functions and loops
+        if tf.executing_eagerly():
+            return _latest_eager[0]() if _latest_eager else None
+        made = tf.compat.v1.get_collection(_MANAGERS)
+        return made[-1] if made else None
+
+
+def _checked_groups(owner, groups):
+    """The groups as lists of their members."""
+    if isinstance(groups, str) or not isinstance(groups, (list, tuple)) or not groups:
+        kind = ValueError if isinstance(groups, (list, tuple)) else TypeError
+        expected, mend = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."
+        raise kind(message(owner, "groups is no list of groups", expected, shown(groups), mend))
+    members = [list(group) if isinstance(group, (list, tuple)) else [group] for group in groups]
+    for member in (member for group in members for member in group):
+        if isinstance(member, str):
+            _check_pattern(owner, member)
+        elif not hasattr(member, "trainable_variables") and not isinstance(member, tf.Variable):
+            expected = "a regular expression, a variable, a Keras layer, or a list of them"
+            raise TypeError(message(owner, "that is no part of a group", expected, shown(member), "Pass one of these."))
+    return members
+
+
+def _check_pattern(owner, pattern):
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        problem, mend = f"that is no regular expression: {error}", "Escape special characters with a backslash."
+        raise ValueError(message(owner, problem, "a regular expression", shown(pattern), mend)) from error
+
+
+def _has(member, variable):
+    if isinstance(member, str):
+        return re.search(member, variable.name.partition(":")[0]) is not None
+    if isinstance(member, tf.Variable):
+        return member is variable
+    return any(variable is own for own in member.trainable_variables)

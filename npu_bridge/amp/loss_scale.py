@@ -1,0 +1,174 @@
+"""Loss scales that grow and shrink by any rule of the usual form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number, check_step_count
+from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE, ScaleRule
+from npu_bridge.options.errors import message, shown
+
+__all__ = ["DynamicLossScaleManager"]
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class DynamicLossScaleManager(MovingLossScaleManager):
+    """A loss scale that grows after good steps and shrinks after bad ones, by numbers of your own.
+
+    After `growth_interval` good steps in a row the scale is multiplied by `growth_factor`, after `bad_steps` bad ones
+    by `backoff_factor`, both within the bounds; either event sets the counters to 0. `apex`, `mindspore`, `keras` and
+    `constant` make managers with the numbers of others.
+
+    Args:
+      init_loss_scale: scale of the first step.
+      growth_factor: at least 1; 1 for a scale that does not grow.
+      backoff_factor: above 0 and at most 1; 1 for a scale that does not shrink.
+      growth_interval: whole steps, at least 1.
+      bad_steps: whole steps, at least 1.
+      consecutive_bad_steps: let a good step begin the count of bad ones anew. Otherwise they need not follow each
+        other.
+      min_loss_scale: the least that the scale shrinks to; None for no bound but 1e-37.
+      max_loss_scale: the most that it grows to; None for no bound but 3.4e38.
+    Raises:
+      TypeError: an argument is not a number, or a step count not an integer.
+      ValueError: an argument is out of its range, or the first scale out of the bounds.
+    Graph: the variables of `ExponentialUpdateLossScaleManager`, so that either can go on from the other's checkpoint.
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        bad_steps: int = 1,
+        consecutive_bad_steps: bool = False,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ):
+        owner = "DynamicLossScaleManager"
+        rule = scale_rule(
+            owner,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            bad_steps,
+            consecutive_bad_steps,
+            min_loss_scale,
+            max_loss_scale,
+        )
+        lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
+        check_number(owner, "init_loss_scale", init_loss_scale, lowest, highest)
+        constants = {
+            "init_loss_scale": float(init_loss_scale),
+            "growth_factor": rule.growth_factor,
+            "backoff_factor": rule.backoff_factor,
+            "growth_interval": rule.growth_interval,
+            "bad_steps": rule.bad_steps,
+            "consecutive_bad_steps": rule.counts_in_a_row,
+            "min_loss_scale": rule.min_scale,
+            "max_loss_scale": rule.max_scale,
+        }
+        super().__init__("dynamic_loss_scale", rule, float(init_loss_scale), constants)
+
+    @classmethod
+    def apex(
+        cls,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        scale_window: int = 2000,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float = 2.0**24,
+    ) -> DynamicLossScaleManager:
+        """The loss scale of APEX: halved at every overflow, doubled after 2000 good steps in a row up to 2**24.
+
+        Args:
+          init_scale: scale of the first step, `max_loss_scale` if that is less.
+          growth_factor, backoff_factor, scale_window: `dynamic_init_scale` and `scale_...` of APEX for NPUs.
+          min_loss_scale, max_loss_scale: bounds.
+        Raises:
+          TypeError, ValueError: as the constructor.
+        """
+        check_number("DynamicLossScaleManager.apex", "max_loss_scale", max_loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
+        check_number("DynamicLossScaleManager.apex", "init_scale", init_scale, SMALLEST_SCALE, LARGEST_SCALE)
+        first, bounds = min(init_scale, max_loss_scale), (min_loss_scale, max_loss_scale)
+        return cls(first, growth_factor, backoff_factor, scale_window, 1, False, *bounds)
+
+    @classmethod
+    def mindspore(
+        cls, init_loss_scale: float = 2.0**24, scale_factor: float = 2.0, scale_window: int = 2000
+    ) -> DynamicLossScaleManager:
+        """The dynamic loss scale of MindSpore: divided at every overflow down to 1, multiplied after good steps.
+
+        Args:
+          init_loss_scale: scale of the first step, at least 1.
+          scale_factor: what it is multiplied and divided by, at least 1.
+          scale_window: good steps in a row until it grows.
+        Raises:
+          TypeError, ValueError: as the constructor.
+        """
+        check_number("DynamicLossScaleManager.mindspore", "scale_factor", scale_factor, 1, LARGEST_SCALE)
+        return cls(init_loss_scale, scale_factor, 1.0 / scale_factor, scale_window, 1, False, 1.0, None)
+
+    @classmethod
+    def keras(cls, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000) -> DynamicLossScaleManager:
+        """The loss scale of `tf.keras.mixed_precision.LossScaleOptimizer`: halved down to 1, doubled without bound.
+
+        Args:
+          initial_scale, dynamic_growth_steps: as there.
+        Raises:
+          TypeError, ValueError: as the constructor.
+        """
+        return cls(initial_scale, 2.0, 0.5, dynamic_growth_steps, 1, False, 1.0, None)
+
+    @classmethod
+    def constant(cls, loss_scale: float) -> DynamicLossScaleManager:
+        """A loss scale that nothing but `set_loss_scale` moves.
+
+        Args:
+          loss_scale: scale of the first step.
+        Raises:
+          TypeError, ValueError: as the constructor.
+        """
+        return cls(loss_scale, 1.0, 1.0, 1, 1, False, None, None)
+
+
+def scale_rule(
+    owner: str,
+    growth_factor: Any,
+    backoff_factor: Any,
+    growth_interval: Any,
+    bad_steps: Any,
+    consecutive_bad_steps: Any,
+    min_loss_scale: Any,
+    max_loss_scale: Any,
+) -> ScaleRule:
+    """The rule that arguments of a manager stand for.
+
+    Raises:
+      TypeError: one is of another type.
+      ValueError: one is out of its range.
+    """
+    check_number(owner, "growth_factor", growth_factor, lowest=1, highest=LARGEST_SCALE)
+    check_number(owner, "backoff_factor", backoff_factor, lowest=0, highest=1, lowest_is_allowed=False)
+    check_step_count(owner, "growth_interval", growth_interval)
+    check_step_count(owner, "bad_steps", bad_steps)
+    if not isinstance(consecutive_bad_steps, bool):
+        problem, got = "consecutive_bad_steps is no boolean", shown(consecutive_bad_steps)
+        raise TypeError(message(owner, problem, "True or False", got, "Name the arguments."))
+    if min_loss_scale is not None:
+        check_number(owner, "min_loss_scale", min_loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
+    if max_loss_scale is not None:
+        check_number(owner, "max_loss_scale", max_loss_scale, min_loss_scale or SMALLEST_SCALE, LARGEST_SCALE)
+    return ScaleRule(
+        growth_interval=int(growth_interval),
+        bad_steps=int(bad_steps),
+        growth_factor=float(growth_factor),
+        backoff_factor=float(backoff_factor),
+        min_scale=None if min_loss_scale is None else float(min_loss_scale),
+        max_scale=None if max_loss_scale is None else float(max_loss_scale),
+        counts_in_a_row=consecutive_bad_steps,
+    )

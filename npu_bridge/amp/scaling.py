@@ -1,0 +1,223 @@
+"""Loss scaling in training loops of one's own: one backward pass or several, each with its loss scale."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
+from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
+from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
+from npu_bridge.gradients.stage import Step
+from npu_bridge.options.errors import message, nearest, shown
+
+__all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
+
+_LOG = logging.getLogger(__name__)
+_PREFIX = "loss_scaler"
+_NAMES = {"loss_scale": "scale", "unskipped": "good_steps", "bad_steps": "bad_steps"}
+
+
+class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(...) as scaled`
+    """A backward pass with the loss scale of an optimizer, in a loop of your own.
+
+    Several passes before one update add up their gradients, each with its own scale. `unscaled_gradients` gives the
+    sum, in true units and averaged over the ranks, for clipping and for `apply_gradients`. If the gradients of one pass
+    overflow, on any rank, that update is skipped on every rank; only the scales move, each as its own losses say. An
+    error inside of the context drops all passes since the last update.
+
+    Args:
+      loss: scalar tensor.
+      optimizer: an optimizer of this package, such as `NPUOptimizer` or what `npu_keras_optimizer` gives.
+      loss_id: which of several loss-scale managers is that of the loss, by its position.
+      delay_unscale: leave the gradients multiplied by the scale, to be added to those of the next pass with this
+        `loss_id`. The last pass before an update must not.
+    Raises:
+      TypeError: `optimizer` has no stages, or `loss_id` is not an integer.
+      ValueError: there is no manager of that number.
+    Example:
+      >>> with tf.GradientTape() as tape:
+      ...     loss = loss_of(model, batch)
+      >>> with scale_loss(loss, optimizer) as scaled:
+      ...     scaled.backward(tape, model.trainable_variables)
+      >>> optimizer.apply_gradients(unscaled_gradients(optimizer))
+    """
+
+    def __init__(self, loss: tf.Tensor, optimizer: Any, loss_id: int = 0, delay_unscale: bool = False):
+        self._passes = _passes_of(optimizer, "scale_loss")
+        self._loss = loss
+        self._loss_id = checked_loss_id("scale_loss", loss_id, self._passes.pipeline)
+        self._delays_unscale = bool(delay_unscale)
+        self._scaled: ScaledLoss | None = None
+
+    @tf.autograph.experimental.do_not_convert
+    def __enter__(self) -> ScaledLoss:
+        self._scaled = ScaledLoss(self._loss, self._passes.open_step(), self._passes, self._loss_id)
+        return self._scaled
+
+    @tf.autograph.experimental.do_not_convert
+    def __exit__(self, kind, error, trace) -> None:
+        scaled = self._scaled
+        if kind is not None:
+            self._passes.drop()
+            return
+        if not scaled.grads_and_vars:
+            problem, expected = "the pass has no gradients", "a call of scaled.backward or scaled.add in the context"
+            mend = "Write scaled.backward(tape, variables)."
+            raise ValueError(message("scale_loss", problem, expected, "none", mend))
+        self._passes.add(scaled.step, scaled.grads_and_vars, self._loss_id, self._delays_unscale)
+
+
+class ScaledLoss:
+    """What `scale_loss` gives: a loss multiplied by its scale, and the gradients that were computed of it.
+
+    Attributes:
+      tensor: the scaled loss, float32 at least, to be differentiated by `tf.gradients` or inside of a tape.
+      grads_and_vars: what `backward` and `add` were given.
+      step: the step that the pass belongs to.
+    """
+
+    def __init__(self, loss: tf.Tensor, step: Step, passes: BackwardPasses, loss_id: int):
+        loss = tf.convert_to_tensor(loss)
+        self.step = step
+        self.grads_and_vars: list = []
+        self._loss = loss
+        self._scale = step.scales[loss_id] if step.scales else None
+        wide = loss if loss.dtype.size >= tf.float32.size else tf.cast(loss, tf.float32)
+        self.tensor = passes.pipeline.scale(wide, step, loss_id)
+
+    @tf.autograph.experimental.do_not_convert
+    def backward(self, tape: tf.GradientTape, variables: Sequence[tf.Variable]) -> list:
+        """Computes the gradients of the scaled loss, and adds them to the step.
+
+        Args:
+          tape: has recorded the loss; a persistent one, if several losses were recorded by it.
+          variables: to differentiate by.
+        Returns:
+          The gradients, still multiplied by the scale, in the order of the variables; None where there is none.
+        """
+        seed = None if self._scale is None else tf.cast(self._scale, self._loss.dtype)
+        gradients = tape.gradient(self._loss, list(variables), output_gradients=seed)
+        self.add(zip(gradients, variables))
+        return gradients
+
+    @tf.autograph.experimental.do_not_convert
+    def add(self, grads_and_vars: Iterable[tuple]) -> None:
+        """Adds gradients of the scaled loss that you have computed yourself.
+
+        Args:
+          grads_and_vars: pairs of (gradient or None, variable).
+        """
+        self.grads_and_vars += list(grads_and_vars)
+
+
+@tf.autograph.experimental.do_not_convert
+def unscaled_gradients(optimizer: Any) -> list:
+    """The sum of the gradients of all backward passes since the last update, in true units.
+
+    Args:
+      optimizer: that of the passes, which must have been made in the same function.
+    Returns:
+      Pairs of (gradient or None, variable), averaged over the ranks where the optimizer is distributed. Give them to
+      `apply_gradients`, clipped or otherwise changed if you like.
+    Raises:
+      TypeError: `optimizer` has no stages.
+      ValueError: there was no pass, or the last one had `delay_unscale=True`.
+    Ranks: collective where the optimizer is distributed.
+    """
+    return _passes_of(optimizer, "unscaled_gradients").finish()
+
+
+def state_dict(optimizer: Any, session: Any = None) -> dict:
+    """The loss scales of an optimizer as plain numbers, for checkpoints of your own.
+
+    Those of TensorFlow hold them anyway.
+
+    Args:
+      optimizer: an optimizer of this package.
+      session: in a TF 1 graph the session that trains, by default the default one.
+    Returns:
+      For each manager, as "loss_scaler0" and so on, a dict of `loss_scale`, `unskipped` (good steps in a row) and
+      `bad_steps`; of group loss scales each is a list.
+    Raises:
+      TypeError: `optimizer` has no stages.
+      ValueError: there is no session.
+    """
+    managers = _passes_of(optimizer, "state_dict").pipeline.loss_scale_managers
+    return {f"{_PREFIX}{number}": _state_of(manager, session) for number, manager in enumerate(managers)}
+
+
+def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any = None) -> None:
+    """Sets the loss scales of an optimizer to what `state_dict` gave; nothing is changed where it raises an error.
+
+    Args:
+      optimizer: an optimizer of this package. Where it has fewer managers than are in `state`, the others are left out,
+        with a warning.
+      state: as `state_dict` returns it; `bad_steps` may be missing.
+      session: as in `state_dict`.
+    Raises:
+      TypeError: `optimizer` has no stages, or a value is no number.
+      ValueError: a key is unknown, a value is out of range or is not that of a fixed scale, or there is no session.
+    Ranks: local; load the same on all of them.
+    """
+    owner = "load_state_dict"
+    managers = _passes_of(optimizer, owner).pipeline.loss_scale_managers
+    numbers = {key: _number_of(owner, key) for key in state}
+    left_out = sorted(key for key, number in numbers.items() if number >= len(managers))
+    if left_out:
+        _LOG.warning(
+            "%s: there are only %d loss-scale managers; %s left out.", owner, len(managers), ", ".join(left_out)
+        )
+    loading = [(managers[number], state[key]) for key, number in numbers.items() if number < len(managers)]
+    for manager, values in loading:
+        _check_state(owner, manager, values)
+    for manager, values in loading:
+        if isinstance(manager, MovingLossScaleManager):
+            manager.set_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), session)
+
+
+def _passes_of(optimizer, owner) -> BackwardPasses:
+    # A wrapper of Keras' hands attributes on; only our own classes have this one.
+    passes = getattr(optimizer, "backward_passes", None)
+    if not isinstance(passes, BackwardPasses):
+        expected, mend = "an optimizer of npu_bridge", "Pass what NPUOptimizer(...) or npu_keras_optimizer(...) gave."
+        raise TypeError(message(owner, "that has no stages", expected, shown(optimizer), mend))
+    return passes
+
+
+def _state_of(manager, session):
+    if not isinstance(manager, MovingLossScaleManager):
+        return {"loss_scale": manager.agreed_constants().get("loss_scale"), "unskipped": 0, "bad_steps": 0}
+    state = manager.get_state(session)._asdict()
+    return {name: state[own].tolist() for name, own in _NAMES.items()}
+
+
+def _number_of(owner, key):
+    number = key[len(_PREFIX) :] if isinstance(key, str) and key.startswith(_PREFIX) else ""
+    if not number.isdecimal():
+        mend = "Pass what state_dict returned."
+        raise ValueError(message(owner, "unknown key", "loss_scaler0, loss_scaler1, ...", shown(key), mend))
+    return int(number)
+
+
+def _check_state(owner, manager, values):
+    for key in values:
+        if key not in _NAMES:
+            near = nearest(str(key), _NAMES)
+            mend = f"Did you mean {near!r}?" if near else "Remove it."
+            raise ValueError(message(owner, "unknown key", f"one of {', '.join(_NAMES)}", shown(key), mend))
+    for key in ("loss_scale", "unskipped"):
+        if key not in values:
+            raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
+    if isinstance(manager, MovingLossScaleManager):
+        manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
+        return
+    own = manager.agreed_constants().get("loss_scale")
+    check_number(owner, "loss_scale", values["loss_scale"], SMALLEST_SCALE, LARGEST_SCALE)
+    if own is not None and own != values["loss_scale"]:
+        mend = "Make the manager with that scale."
+        problem, got = "a fixed loss scale cannot be set", shown(values["loss_scale"])
+        raise ValueError(message(owner, problem, f"its loss_scale={own}", got, mend))

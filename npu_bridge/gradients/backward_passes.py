@@ -1,0 +1,119 @@
+"""Several backward passes before one update: of several losses with a scale each, or of one loss several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from npu_bridge.gradients.open_steps import OpenSteps
+from npu_bridge.gradients.pipeline import Pipeline
+from npu_bridge.gradients.several_scales import add_loss, sum_of_pairs
+from npu_bridge.gradients.stage import Step
+from npu_bridge.options.errors import message, shown
+
+
+class BackwardPasses:
+    """The backward passes of one optimizer since its last update, in the function or graph being built.
+
+    Args:
+      pipeline: the optimizer's.
+      open_steps: the optimizer's.
+      combine: takes the step and its pairs of (gradient, variable) through the pipeline, once all are there.
+      owner: the optimizer's class, for messages.
+    """
+
+    def __init__(self, pipeline: Pipeline, open_steps: OpenSteps, combine: Callable[[Step, list], list], owner: str):
+        self.pipeline = pipeline
+        self._open_steps = open_steps
+        self._combine = combine
+        self._owner = owner
+
+    def open_step(self) -> Step:
+        """The step that passes are added to; a new one after an update."""
+        step = self._open_steps.take_scaled() or self.pipeline.begin()
+        self._open_steps.keep_scaled(step)
+        return step
+
+    def drop(self) -> None:
+        """Forgets the passes since the last update."""
+        self._open_steps.take_scaled()
+
+    def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
+        """Adds the gradients of a pass to those of the step.
+
+        Args:
+          step: what `open_step` gave.
+          grads_and_vars: gradients of the loss multiplied by the scale of `loss_id`.
+          loss_id: position of the loss's manager.
+          delays_unscale: they are added to those of the next pass with that `loss_id`, still multiplied.
+        """
+        pairs = sum_of_pairs(step.delayed.pop(loss_id, []), grads_and_vars)
+        if delays_unscale:
+            step.delayed[loss_id] = pairs
+        else:
+            add_loss(step, pairs, loss_id)
+
+    def finish(self) -> list:
+        """The sum of all passes, in true units and averaged over the ranks, to be applied.
+
+        Raises:
+          ValueError: there was no pass, or one was delayed and no other came to end that.
+        Ranks: collective where the pipeline communicates.
+        """
+        step = self._open_steps.take_scaled()
+        if step is None or not (step.grads_and_vars or step.delayed):
+            problem, expected = "there are no gradients", "a backward pass since the last update"
+            mend = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
+            raise ValueError(message(self._owner, problem, expected, "none here", mend))
+        if step.delayed:
+            problem = "the gradients of a backward pass are still multiplied by the loss scale"
+            expected = "a pass with delay_unscale=False after the last one with delay_unscale=True"
+            got = f"none with loss_id={next(iter(step.delayed))}"
+            raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
+        return self._combine(step, step.grads_and_vars)
+
+
+def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
+    """Refuses what is not the position of a loss-scale manager; without loss scaling every number is right.
+
+    Raises:
+      TypeError: it is no integer.
+      ValueError: there is no such manager.
+    """
+    if isinstance(loss_id, bool) or not isinstance(loss_id, int):
+        mend = "Leave it out for the first manager."
+        raise TypeError(message(owner, "loss_id is not an integer", "a manager's position", shown(loss_id), mend))
+    count = max(1, len(pipeline.loss_scale_managers))
+    if not 0 <= loss_id < count and pipeline.loss_scale_managers:
+        problem, expected = "there is no loss-scale manager of that number", f"0 <= loss_id < {count}"
+        mend = "Give the optimizer a list of managers, one for each loss."
+        raise ValueError(message(owner, problem, expected, shown(loss_id), mend))
+    return loss_id
+
+
+def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[int]:
+    """The managers of several losses, by their positions.
+
+    Args:
+      owner: who asks, for messages.
+      count: number of losses.
+      loss_id: one number for each, or None: each loss has its own manager, or all have the only one.
+      pipeline: has the managers.
+    Raises:
+      TypeError: `loss_id` is no list of integers.
+      ValueError: there is no loss, or not as many numbers or managers as losses.
+    """
+    managers = len(pipeline.loss_scale_managers)
+    if not count:
+        raise ValueError(message(owner, "there is no loss", "one loss or more", "an empty list", "Pass one."))
+    if loss_id is None:
+        if managers > 1 and count != managers:
+            problem, expected = "there are not as many losses as loss-scale managers", f"{managers} losses, or loss_id"
+            mend = "Say with loss_id=[...] which manager is that of each loss."
+            raise ValueError(message(owner, problem, expected, f"{count} losses", mend))
+        return list(range(count)) if managers > 1 else [0] * count
+    if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
+        kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError
+        problem, expected = "loss_id does not go with the losses", f"a list of {count} positions"
+        raise kind(message(owner, problem, expected, shown(loss_id), "Give one for each loss."))
+    return [checked_loss_id(owner, number, pipeline) for number in loss_id]

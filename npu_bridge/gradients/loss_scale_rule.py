@@ -1,0 +1,164 @@
+"""The rule by which loss scales grow and shrink, and the variables that they are kept in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.gradients import collections
+from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.graphs import call_by
+
+LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
+SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
+MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
+
+
+class ScaleState(NamedTuple):
+    """What a loss scale that moves remembers between steps: numbers or tensors, for several scales of one shape.
+
+    Attributes:
+      scale: float32, the loss scale.
+      good_steps: int32, steps with usable gradients in a row since the scale or a counter last changed.
+      bad_steps: int32, steps with unusable gradients since the scale last changed.
+    """
+
+    scale: Any
+    good_steps: Any
+    bad_steps: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleRule:
+    """How a loss scale moves with each step. Either event, growth or shrinking, sets both counters to 0.
+
+    Attributes:
+      growth_interval: good steps in a row after which the scale grows.
+      bad_steps: bad steps after which it shrinks.
+      growth_factor, backoff_factor: what it is multiplied by.
+      min_scale: the least that it shrinks to; None for the smallest normal float32.
+      max_scale: the most that it grows to; None for as far as the product stays below 3.4e38.
+      counts_in_a_row: a good step sets the count of bad ones to 0.
+    """
+
+    growth_interval: int
+    bad_steps: int
+    growth_factor: float
+    backoff_factor: float
+    min_scale: float | None = None
+    max_scale: float | None = None
+    counts_in_a_row: bool = False
+
+    def next_state(self, state: ScaleState, finite: tf.Tensor) -> ScaleState:
+        """The state after a step.
+
+        Args:
+          state: tensors, before it.
+          finite: booleans of that shape, True where the gradients could be used.
+        """
+        good_steps = tf.where(finite, _counted_on(state.good_steps), 0)
+        bad_steps = tf.where(finite, 0 if self.counts_in_a_row else state.bad_steps, _counted_on(state.bad_steps))
+        grows = tf.logical_and(finite, _is_reached(good_steps, self.growth_interval))
+        shrinks = tf.logical_and(tf.logical_not(finite), _is_reached(bad_steps, self.bad_steps))
+        is_settled = tf.logical_or(grows, shrinks)
+        moved = tf.where(shrinks, self._shrunk(state.scale), state.scale)
+        return ScaleState(
+            scale=tf.where(grows, self._grown(state.scale), moved),
+            good_steps=tf.where(is_settled, 0, good_steps),
+            bad_steps=tf.where(is_settled, 0, bad_steps),
+        )
+
+    def _grown(self, scale):
+        grown = scale * self.growth_factor
+        if self.max_scale is not None:
+            grown = tf.minimum(grown, self.max_scale)
+        return tf.where(scale < tf.constant(LARGEST_SCALE / self.growth_factor, tf.float32), grown, scale)
+
+    def _shrunk(self, scale):
+        return tf.maximum(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
+
+
+def _counted_on(steps):
+    return tf.minimum(steps, MOST_COUNTED_STEPS - 1) + 1
+
+
+def _is_reached(steps, limit):
+    # In 64 bits and bounded: TensorFlow makes a number that is too large for int32 a negative one, without a word.
+    return tf.cast(steps, tf.int64) >= min(limit, MOST_COUNTED_STEPS + 1)
+
+
+def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
+    """The variable of a loss scale and, in a TF 1 graph, the tensor `loss_scale:0` that reads it; else None.
+
+    No variable's own op can have that name. A reference variable hands out its buffer, in which a fetch finds what the
+    update has left there, the scale of the next step; and the handle of a resource variable cannot be fetched. So the
+    op of that name is a read, on which the update depends, and the variable is called and saved by it.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return counter_variable(initial_value, "loss_scale", tf.float32), None
+        with tf.name_scope("loss_scale") as scope:
+            variable = counter_variable(initial_value, "state", tf.float32, use_resource=True)
+            fetched = tf.identity(variable.read_value(), name=scope)
+    call_by(variable, fetched.name, _SavedAs(fetched.op.name, [], [], []))
+    return variable, fetched
+
+
+class _SavedAs(tf.Variable.SaveSliceInfo):
+    """Has a whole variable saved by another name than that of its op."""
+
+    spec = ""  # what savers take for "all of it"
+
+
+def counter_variable(initial_value: Any, name: str, dtype: tf.DType = tf.int32, use_resource: bool | None = None):
+    """A variable that is saved with the model, made outside any control flow or control dependency of the caller."""
+    with tf.init_scope():
+        is_graph = not tf.executing_eagerly()
+    variable = tf.compat.v1.Variable(
+        initial_value=lambda: tf.constant(initial_value, dtype),
+        dtype=dtype,
+        name=name,
+        trainable=False,
+        use_resource=not is_graph if use_resource is None else use_resource,
+    )
+    collections.publish(collections.LOSS_SCALE_STATE, variable)
+    return variable
+
+
+def write_values(variables: Sequence[tf.Variable], values: Sequence[Any], session: Any, owner: str) -> None:
+    """Sets variables between two steps; in a TF 1 graph without adding an operator to it.
+
+    Args:
+      variables: all eager ones, or all of one TF 1 graph.
+      values: numbers or arrays, one for each.
+      session: of the graph, by default the default session; eager variables need none. Hooks of a `MonitoredSession`
+        do not notice.
+      owner: who asks, for messages.
+    Raises:
+      ValueError: the variables are those of a graph and there is no session.
+    """
+    if variables[0].initializer is None:
+        for variable, value in zip(variables, values):
+            variable.assign(value)
+        return
+    # Fed as if they were the initial values.
+    feeds = {variable.initializer.inputs[1]: value for variable, value in zip(variables, values)}
+    _session_of(session, owner).run([variable.initializer for variable in variables], feeds)
+
+
+def read_values(variables: Sequence[tf.Variable], session: Any, owner: str) -> list:
+    """The values of variables, as numpy knows them; arguments and errors as in `write_values`."""
+    if variables[0].initializer is None:
+        return [variable.numpy() for variable in variables]
+    return _session_of(session, owner).run(list(variables))
+
+
+def _session_of(session, owner):
+    session = session or tf.compat.v1.get_default_session()
+    if session is None:
+        problem, expected = "no session is known", "the session that trains, in a TF 1 graph"
+        raise ValueError(message(owner, problem, expected, "none", "Pass session=session."))
+    return session.raw_session() if hasattr(session, "raw_session") else session

@@ -1,0 +1,90 @@
+"""What a training step tells of itself: its loss, whether it overflowed, and the loss scale it used."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.stage import Step
+from npu_bridge.options.errors import message
+
+
+class StepReport(NamedTuple):
+    """One training step: tensors of a TF 1 graph or function, or numbers of the last step that was run.
+
+    Attributes:
+      loss: as the user computed it, on this rank; of several losses a tuple.
+      overflow: True when the step was skipped because gradients could not be used on some rank.
+      loss_scale: what the loss was multiplied by; of several losses or groups a tuple.
+    """
+
+    loss: Any
+    overflow: Any
+    loss_scale: Any
+
+
+def report_of(step: Step | None, owner: str) -> StepReport:
+    """The report of a step as tensors; adds operators to a TF 1 graph only for what the step did not need itself.
+
+    Raises:
+      ValueError: there is no step, or its loss is not known because gradients came from elsewhere.
+    """
+    if step is None or not step.unscaled_losses:
+        problem, expected = "there is no step to report", "a step whose loss was given to the optimizer"
+        got = "none so far" if step is None else "gradients from elsewhere"
+        raise ValueError(message(owner, problem, expected, got, "Ask after minimize or apply_gradients."))
+    scales = step.scales or (tf.constant(1.0) if step.loss_scale is None else step.loss_scale,)
+    if step.overflow is None:
+        step.overflow = tf.constant(False) if step.should_apply is None else step.is_skipped()
+    return StepReport(_one_or_all(step.unscaled_losses), step.overflow, _one_or_all(scales))
+
+
+class KeptReport:
+    """Keeps the report of the last step in variables, which no checkpoint holds, so that `fit` can be asked for it."""
+
+    def __init__(self):
+        self._variables: StepReport | None = None
+        self._tensors: StepReport | None = None
+
+    def note(self, step: Step) -> None:
+        """Keeps the report of a step, where its loss is known."""
+        if not step.unscaled_losses or tf.distribute.has_strategy():
+            return
+        report = report_of(step, "last_step")
+        if building_graph():
+            self._tensors = report
+            return
+        values = StepReport(*(_flat(part) for part in report))
+        if self._variables is None or [len(part) for part in self._variables] != [len(part) for part in values]:
+            with tf.init_scope():
+                self._variables = StepReport(*([_variable_like(value) for value in part] for part in values))
+        for variable, value in zip(sum(self._variables, []), sum(values, [])):
+            variable.assign(value)
+
+    def read(self, owner: str) -> StepReport:
+        """Tensors in a TF 1 graph, else numbers.
+
+        Raises:
+          ValueError: no step has been reported.
+        """
+        if self._tensors is not None:
+            return self._tensors
+        if self._variables is None:
+            return report_of(None, owner)
+        return StepReport(*(_one_or_all([variable.numpy().item() for variable in part]) for part in self._variables))
+
+
+def _one_or_all(values):
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _flat(part):
+    """Scalars: booleans as they are, numbers in 32 bits, the mean of what is more than one."""
+    values = [tf.convert_to_tensor(value) for value in (part if isinstance(part, tuple) else (part,))]
+    return [value if value.dtype == tf.bool else tf.reduce_mean(tf.cast(value, tf.float32)) for value in values]
+
+
+def _variable_like(value):
+    return tf.Variable(tf.zeros([], value.dtype), trainable=False)

@@ -1,0 +1,31 @@
+"""The page about loss scales: its code runs as it stands, and its table has the numbers of the managers."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from npu_bridge import amp
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "loss_scale.md"
+
+
+def test_the_code_of_the_page_runs():
+    pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(pieces) == 5
+    for number, piece in enumerate(pieces):
+        exec(compile(piece, f"piece {number} of {PAGE.name}", "exec"), {"__name__": "page"})
+
+
+def test_the_table_has_the_numbers_of_the_managers():
+    rows = re.findall(
+        r"^\| `DynamicLossScaleManager\.(\w+)\(\)` \| 2\^(\d+) \| × 2 after (\d+) .*? (\S+) \|$", PAGE.read_text(), re.M
+    )
+    assert [row[0] for row in rows] == ["apex", "mindspore", "keras"]
+    for name, power, interval, bound in rows:
+        constants = getattr(amp.DynamicLossScaleManager, name)().agreed_constants()
+        assert constants["init_loss_scale"] == 2.0 ** int(power)
+        assert constants["growth_interval"] == int(interval)
+        assert (constants["growth_factor"], constants["backoff_factor"], constants["bad_steps"]) == (2.0, 0.5, 1)
+        assert bound in ({"2^24"} if constants["max_loss_scale"] else {"1"})
+        assert (constants["min_loss_scale"], constants["max_loss_scale"]) in ((None, 2.0**24), (1.0, None))

@@ -1,0 +1,92 @@
+"""Accumulation that all-reduces every batch, and with a loss scale of its own for every batch, on one rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_bridge import stages
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from tests import accumulation_forms as forms
+from tests.training import OPTIMIZERS, assert_same_bits, train
+
+
+@pytest.mark.parametrize("way", forms.WAYS)
+def test_each_form_does_what_numpy_does(way):
+    for (_, form), trace in forms.trained([way]).items():
+        forms.assert_equals_numpy(form, [trace])
+
+
+def test_the_forms_differ():
+    """In windows, updates and scales, where something overflows."""
+    ends = [forms.in_numpy(form, 1)[-1] for form in forms.FORMS]
+    assert len({str((updates, values["kernel"])) for values, _, updates in ends}) == 3
+
+
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_training_resumes_in_the_middle_of_a_window(form, tmp_path):
+    """After a batch that was left out, too."""
+    fed, stop = forms.fed_twice(0)[:11], 5
+    whole, before, after = (forms.InGraph(form) for _ in range(3))
+    whole.train(fed)
+    before.train(fed[:stop])
+    assert any("accumulated" in name and value.any() for name, value in before.everything().items())
+    after.restore(before.save(str(tmp_path / "model")))
+    after.train(fed[stop:])
+    assert_same_bits(after.everything(), whole.everything())
+
+
+def test_a_batch_that_is_left_out_leaves_every_bit_but_the_scale():
+    training = forms.InGraph("boost")
+    fed = forms.fed_twice(0)
+    bad = next(step for loss, rank, step in forms.POISONS if (loss, rank) == (0, 0))
+    training.train(fed[:bad])
+    before = training.everything()
+    training.train(fed[bad : bad + 1])
+    after = training.everything()
+    moved = {name for name in after if after[name].tobytes() != before[name].tobytes()}
+    assert "loss_scale:0" in moved
+    assert moved <= {"loss_scale:0", "good_steps:0", "bad_steps:0"}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_batches_that_are_reduced_one_by_one_train_as_a_window_does(name):
+    expected, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), stages=[stages.Accumulate(4)]), 12)
+    for scaled in (False, True):
+        manager = (lambda: forms.DynamicLossScaleManager(2.0**4)) if scaled else (lambda: None)
+        ours, _ = train(
+            lambda manager=manager, scaled=scaled: NPUOptimizer(
+                OPTIMIZERS[name](), manager(), True, scaled, stages=[stages.Accumulate(4, exchange="batch")]
+            ),
+            12,
+        )
+        assert_same_bits({key: value for key, value in ours.items() if key in expected}, expected)
+
+
+def test_what_the_forms_say_of_themselves():
+    assert stages.Accumulate(4).get_config() == {"steps": 4, "reduction": "mean"}
+    assert stages.Accumulate(4, exchange="batch").get_config() == {"steps": 4, "reduction": "mean", "exchange": "batch"}
+    for made in (stages.Accumulate(4, "sum", loss_scale="batch"), stages.Accumulate(4, exchange="batch")):
+        assert type(made).from_config(made.get_config()).get_config() == made.get_config()
+    optimizer = NPUOptimizer(
+        OPTIMIZERS["sgd"](),
+        forms.DynamicLossScaleManager(),
+        True,
+        True,
+        stages=[stages.Accumulate(4, exchange="batch")],
+    )
+    text = stages.explain(optimizer, ranks=2)
+    assert text.index("AllReduce") < text.index("OverflowCheck") < text.index("accumulate reduced")
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ({"exchange": "step"}, ["exchange is unknown", "'window' or 'batch'", "'step'"]),
+        ({"loss_scale": "step"}, ["loss_scale is unknown", "'step'"]),
+        ({"exchange": "batch", "loss_scale": "window"}, ["loss_scale='batch'", "Leave loss_scale out"]),
+    ],
+)
+def test_unknown_forms_are_refused(arguments, parts):
+    with pytest.raises(ValueError) as caught:
+        stages.Accumulate(2, **arguments)
+    assert all(part in str(caught.value) for part in parts), caught.value
