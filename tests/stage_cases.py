@@ -37,18 +37,7 @@ CHAINS = (
     ("centralise", "clip by norm", "clip by value", "clip locally", "accumulate"),
 )
 # What does nothing on one rank.
-SPARSE_CHAINS = (
-    ("top k",),
-    ("top k, forgetful", "clip by value"),
-    ("top k of a fragment",),
-    ("threshold", "accumulate"),
-    ("clip by norm", "accumulate", "clip locally", "top k"),
-)
-ADASUM_CHAINS = (
-    ("adasum",),
-    ("adasum of hosts",),
-    ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
-)
+ADASUM_CHAINS = (("adasum",), ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"))
 ADASUM_OF_WEIGHTS_CHAINS = (("adasum of weights",), ("accumulate", "clip by norm", "adasum of weights", "centralise"))
 PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.

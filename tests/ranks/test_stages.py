@@ -12,28 +12,22 @@ from tests.training import assert_same_bits
 pytestmark = pytest.mark.ranks(2)
 
 
-def trained_in(ways):
-    """On a rank: what `stage_cases.trained` gives for every chain of these ways."""
-    return {(way, chain): stage_cases.trained(way, chain) for way in ways for chain in stage_cases.CHAINS_OF_WAYS[way]}
+# TF 1 graphs are those of test_chains_of_stages.py.
+OF_TWO = [
+    *((way, chain) for way in ("function", "fit, legacy", "fit, current") for chain in stage_cases.CHAINS_OF_WAYS[way]),
+    *((way, ("clip by norm", "accumulate", "clip locally", "top k")) for way in ("function", "fit, current")),
+    ("function", ("top k of a fragment",)),
+]
 
 
-@pytest.mark.parametrize("ways", [("graph", "graph, tailed"), ("function", "fit, legacy", "fit, current")])
-def test_every_stage_does_what_numpy_does(on_ranks, ways):
-    results = on_ranks(2, trained_in, ways)
-    for way, chain in results[0]:
-        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
-
-
-def sparsified_in(chains_of_ways):
+def trained_by_two():
     """On a rank: what `stage_cases.trained` gives."""
-    return {(way, chain): stage_cases.trained(way, chain) for way, chains in chains_of_ways for chain in chains}
+    return {case: stage_cases.trained(*case) for case in OF_TWO}
 
 
-def test_sparsification_keeps_what_it_does_not_send(on_ranks):
-    chains = stage_cases.SPARSE_CHAINS
-    plan = [("graph", chains), ("graph, tailed", chains[-1:]), ("function", chains[-1:]), ("fit, current", chains[-1:])]
-    results = on_ranks(2, sparsified_in, plan)
-    for way, chain in results[0]:
+def test_every_stage_does_what_numpy_does(on_ranks):
+    results = on_ranks(2, trained_by_two)
+    for way, chain in OF_TWO:
         stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
 
 
