@@ -18,7 +18,17 @@ __all__ = ["__version__", "hccl_ops", "helper", "npu_bridge_handle", "npu_close"
 # Scripts may look at it; it stands for a library that is loaded elsewhere.
 npu_bridge_handle = object()
 
-_PACKAGES = ("estimator", "experimental", "hccl", "image", "npu_cpu", "profiler", "scoped_graph_manager", "tbe")
+_PACKAGES = (
+    "boost",
+    "estimator",
+    "experimental",
+    "hccl",
+    "image",
+    "npu_cpu",
+    "profiler",
+    "scoped_graph_manager",
+    "tbe",
+)
 __getattr__ = attributes(
     __name__,
     {

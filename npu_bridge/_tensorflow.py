@@ -23,11 +23,13 @@ __all__ = ["watch"]
 _OURS = ("npu_bridge", "hccl")
 # What runs without TensorFlow, and beside any version of it.
 _INDEPENDENT = (
+    "npu_bridge.compare",
     "npu_bridge.horovod_internals",
     "npu_bridge.launch",
     "npu_bridge.options",
     "npu_bridge.run",
     "npu_bridge.tf_internals",
+    "npu_bridge.trials",
 )
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge.gradients.explanation import as_text, stops_of
+from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import stages_of
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of as pipeline
@@ -20,6 +21,7 @@ from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
 from npu_bridge.gradients.stages.centralisation import CentralizeGradients
 from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, ClipLocally
+from npu_bridge.gradients.stages.freezing import Freeze
 from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK
 from npu_bridge.gradients.sync import sync_all
@@ -32,6 +34,8 @@ __all__ = [
     "ClipByGlobalNorm",
     "ClipByValue",
     "ClipLocally",
+    "Freeze",
+    "FreezeSchedule",
     "PartialSync",
     "Pipeline",
     "Stage",

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.collective.carriers import moved_as_bits
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.horovod_tensors import moved_as_bits
 
 
 def exchange_blocks(

@@ -18,7 +18,7 @@ import tensorflow as tf
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.tf_internals.sessions import SessionMethods, session_methods, set_session_methods
 
-_MARK = "_npu_bridge_transfer"  # set by `carriers.prevent_merging`; copies of an operator keep it
+_MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copies of an operator keep it
 
 
 class Check(abc.ABC):

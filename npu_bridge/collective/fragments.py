@@ -21,16 +21,22 @@ _IN_FLIGHT = 3
 
 @dataclasses.dataclass(frozen=True)
 class SplitStrategy:
-    """How the gradients of one group are cut; percentages of bytes beat indices, these a measured cut, all the default.
+    """How the gradients of one group are cut.
+
+    Percentages of bytes beat positions of last gradients, these positions of parameters, these a measured cut, and all
+    of them the default.
 
     Attributes:
       last_indices: position of each fragment's last gradient, in readiness order, or None.
       percentages: share of the bytes of each fragment, or None.
+      first_parameters: positions of the parameters at which a fragment begins, in the order of the forward pass, or
+        None.
       measured: gives the cut from the bytes of each gradient, or None.
     """
 
     last_indices: tuple | None = None
     percentages: tuple | None = None
+    first_parameters: tuple | None = None
     measured: Callable[[Sequence[int]], list[list[int]]] | None = None
 
     def fits(self, count: int) -> bool:
@@ -43,6 +49,8 @@ class SplitStrategy:
             return []
         if self.percentages is None and self.last_indices is not None:
             return cut_by_index(len(sizes_bytes), self.last_indices)
+        if self.percentages is None and self.first_parameters is not None:
+            return cut_at_parameters(len(sizes_bytes), self.first_parameters)
         if self.percentages is None and self.measured is not None:
             return self.measured(sizes_bytes)
         return cut_by_size(sizes_bytes, self.percentages or DEFAULT_PERCENTAGES)
@@ -70,6 +78,10 @@ class SplitStrategies:
     def set_percentages(self, group: str, percentages: Sequence[float]) -> bool:
         """Sets the cut by size; False when one was set before and stays."""
         return self._set(group, "percentages", percentages)
+
+    def set_first_parameters(self, group: str, first_parameters: Sequence[int]) -> bool:
+        """Sets the cut by positions of parameters; False when one was set before and stays."""
+        return self._set(group, "first_parameters", first_parameters)
 
     def forget(self, group: str) -> None:
         """Takes a group back to the default."""
@@ -106,6 +118,23 @@ def cut_by_index(count: int, last_indices: Sequence[int]) -> list[list[int]]:
     starts = [0, *(last + 1 for last in last_indices)]
     fragments = [list(range(start, end)) for start, end in zip(starts, starts[1:])]
     return fragments + [[position] for position in range(starts[-1], count)]
+
+
+def cut_at_parameters(count: int, first_parameters: Sequence[int]) -> list[list[int]]:
+    """Cuts gradients into fragments that begin at given parameters.
+
+    Gradients become ready last parameter first, so the fragment of the last parameters comes first.
+
+    Args:
+      count: number of gradients.
+      first_parameters: strictly ascending positions, from 1, in the order of the forward pass; those beyond the last
+        parameter cut nothing.
+    Returns:
+      Positions in the order in which gradients become ready, one list per fragment, together 0..count-1 in order.
+    Example: cut_at_parameters(5, [2]) gives [[0, 1, 2], [3, 4]].
+    """
+    starts = [0, *(count - first for first in reversed(first_parameters) if first < count), count]
+    return [list(range(start, end)) for start, end in zip(starts, starts[1:])]
 
 
 def cut_by_size(sizes_bytes: Sequence[int], percentages: Sequence[float] = DEFAULT_PERCENTAGES) -> list[list[int]]:

@@ -9,7 +9,8 @@ import tensorflow as tf
 from npu_bridge import horovod_internals
 from npu_bridge._install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
-from npu_bridge.collective.carriers import (
+from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.horovod_tensors import (
     all_reduce_dtype,
     concatenated,
     moved_as_bits,
@@ -18,7 +19,6 @@ from npu_bridge.collective.carriers import (
     reduce_scatter_dtype,
     split_like,
 )
-from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.wire_names import placed
 from npu_bridge.options import environment
 

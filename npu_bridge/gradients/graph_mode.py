@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -48,15 +48,19 @@ def run_if(condition: tf.Tensor, run: Callable[[], Any]) -> Any:
             return True
 
         return tf.cond(condition, applied_in_function, lambda: False)
-    # Slots made inside the branch keep the names they have without a gate, and so in checkpoints.
+    with classic_control_flow():
+        return tf.cond(condition, _in_this_scope(run), tf.no_op)
+
+
+def _in_this_scope(run):
+    """Slots made inside a branch keep the names they have without a gate, and so in checkpoints."""
     name_scope = tf.compat.v1.get_default_graph().get_name_scope()
 
     def applied():
         with tf.name_scope(name_scope + "/" if name_scope else ""):
             return tf.group(run())
 
-    with classic_control_flow():
-        return tf.cond(condition, applied, tf.no_op)
+    return applied
 
 
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
@@ -74,6 +78,41 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
     with classic_control_flow() if building_graph() else contextlib.nullcontext():
         tensors = tf.cond(condition, lambda: tuple(make()), lambda: tuple(otherwise()))
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one
+
+
+def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
+    """The tensors that one of several functions gives, and that alone is run.
+
+    Args:
+      number: int32 scalar, the position of the function.
+      makers: each gives as many tensors, of the same dtypes; called in this order, eagerly only the one.
+    """
+    if tf.executing_eagerly():
+        return makers[int(number)]()
+    if not building_graph():
+        return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
+    first, *others = makers
+    # One inside the other: what later ones read is handed on by the conditions before them only.
+    return tensors_if(tf.equal(number, 0), first, lambda: tensors_of(number - 1, others)) if others else first()
+
+
+def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
+    """Runs one of several functions; returns the op that does so, or, executed eagerly, what it returned.
+
+    Args:
+      number: int32 scalar, the position of the function.
+      runs: the functions.
+    """
+    if tf.executing_eagerly():
+        return runs[int(number)]()
+    if not building_graph():
+        return tf.switch_case(number, [lambda run=run: [run(), True][1] for run in runs])
+    first, *others = runs
+    if not others:
+        return first()
+    with classic_control_flow():
+        rest = _in_this_scope(lambda: run_one(number - 1, others))
+        return tf.cond(tf.equal(number, 0), _in_this_scope(first), rest)
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:

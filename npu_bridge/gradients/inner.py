@@ -43,6 +43,21 @@ class InnerOptimizer(abc.ABC):
     def compute_gradients(self, loss: Any, **arguments: Any) -> list:
         """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
 
+    def tell_losses(self, losses: list, values: list) -> None:
+        """Tells an optimizer that evaluates the loss again what is minimized.
+
+        Args:
+          losses: what is added up, unscaled: tensors, or functions that give them.
+          values: what they are for this batch.
+        """
+        evaluates = getattr(self.optimizer, "evaluates", None)
+        if evaluates is None:
+            return
+        if any(map(callable, losses)):
+            evaluates(lambda: tf.add_n([loss() for loss in losses]), tf.add_n(values))
+        else:
+            evaluates(tf.add_n(losses), tf.add_n(values))
+
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
         """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""

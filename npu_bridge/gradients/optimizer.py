@@ -108,10 +108,13 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
             )
             if has_several:
                 add_loss(step, grads_and_vars, number)
+        # After the inner optimizer, so that of several around one another the outermost has the last word.
+        self._inner.tell_losses(losses, step.unscaled_losses)
         if not any(map(callable, losses)):
-            # After the inner optimizer, so that of several around one another the outermost has the last word.
             collections.publish(collections.UNSCALED_LOSS, tf.add_n(losses) if has_several else loss)
-        return self._combined(step, step.grads_and_vars if has_several else grads_and_vars)
+        if has_several:
+            return self._combined(step, step.grads_and_vars)
+        return self._combined(step, self._pipeline.computed(step, grads_and_vars))
 
     @property
     def last_step(self) -> StepReport:
@@ -160,7 +163,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         if updated:
             self._inner.prepare(updated)
         step.make_slots = lambda: self._inner.make_slots(updated)
-        update = self._pipeline.apply(step, lambda: self._inner.apply_gradients(grads_and_vars, global_step, name))
+        update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish_gradients([grad for grad, _ in grads_and_vars])
         return update

@@ -39,6 +39,7 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
                 message(owner, problem, "one order of them", got, "Take one `stands_before` or `stands_after` away.")
             )
     _check_needs(ordered, owner)
+    _check_left_out(ordered, owner)
     return ordered
 
 
@@ -106,3 +107,14 @@ def _check_needs(stages, owner):
             problem = f"{name_of(stage)} needs {missing[0]}, which no other stage gives"
             mend = "Add AllReduce." if missing[0] == "reduced gradients" else "Add OverflowCheck."
             raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", mend))
+
+
+def _check_left_out(stages, owner):
+    """Refuses stages that expect every variable in every step, beside one that leaves variables out."""
+    leaving = next((stage for stage in stages if stage.leaves_out), None)
+    for stage in stages if leaving is not None else ():
+        if stage.place in ("update", "synchronise") or (stage.communicates and stage.needs_variables):
+            problem = f"{name_of(leaving)} leaves variables out of some steps, and {name_of(stage)} needs all in each"
+            expected = f"one of them, in the order {leaving.place}, reduce, verdict, update"
+            got = f"{name_of(leaving)} ({leaving.place}) and {name_of(stage)} ({stage.place})"
+            raise ValueError(message(owner, problem, expected, got, "Leave one of them out."))

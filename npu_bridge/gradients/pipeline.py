@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -11,8 +12,8 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
-from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.graph_mode import building_graph, tensors_if
+from npu_bridge.gradients.branch_results import BranchResults
+from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.rank_values import RankValues
 from npu_bridge.gradients.stage import PLACES, Stage, Step
@@ -41,7 +42,7 @@ class Pipeline:
       ...     loss = pipeline.scale(loss_of(model, batch), step)
       >>> gradients = tape.gradient(loss, model.trainable_variables)
       >>> grads_and_vars = pipeline.combine(step, zip(gradients, model.trainable_variables))
-      >>> pipeline.apply(step, lambda: optimizer.apply_gradients(grads_and_vars))
+      >>> pipeline.apply(step, optimizer.apply_gradients)
     """
 
     def __init__(self, stages: Sequence[Stage], owner: str = "Pipeline"):
@@ -86,7 +87,7 @@ class Pipeline:
     @property
     def needs_true_units(self) -> bool:
         """True when a stage works on gradients that must be those of the unscaled loss."""
-        places = ("accumulate", "local clip", "synchronise")
+        places = ("freeze", "accumulate", "local clip", "synchronise")
         return bool(self._transforming) or any(stage.place in places for stage in self._stages)
 
     @property
@@ -130,9 +131,33 @@ class Pipeline:
         """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
         step.loss_id = loss_id
         step.unscaled_losses.append(loss)
+        step.losses.append(loss)
         for stage in self._stages:
             loss = stage.scale(loss, step)
+        step.losses.append(loss)
         return loss
+
+    @tf.autograph.experimental.do_not_convert
+    def gradients(self, step: Step, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence) -> list:
+        """What `tape.gradient` gives; in a `tf.function` gradients that the step does not need are not computed.
+
+        Args:
+          step: the step that `begin` returned.
+          tape: has recorded the loss.
+          loss: what `scale` returned.
+          variables: what to differentiate by.
+        Returns:
+          List of gradients, to be given to `combine`; a None stays None.
+        """
+        step.losses.append(loss)
+        return [grad for grad, _ in self.computed(step, zip(tape.gradient(loss, variables), variables))]
+
+    def computed(self, step: Step, grads_and_vars: Sequence) -> list:
+        """Takes gradients that were just computed, and that nobody else uses, before `combine`; returns such pairs."""
+        step.grads_and_vars = list(grads_and_vars)
+        for stage in self._stages:
+            stage.computed(step)
+        return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
     def combine(self, step: Step, grads_and_vars: Sequence) -> list:
@@ -156,10 +181,7 @@ class Pipeline:
             with tf.control_dependencies(step.waits_for):
                 for stage in self._stages:
                     stage.collect(step)
-                if step.is_due is None or not step.gradients:
-                    self._reduce(step)
-                else:
-                    self._reduce_if_due(step)
+                self._reduce_if_due(step)
         self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
@@ -182,36 +204,33 @@ class Pipeline:
 
     def _reduce_if_due(self, step):
         """The same inside a condition; in other steps the gradients are zeros, and sparse ones have no rows."""
-        made = Step()
+        if step.is_due is None or not step.gradients:
+            self._reduce_group(step)
+            return
+        results = BranchResults(step)
 
         def reduce():
             inside = dataclasses.replace(step, carried={})
+            self._reduce_group(inside)
+            return results.of(inside)
+
+        results.unpack(step, tensors_if(step.is_due, reduce, results.nothing))
+
+    def _reduce_group(self, step):
+        """The same with the gradients of the variables alone that this step trains; others become zeros."""
+        if step.group is None or not step.gradients:
+            self._reduce(step)
+            return
+        results = BranchResults(step)
+
+        def reduce(group):
+            trained = [(grad if step.trains(var, group) else None, var) for grad, var in step.grads_and_vars]
+            inside = dataclasses.replace(step, grads_and_vars=trained, group=None, carried={})
             self._reduce(inside)
-            made.grads_and_vars = inside.grads_and_vars
-            made.is_usable_here, made.should_apply = inside.is_usable_here, inside.should_apply
-            made.carried = inside.carried
-            verdicts = [verdict for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
-            parts = [part for grad in inside.gradients for part in parts_of(grad)]
-            return [*verdicts, *made.carried.values(), *parts]
+            return results.of(inside)
 
-        def pass_by():
-            kinds = [(made.is_usable_here, False), (made.should_apply, False)]
-            verdicts = [tf.constant(value) for verdict, value in kinds if verdict is not None]
-            zeros = [nothing_like(grad, variable) for grad, variable in made.grads_and_vars if grad is not None]
-            carried = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.carried.values()]
-            return [*verdicts, *carried, *(part for grad in zeros for part in parts_of(grad))]
-
-        if tf.executing_eagerly() and not bool(step.is_due):
-            made.grads_and_vars = step.grads_and_vars
-        tensors = iter(tensors_if(step.is_due, reduce, pass_by))
-        step.is_usable_here = None if made.is_usable_here is None else next(tensors)
-        step.should_apply = None if made.should_apply is None else next(tensors)
-        step.carried = {key: next(tensors) for key in made.carried}
-        step.divisor = None
-        step.grads_and_vars = [
-            (None if grad is None else rebuilt(grad, variable, tensors), variable)
-            for grad, variable in made.grads_and_vars
-        ]
+        branches = [functools.partial(reduce, group) for group in range(len(step.frozen))]
+        results.unpack(step, tensors_of(step.group, branches))
 
     def _compare_with_other_ranks(self, step):
         # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
@@ -234,20 +253,38 @@ class Pipeline:
 
         Args:
           step: the step, its `grads_and_vars` being what the update will use (clipped, say).
-          apply: makes the update; called once while the graph is built.
+          apply: makes the update of the pairs of gradients and variables that it is called with, or without arguments;
+            called once while the graph is built, or once for each group of variables that a stage trains in turn.
         Returns:
           What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
         """
         self._watch_graph(step, ())
         self.start_alike(step)
+        update_of = self._update_of(step, apply)
         for stage in reversed(self._stages):
-            apply = functools.partial(stage.gate, step, apply)
-        update = apply()
+            update_of = functools.partial(stage.gate, step, update_of)
+        update = update_of()
         with tf.control_dependencies(step.waits_for):
             state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
         return tf.group(update, *state_updates)
+
+    def _update_of(self, step, apply):
+        """A function without arguments that updates what this step trains."""
+        takes_pairs = _takes_pairs(apply)
+        if step.group is None:
+            return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
+        if not takes_pairs:
+            problem = "a stage leaves variables out of some steps, and the update does not ask which"
+            expected = "a function of pairs of gradients and variables"
+            mend = "Write apply(step, optimizer.apply_gradients)."
+            raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", mend))
+
+        def update(group):
+            return apply([pair for pair in step.grads_and_vars if step.trains(pair[1], group)])
+
+        return lambda: run_one(step.group, [functools.partial(update, group) for group in range(len(step.frozen))])
 
     def start_alike(self, step: Step) -> None:
         """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
@@ -264,16 +301,14 @@ class Pipeline:
             self._seen.compare(self._owner, [*trained, *self._own_variables()])
 
     def gather_rank_values(self) -> Any:
-        """Puts what stages keep for each rank alone where a checkpoint of rank 0 holds that of all ranks.
+        """Puts what stages keep for each rank alone, where they do, into what a checkpoint of rank 0 holds.
 
         Returns:
-          The op to run in a graph; None when executed eagerly, or where no stage keeps anything for one rank alone.
+          The op to run in a graph; None when executed eagerly.
         Raises:
           ValueError: no gradients went through this pipeline yet.
         Ranks: collective.
         """
-        if self._rank_values is None:
-            return None
         if not self._has_compared:
             problem, expected = "it is not known yet which variables are trained", "a call after the first update"
             mend = "In a TF 1 graph call sync_all after minimize."
@@ -300,6 +335,13 @@ class Pipeline:
         of_this_rank = {id(variable) for variable in self._of_this_rank()}
         shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
+
+
+def _takes_pairs(apply):
+    """True for a function that must be called with an argument."""
+    parameters = inspect.signature(apply).parameters.values()
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(parameter.kind in needed and parameter.default is parameter.empty for parameter in parameters)
 
 
 def variables_of(state: dict) -> list:

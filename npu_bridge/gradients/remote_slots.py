@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from npu_bridge.collective.carriers import run_in_any_case
 from npu_bridge.collective.communicator import Communicator
+from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
@@ -183,7 +183,7 @@ class RemoteSlots:
                 check = tf.raw_ops.Assert(condition=may_ask, data=[_NOT_LISTENING])
                 with tf.control_dependencies([check]):
                     asked = self.ranks.broadcast(tf.where(self._is_done, 0, 1), 0, "asked")
-                with tf.control_dependencies([run_in_any_case(asked)]):
+                with tf.control_dependencies([never_pruned(asked)]):
                     return tf.identity(asked)
 
         with classic_control_flow():
@@ -247,7 +247,7 @@ class Part:
                 none = [0] * self._whole.ranks.size
                 words, _ = self._whole.ranks.all_to_all(tf.zeros([0], tf.int64), none, name)
                 # Without slots too, the others send and wait for whoever takes what they send.
-                return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [run_in_any_case(words)]))
+                return tf.group(*(_assign_packed(self.slots_by_owner[1:], words) or [never_pruned(words)]))
 
         with tf.control_dependencies([self._whole.refreshed.control_inputs[0]]), classic_control_flow():
             gathered = tf.cond(self._whole.is_stale, gather, tf.no_op)
@@ -259,12 +259,12 @@ class Part:
     def _send(self, name):
         words = _packed_values(self.slots_by_owner[self._whole.ranks.rank])
         counts = [tf.size(words), *[0] * (self._whole.ranks.size - 1)]
-        return run_in_any_case(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
+        return never_pruned(self._whole.ranks.all_to_all(words, tf.stack(counts), name)[0])
 
     def _give(self, name):
         words = [_packed_values(slots) for slots in self.slots_by_owner[1:]]
         counts = tf.stack([0, *map(tf.size, words)])
-        return run_in_any_case(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
+        return never_pruned(self._whole.ranks.all_to_all(tf.concat(words, axis=0), counts, name)[0])
 
     def _take(self, name):
         ranks = self._whole.ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.carriers import run_in_any_case
+from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.ownership import fair_division
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.graph_mode import building_graph
@@ -104,7 +104,7 @@ class ShardedOptimizer(InnerOptimizer):
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
         # What others updated is written here once nothing of this step can still read the old values.
-        with tf.control_dependencies([update, *(run_in_any_case(part) for grad, _ in given for part in _parts(grad))]):
+        with tf.control_dependencies([update, *(never_pruned(part) for grad, _ in given for part in _parts(grad))]):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange(variables, ranks)
             noted = [part.note_update() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
@@ -156,7 +156,7 @@ class ShardedOptimizer(InnerOptimizer):
                 flat = tf.concat(own, axis=0) if own else tf.zeros([0], dtype)
                 joined = ranks.all_gather(flat, f"{self._name}_updated_{dtype.name}_{number}")
                 # Where all of it is this rank's own, the others need the transfer nevertheless.
-                assigned += _assign_others(joined, pieces, ranks.rank) or [run_in_any_case(joined)]
+                assigned += _assign_others(joined, pieces, ranks.rank) or [never_pruned(joined)]
         return assigned
 
 

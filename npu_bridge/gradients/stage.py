@@ -36,6 +36,9 @@ class Step:
         is open, or where nothing can skip a step.
       make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
+      losses: what was differentiated, before and after it was scaled.
+      group: int32 scalar, which group of variables this step trains; None when it trains all of them.
+      frozen: for each group the references of the variables that it does not train; group 0 trains all.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
       is_transformed: True when a stage after the verdict changes gradients.
       needs_recheck: True when one of these does not promise that usable gradients stay usable.
@@ -58,6 +61,9 @@ class Step:
     overflow: tf.Tensor | None = None
     make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
+    losses: list = dataclasses.field(default_factory=list)
+    group: tf.Tensor | None = None
+    frozen: tuple = ()
     is_due: tf.Tensor | None = None
     is_transformed: bool = False
     needs_recheck: bool = False
@@ -80,6 +86,10 @@ class Step:
         """Notes that the gradients carry one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
 
+    def trains(self, variable: Any, group: int) -> bool:
+        """True for a variable that a group trains."""
+        return not self.frozen or variable.ref() not in self.frozen[group]
+
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
         return make() if self.is_due is None else tensors_if(self.is_due, make, otherwise)
@@ -97,6 +107,7 @@ class Step:
 # Where a stage can stand, in the order in which gradients go through.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
+    "freeze",  # some variables are left out of a step
     "accumulate",  # gradients of several batches are added up on this rank
     "local clip",  # what this rank sends is bounded
     "reduce",  # gradients of all ranks are combined
@@ -118,9 +129,9 @@ class Stage:
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 
-        begin ─► scale ─► backward pass ─► prepare ─► collect ─► local ─► reduce ─► reduced ─► (caller clips)
-          ─► gate ─► update
-                └──► after
+        begin ─► scale ─► backward pass ─► computed ─► prepare ─► collect ─► local ─► reduce ─► reduced
+          ─► (caller clips) ─► gate ─► update
+                                └──► after
 
     Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
     stage is made of is set at construction; what belongs to one step is kept in its `Step`.
@@ -140,6 +151,7 @@ class Stage:
       communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
+      leaves_out: True for a stage that leaves variables out of some steps.
     """
 
     place = "transform"
@@ -152,6 +164,7 @@ class Stage:
     communicates = False
     needs_variables = False
     spans_batches = False
+    leaves_out = False
 
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
@@ -204,6 +217,9 @@ class Stage:
         """Writes down what other ranks must do alike, before anything is transferred; names the plan's owner if so."""
         if self.get_config():
             plan.settings[type(self).__name__] = str(self.get_config())
+
+    def computed(self, step: Step) -> None:
+        """Works on gradients that the optimizer itself has just computed, so that nobody else uses them yet."""
 
     def prepare(self, step: Step) -> None:
         """Makes what this stage keeps for the variables of these gradients, where it does not exist yet."""

@@ -23,6 +23,7 @@ from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
 from npu_bridge.launch.job.supervisor import Outcome, run_ranks
 from npu_bridge.launch.predict.split import announce_split
+from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import SourceChoice
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.options import environment
@@ -31,10 +32,14 @@ __all__ = ["COMMANDS", "main", "run_script"]
 
 # Sub-commands: where each is found once it is asked for. A script that happens to be called like one goes first.
 COMMANDS = {
+    "bisect": "npu_bridge.launch.bisect",
     "check": "npu_bridge.launch.check",
+    "compare": "npu_bridge.launch.compare",
     "doctor": "npu_bridge.launch.doctor.command",
     "explain": "npu_bridge.launch.explain",
     "plan": "npu_bridge.launch.predict.command",
+    "record": "npu_bridge.launch.record",
+    "replay": "npu_bridge.launch.record",
     "report": "npu_bridge.launch.report",
 }
 
@@ -61,9 +66,11 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "
-    "says what a script uses and what of it cannot work; npu-run doctor says whether a run would work here, and what "
-    "to mend; npu-run explain lists the stages that a configuration adds to a training; npu-run plan predicts how fast "
-    "it would be on other numbers of ranks; npu-run report FOLDER makes a page of a training.",
+    "says what a script uses and what of it cannot work; npu-run compare A B says whether two trainings agree, npu-run "
+    "bisect which operators must stay float32; npu-run record and npu-run replay fix the start of a training; npu-run "
+    "doctor says whether a run would work here, and what to mend; npu-run explain lists the stages that a "
+    "configuration adds to a training; npu-run plan predicts how fast it would be on other numbers of ranks; npu-run "
+    "report FOLDER makes a page of a training.",
 )
 @click.option(
     "-np",
@@ -82,6 +89,26 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     default=0,
     metavar="N",
     help="Start the whole job again, up to N times, when a rank has failed. Default: 0.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Run the script N times, each with a harmless difference; what it spreads is noise to npu-run compare.",
+)
+@click.option(
+    "--vary",
+    type=click.Choice(WAYS),
+    default="seed",
+    show_default=True,
+    help="The difference of --repeat: other seeds, sums in another order, or initial weights off by one rounding.",
+)
+@click.option(
+    "--out",
+    default="repeats",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for --repeat: run K writes to DIR/repeat-K, which {out} stands for among the script's arguments.",
 )
 @click.option(
     "--stall-secs",
@@ -131,6 +158,9 @@ def run_script(
     rank_table: str | None,
     log_dir: str | None,
     restarts: int,
+    repeat: int | None,
+    vary: str,
+    out: str,
     stall_secs: float | None,
     timeline: str | None,
     timeline_dir: str,
@@ -165,14 +195,17 @@ def run_script(
         _announce_start(script, plan)
         sys.stdout.flush()
         given = list(arguments)
+        if repeat is not None:
+            repeats = Repeats(repeat, vary, os.path.abspath(out))
+            again = functools.partial(_run_once, script, plan, log_dir, stall_secs, restarts)
+            sys.exit(repeats.run(given, again, _say))
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
-        run = functools.partial(run_ranks, script, given, plan, log_dir, stall_secs)
-        code = _run_again(run, restarts)
+        code = _run_once(script, plan, log_dir, stall_secs, restarts, given)
         if recording is not None:
             click.echo(recording.conclude(plan.size), err=True)
     except LaunchError as error:
-        click.echo(f"npu-run: {error}", err=True)
+        _say(str(error))
         code = 2
     sys.exit(code)
 
@@ -185,6 +218,17 @@ def _announce_start(script: str, plan: Plan) -> None:
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
     click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
+
+
+def _say(text: str) -> None:
+    click.echo(f"npu-run: {text}", err=True)
+
+
+def _run_once(
+    script: str, plan: Plan, log_dir: str | None, stall_secs: float | None, restarts: int, arguments: list[str]
+) -> int:
+    """Runs the job, its restarts included."""
+    return _run_again(functools.partial(run_ranks, script, arguments, plan, log_dir, stall_secs), restarts)
 
 
 def _run_again(run: Callable[[], Outcome], restarts: int) -> int:

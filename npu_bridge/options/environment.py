@@ -18,6 +18,7 @@ from typing import Any, Callable, NamedTuple
 from npu_bridge.options.errors import message
 
 __all__ = [
+    "IMPOSED_OPTIONS",
     "RESTARTS",
     "VERBOSE",
     "Launched",
@@ -26,6 +27,7 @@ __all__ = [
     "declared_rank",
     "declared_world_size",
     "fill_rank_variables",
+    "imposed_options",
     "is_flag_on",
     "launched",
     "positive_number",
@@ -56,6 +58,7 @@ class Launched(NamedTuple):
 
 
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
+IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
@@ -132,6 +135,11 @@ def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None
 def is_flag_on(name: str) -> bool:
     """True when a variable is `1` or `true`; anything else, unset included, is off."""
     return (read_variable(name) or "").strip().lower() in ("1", "true")
+
+
+def imposed_options() -> dict[str, Any]:
+    """Option values by name that the launcher sets, whatever the script says; empty as a rule."""
+    return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
 
 
 def launched() -> Launched | None:

@@ -46,7 +46,7 @@ def read_run_config(config: Any) -> TrainingOptions:
     given = _entry_values(session_config(config), table)
     given.update(_sent_values(config, table))
     given.update(_values_without_key(config, table))
-    return TrainingOptions(_settle(given, IN_OBJECT, table))
+    return _options(given, IN_OBJECT, table)
 
 
 def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> TrainingOptions:
@@ -60,7 +60,7 @@ def read_session_config(session_config: Any, table: OptionTable = OPTIONS) -> Tr
     Raises:
       ValueError: a value, or a combination of options, is illegal. Unknown keys draw a warning.
     """
-    return TrainingOptions(_settle(_entry_values(session_config, table), IN_SESSION, table))
+    return _options(_entry_values(session_config, table), IN_SESSION, table)
 
 
 def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
@@ -72,7 +72,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    return TrainingOptions(_settle(dict(values), Place(is_session=False, function=function), OPTIONS))
+    return _options(dict(values), Place(is_session=False, function=function), OPTIONS)
 
 
 def parameter_values(config: Any) -> dict[str, Any]:
@@ -131,6 +131,13 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
     given = frozenset(name for name, value in values.items() if value is not None)
     for rule in HELPER_RULES.get(owner, ()):
         rule(Settings(plain, given, IN_OBJECT, table))
+
+
+def _options(given: dict[str, Any], place: Place, table: OptionTable) -> TrainingOptions:
+    """The options that were given, but for those that the launcher sets."""
+    values = _settle(given, place, table)
+    imposed = environment.imposed_options()
+    return TrainingOptions({**values, **{name: value for name, value in imposed.items() if name in values}})
 
 
 def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> dict[str, Any]:

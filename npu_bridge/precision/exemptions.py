@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.operator_dtypes import OperatorDtypes
 from npu_bridge.precision.rewriter import MATRIX_TYPES
-from npu_bridge.tf_internals.graphs import set_attribute
+from npu_bridge.tf_internals.graphs import control_flow_context, set_attribute
 
 KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
 
@@ -53,7 +54,22 @@ def kept_ops(dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation]
         asked = dtypes.by_name.get(op.name) or dtypes.by_type.get(op.type)
         if asked == "float32" or (asked is None and (has_mark(op) or op.type in let_in)):
             kept.append(op)
-    return kept
+    return [*kept, *(_ops_of_loss_scale(ops) - set(kept))] if policy.reach == "all" and ops else kept
+
+
+def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
+    """Those that compute with a loss scale: in float16 one above 65504 is infinite, and is so for ever."""
+    graph, own, found = ops[0].graph, set(ops), set()
+    waiting = list(graph.get_collection(LOSS_SCALE))
+    waiting += [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op not in own or op in found or control_flow_context(op) is not None:
+                continue
+            found.add(op)
+            # As far as it is a number: what a gradient becomes, divided by it, is like any other tensor.
+            waiting += [value for value in op.outputs if value.dtype == tf.float32 and value.shape.rank == 0]
+    return {op for op in found if any(value.dtype == tf.float32 for value in op.outputs) and not op.op_def.is_stateful}
 
 
 def _exists(graph: tf.Graph, name: str) -> bool:

@@ -10,12 +10,15 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
+from typing import Any, Callable
 
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
 from npu_bridge.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
+
+_FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
 
 
 @contextlib.contextmanager
@@ -34,6 +37,36 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
             yield
         finally:
             set_settings_of_functions(before)
+
+
+def follow(model: Any, precision: Precision) -> None:
+    """Lets `fit`, `evaluate` and `predict` of a Keras model compute in the configured policy; nothing else does.
+
+    Args:
+      model: a Keras model, changed in place.
+      precision: of its training.
+    """
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        setattr(model, name, _making_low(getattr(model, name), precision))
+
+
+def _making_low(make: Callable, precision: Precision) -> Callable:
+    """A maker of functions whose calls follow the configured policy."""
+
+    @functools.wraps(make)
+    def made(*arguments, **keywords):
+        function = make(*arguments, **keywords)
+        if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps what it was given
+            return function
+
+        def low(*inputs):
+            with low_precision(precision, precision.configured):
+                return function(*inputs)
+
+        setattr(low, _FOLLOWS, precision)
+        return low
+
+    return made
 
 
 def lower_functions(precision: Precision) -> None:

@@ -13,7 +13,7 @@ from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import exemptions, kernels, rewriter, rounding
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
-from npu_bridge.precision.op_lists import registered
+from npu_bridge.precision.op_lists import OpLists, registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.precision.processor import missing_units
 from npu_bridge.precision.run_kind import RunKind
@@ -46,12 +46,14 @@ class Precision:
 
     Args:
       options: the options of the run.
+      op_lists: changes to the lists of mixed precision for functions; graphs of sessions have their own, registered.
     Raises:
       ValueError: a file named by an option cannot be used, or two options ask for different low dtypes.
     """
 
-    def __init__(self, options: TrainingOptions):
+    def __init__(self, options: TrainingOptions, op_lists: OpLists | None = None):
         self.configured, self.low, self.switch = ORIGINAL, None, None
+        self._op_lists = op_lists or OpLists()
         self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
         self._speed = kernels.float16_speed
@@ -114,7 +116,7 @@ class Precision:
     def variables_of_functions(self, policy: Policy) -> dict[str, str]:
         """As `variables`, for functions that are not there yet: they may hold operators of every type."""
         types = frozenset(dir(tf.raw_ops)) if policy.reach in ("all", "matrix", "nothing") else frozenset()
-        lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type)
+        lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
         return rewriter.variables_of(lists, self._imitates(policy))
 
     def round_single_values(self, graph: tf.Graph) -> None:

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -97,7 +97,7 @@ class StepRecorder:
         known = self._training_runs.setdefault(graph, {})
         key = (fed, *(element.name for element in asked))
         if key not in known:
-            known[key] = _has_update(graph, computed_ops(asked, fed))
+            known[key] = trains(graph, computed_ops(asked, fed))
         return known[key]
 
     def _step(self, run, session):
@@ -148,7 +148,8 @@ def _traced(session, options):
     return traced
 
 
-def _has_update(graph, ops):
+def trains(graph: tf.Graph, ops: Sequence[tf.Operation]) -> bool:
+    """Whether a run that computes these operators is a training step, as far as they tell."""
     global_step = tf.compat.v1.train.get_global_step(graph)
     if any(sends_gradients(op.name, op.type) for op in ops):
         return True

@@ -19,9 +19,9 @@ from npu_bridge.tf_internals.graphs import is_reference
 
 tf1 = tf.compat.v1
 _SCOPE = "iteration_loop"
-_LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
+LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
 # Operators that negotiate by name among ranks: a copy would be another participant.
-_COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
+COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
 # Marked as stateful, but what they keep is in a variable, an iterator or a table.
 _STATE_IN_RESOURCES = (
     "Assert",
@@ -99,7 +99,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
             return number + 1
 
     with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
-        with tf.name_scope(_SCOPE), _classic_control_flow():
+        with tf.name_scope(_SCOPE), classic_control_flow():
             count = tf1.placeholder(tf.int64, [], name="count")
             start = tf.constant(0, tf.int64)
             reached = tf1.while_loop(lambda number: number < count, train_once, [start], parallel_iterations=1)
@@ -138,9 +138,9 @@ def _is_shared(op):
 
 
 def _reason_against_a_copy(op):
-    if op.type in _LOOP_TYPES:
+    if op.type in LOOP_TYPES:
         return f"{op.name} is part of a loop of its own"
-    if op.type.startswith(_COLLECTIVE_TYPES):
+    if op.type.startswith(COLLECTIVE_TYPES):
         return f"{op.name} ({op.type}) belongs to all ranks"
     is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
     if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
@@ -149,7 +149,7 @@ def _reason_against_a_copy(op):
 
 
 @contextlib.contextmanager
-def _classic_control_flow():
+def classic_control_flow():
     """Inside, `while_loop` makes the operators of TF 1, which can hand in reference variables."""
     was_on = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()

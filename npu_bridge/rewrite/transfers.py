@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from npu_bridge.collective.carriers import sender_of
+from npu_bridge.collective.horovod_tensors import sender_of
 from npu_bridge.rewrite import branches
 from npu_bridge.rewrite.branches import CHANGES_OF_DTYPE, JOINS, SUMS
 from npu_bridge.tf_internals.graphs import control_flow_context

@@ -17,6 +17,7 @@ import numpy as np
 
 _LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number come on top
 _NAME_CHARACTERS = str.maketrans(dict.fromkeys("./\\ ", "_"))
+OPERATORS_FILE = "operators.json"
 STATISTICS = ("min", "max", "mean", "nan", "inf")
 
 
@@ -166,6 +167,19 @@ def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) ->
         index.append({"file": f"{unique}.npy", **tensor.description})
     with new_file(os.path.join(folder, "index.json")) as file:
         json.dump({**about, "tensors": index}, file, indent=1)
+
+
+def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]) -> None:
+    """Writes `operators.json` beside the folders of a graph's steps, once: name, type and inputs of every operator.
+
+    Args:
+      folder: that of a step.
+      operators: in an order in which they can be computed; inputs are names of tensors.
+    """
+    path = os.path.join(os.path.dirname(folder), OPERATORS_FILE)
+    if not os.path.lexists(path):
+        with new_file(path) as file:
+            json.dump([[name, kind, inputs] for name, kind, inputs in operators], file, separators=(",", ":"))
 
 
 def write_statistics(folder: str, tensors: Iterable[DumpedTensor]) -> None:

@@ -10,7 +10,7 @@ from npu_bridge import collective
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.errors import nearest, say_once
 from npu_bridge.options.grammar import parse_dump_step
-from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_operators, write_statistics, write_tensors
 from npu_bridge.session.run_view import RunView
 from npu_bridge.session.tensor_watch import TensorWatch
 
@@ -56,6 +56,8 @@ class DumpHook(TensorWatch):
         """Writes one step."""
         name = self._graph_name or run.name
         folder = self._folder.of_step(name, run.purpose, step)
+        # What was computed from what, so that a comparison of two dumps can follow it.
+        write_operators(folder, ((op.name, op.type, [tensor.name for tensor in op.inputs]) for op in run.ops))
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
             for op, side, slot, tensor in self._places(run)

@@ -53,6 +53,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
         "_set_hyper",
         "_transform_gradients",
     ),
+    "tensorflow.keras.layers.BatchNormalization": ("_param_dtype",),
     "tensorflow.estimator.Estimator": (
         "_assert_members_are_not_overridden",
         "_convert_train_steps_to_hooks",

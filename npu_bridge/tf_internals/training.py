@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -99,6 +101,11 @@ def is_graph_network(model: tf.keras.Model) -> bool:
     return bool(model._is_graph_network)
 
 
+def set_dtype_policy(layer: tf.keras.layers.Layer, policy: str) -> None:
+    """Gives a layer that has no variables yet another policy (`Layer._set_dtype_policy`, Keras 2.15)."""
+    layer._set_dtype_policy(policy)
+
+
 def steps_per_execution(model: tf.keras.Model) -> int:
     """Training steps in one call of a model's training function (`Model._steps_per_execution`, Keras 2.15)."""
     return int(model._steps_per_execution or 1)
@@ -154,3 +161,72 @@ def bulk_saver_builder() -> type:
     from tensorflow.python.training.saver import BulkSaverBuilder
 
     return BulkSaverBuilder
+
+
+def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
+    """Under which key an object-based checkpoint holds each variable, by the variable's name; empty for another kind.
+
+    Seen in TF 2.15: the message `TrackableObjectGraph` under the key `_CHECKPOINTABLE_OBJECT_GRAPH`.
+    """
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    key = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    if not reader.has_tensor(key):
+        return {}
+    objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(key))
+    parts = [part for node in objects.nodes for part in node.attributes]
+    return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
+
+
+def compile_arguments(model: tf.keras.Model) -> dict:
+    """What a model was compiled with, as its objects; empty for one that was not (`_compile_config`, Keras 2.15)."""
+    config = getattr(model, "_compile_config", None)
+    return dict(config.config) if config is not None else {}
+
+
+def watch_gradients(note: Callable[[Any, Any], None]) -> None:
+    """From now on calls `note` with what gradients were taken of in TF 1 graphs, and the gradients.
+
+    Seen in TF 2.15: `gradients_util._GradientsHelper`.
+    """
+    from tensorflow.python.ops import gradients_util
+
+    take = gradients_util._GradientsHelper
+
+    @functools.wraps(take)
+    def noted(ys, *arguments, **keywords):
+        gradients = take(ys, *arguments, **keywords)
+        note(ys, gradients)
+        return gradients
+
+    gradients_util._GradientsHelper = noted
+
+
+def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
+    """From now on random operators ask `change` for their pair of seeds (`framework.random_seed.get_seed`, TF 2.15).
+
+    Args:
+      change: gets the function that TensorFlow asks and the seed that an operator was given, or None.
+    """
+    from tensorflow.python.framework import random_seed
+
+    random_seed.get_seed = functools.partial(change, random_seed.get_seed)
+
+
+def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str], str]) -> None:
+    """From now on Estimators write to the folder that `choose` gives for theirs.
+
+    Seen in Estimator 2.15: `maybe_overwrite_model_dir_and_session_config`.
+
+    Args:
+      module: the one that defines Estimators (`names.ESTIMATOR_MODULE`).
+      choose: takes and gives a path.
+    """
+    settle = module.maybe_overwrite_model_dir_and_session_config
+
+    @functools.wraps(settle)
+    def settled(config, model_dir):
+        config = settle(config, model_dir)
+        return module.run_config.RunConfig.replace(config, model_dir=choose(config.model_dir))
+
+    module.maybe_overwrite_model_dir_and_session_config = settled

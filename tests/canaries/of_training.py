@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 
 import numpy as np
@@ -150,6 +151,14 @@ def _():
     expect(training.steps_per_execution(own) == 1, "a model that is not compiled has another number")
 
 
+@canary_of(training.set_dtype_policy, eagerly=True)
+def _():
+    layer = tf.keras.layers.Dense(1)
+    training.set_dtype_policy(layer, "mixed_float16")
+    result = layer(np.ones([1, 1], np.float32))
+    expect((layer.kernel.dtype, result.dtype) == (tf.float32, tf.float16), "the layer does not follow the policy")
+
+
 @canary_of(training.warm_start_settings, training.model_function)
 def _():
     def model_fn(features, labels, mode):
@@ -188,6 +197,59 @@ def _():
         expect(v1.train.Saver(builder=own).save(session, f"{folder}/canary"), "nothing was saved")
 
 
+@canary_of(training.watch_gradients)
+def _():
+    from tensorflow.python.ops import gradients_util
+
+    seen, before = [], gradients_util._GradientsHelper
+    try:
+        training.watch_gradients(lambda ys, gradients: seen.append((ys, gradients)))
+        variable, loss = variable_and_loss()
+        taken = v1.gradients(loss, [variable])
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    finally:
+        gradients_util._GradientsHelper = before
+    expect(seen[0][0] is loss and seen[0][1] == taken, "gradients are taken unseen")
+    expect(len(seen) == 2 and seen[1][0] is loss, "an optimizer takes gradients unseen")
+
+
+@canary_of(training.change_seeds)
+def _():
+    from tensorflow.python.framework import random_seed
+
+    before = random_seed.get_seed
+    try:
+        training.change_seeds(lambda get_seed, seed: (7, 11 if seed is None else seed))
+        drawn = [v1.random_normal([2]), v1.random_uniform([2], seed=5), v1.get_variable("w", [2]).initializer.inputs[1]]
+        dataset = tf.data.Dataset.range(4).shuffle(4)
+    finally:
+        random_seed.get_seed = before
+    seeds = {
+        (op.get_attr("seed"), op.get_attr("seed2")) for op in v1.get_default_graph().get_operations() if is_draw(op)
+    }
+    expect(drawn and seeds == {(7, 11), (7, 5)}, f"operators have the seeds {seeds}")
+    expect(dataset is not None, "no data set can be shuffled")
+
+
+def is_draw(op):
+    return op.type in ("RandomStandardNormal", "RandomUniform", "TruncatedNormal")
+
+
+@canary_of(training.change_folders_of_estimators)
+def _():
+    module = importlib.import_module(names.ESTIMATOR_MODULE)
+    before = module.maybe_overwrite_model_dir_and_session_config
+    try:
+        training.change_folders_of_estimators(module, lambda folder: f"{folder}/canary")
+        with tempfile.TemporaryDirectory() as folder:
+            estimator = tf.estimator.Estimator(lambda features: None, folder)
+            expect(estimator.model_dir == estimator.config.model_dir == f"{folder}/canary", "it writes elsewhere")
+    finally:
+        module.maybe_overwrite_model_dir_and_session_config = before
+    for name in names.KERAS_MODEL_MODULES:
+        expect(callable(importlib.import_module(name).Model.fit), f"{name} has no models to fit")
+
+
 def instance_of(path):
     """An object of a base class by its public name, in a state in which its attributes are there."""
     made = {
@@ -195,6 +257,7 @@ def instance_of(path):
         "tensorflow.compat.v1.train.Optimizer": lambda: v1.train.Optimizer(False, "canary"),
         "tensorflow.keras.optimizers.Optimizer": _built_keras_optimizer,
         "tensorflow.keras.optimizers.legacy.Optimizer": lambda: legacy.SGD(0.1),
+        "tensorflow.keras.layers.BatchNormalization": lambda: tf.keras.layers.BatchNormalization(),
         "tensorflow.estimator.Estimator": lambda: tf.estimator.Estimator(lambda features: None, tempfile.gettempdir()),
         "tensorflow.estimator.RunConfig": tf.estimator.RunConfig,
         "tensorflow.estimator.CheckpointSaverHook": lambda: tf.estimator.CheckpointSaverHook("/nowhere", save_steps=1),
@@ -215,3 +278,26 @@ def _begun_logging_hook():
         hook = tf.estimator.LoggingTensorHook({"value": tf.constant(1.0)}, every_n_iter=1)
         hook.begin()
         return hook
+
+
+@canary_of(training.keys_in_object_checkpoint, eagerly=True)
+def _():
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(part=tf.Variable([1.0], name="own")).write(f"{folder}/objects")
+        reader = tf.train.load_checkpoint(path)
+        keys = training.keys_in_object_checkpoint(reader)
+        expect(reader.get_tensor(keys["own"]) == [1.0], "the variable is not found by its name")
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = v1.get_variable("own", [])
+            session.run(variable.initializer)
+            path = v1.train.Saver([variable]).save(session, f"{folder}/names", write_meta_graph=False)
+        expect(training.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
+
+
+@canary_of(training.compile_arguments, eagerly=True)
+def _():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    expect(training.compile_arguments(model) == {}, "a model that is not compiled has arguments")
+    model.compile("sgd", tf.keras.losses.mse, metrics=["mae"])
+    arguments = training.compile_arguments(model)
+    expect(arguments["loss"] is tf.keras.losses.mse and arguments["metrics"] == ["mae"], "they are others")

@@ -89,3 +89,11 @@ def test_session_killed_goes_on_as_if_nothing_had_happened_and_two_ranks_do_the_
 def result_of(printed):
     """The share of held-out pictures that is read right, in per cent."""
     return float(re.search(r"held out: ([0-9.]+)% right", printed).group(1))
+
+
+def test_levels_are_drawn_side_by_side(warm_python, tmp_path):
+    flags = ("--steps", 12, "--levels", "O0", "O3", "--output_dir", tmp_path)
+    printed = run_warm(warm_python, "python examples/digits/levels.py", *flags)
+    kilobytes = dict(re.findall(r"^(O\d): [0-9.]+% right, (\d+) kB", printed, re.MULTILINE))
+    assert 1.9 < int(kilobytes["O0"]) / int(kilobytes["O3"]) < 2.1, "all of O3 is in 16 bits"
+    assert_picture(tmp_path / "levels.svg")

@@ -65,6 +65,10 @@ def names_in(path):
             yield node.value
 
 
+# What makes stages for those who do not name them, and the messages of a stage's schedule.
+COMPOSERS = {"npu_bridge/boost/choice.py", "npu_bridge/gradients/freeze_schedule.py"}
+
+
 def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
     files = [path for package in ("npu_bridge", "npu_device", "hccl") for path in (REPOSITORY / package).rglob("*.py")]
     said = {path.relative_to(REPOSITORY).as_posix(): set(names_in(path)) for path in files}
@@ -74,4 +78,5 @@ def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
     for name in public:
         home = getattr(stages, name).__module__.replace(".", "/") + ".py"
         assert home.startswith("npu_bridge/gradients/stages/")
-        assert sorted(path for path, names in said.items() if name in names) == [home, "npu_bridge/stages.py"]
+        where = {path for path, names in said.items() if name in names} - COMPOSERS
+        assert sorted(where) == [home, "npu_bridge/stages.py"]

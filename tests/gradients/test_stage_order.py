@@ -52,6 +52,7 @@ class Circular(stages.Stage):
 def one_of_each():
     return [
         LossScaling(FixedLossScaleManager(8)),
+        stages.Freeze({"groups": 2}),
         stages.Accumulate(2),
         stages.ClipLocally(1.0),
         AllReduce("order"),
@@ -87,7 +88,7 @@ def test_every_pair_and_every_rotation_gives_the_one_order():
 @pytest.mark.parametrize(
     ("wrong", "kind", "parts"),
     [
-        ([Lost()], ValueError, ["Lost", "nowhere", "scale, accumulate"]),
+        ([Lost()], ValueError, ["Lost", "nowhere", "scale, freeze, accumulate"]),
         ([stages.Accumulate], TypeError, ["Accumulate(...)"]),
         (["Accumulate"], TypeError, ["not a stage"]),
         ([AllReduce("a"), AllReduce("b")], ValueError, ["AllReduce, AllReduce", "Keep one"]),

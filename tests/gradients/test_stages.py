@@ -188,6 +188,7 @@ def test_gradients_from_elsewhere_are_refused_instead_of_applied_one_by_one():
 def test_gradients_without_variables_are_refused():
     """By stages that would have to know them, also on one rank."""
     needing = [stages.Accumulate(2), stages.TopK(0.1), stages.Threshold(0.1), stages.CentralizeGradients()]
+    needing.append(stages.Freeze({"groups": 1}))
     others = [stages.TopK(0.1, error_feedback=False), stages.ClipByGlobalNorm(1.0), stages.ClipByValue(1.0)]
     for stage in [*needing, *others]:
         for generation in (tf.keras.optimizers, tf.keras.optimizers.legacy):

@@ -1,4 +1,4 @@
-"""The code of three pages of docs and the README's third use runs as it stands, alone and on two ranks."""
+"""The code of four pages of docs and the README's third use runs as it stands, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tensorflow as tf
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
-README, KERAS, SESSION, REPORTING = (
+README, KERAS, SESSION, REPORTING, AMP = (
     re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
-    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md")
+    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md", "docs/amp.md")
 )
 
 WEIGHTS = """
@@ -23,7 +23,7 @@ import hashlib
 print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest())
 """
 EAGER_PIECES = """
-import keras_0, keras_1, reporting_2
+import keras_0, keras_1, reporting_2, amp_0, amp_1, amp_2
 weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
 """
 # A script is one of TensorFlow 1 or of TensorFlow 2, so these have a process of their own. The last piece about Keras
@@ -44,15 +44,17 @@ def test_code_runs_as_it_stands(command, tmp_path):
     """One process for many: pieces have a model, a graph or a session each."""
     graphs = tmp_path / "graphs"
     graphs.mkdir()
-    for page, pieces in {"readme": README, "keras": KERAS, "session": SESSION, "reporting": REPORTING}.items():
+    pages = {"readme": README, "keras": KERAS, "session": SESSION, "reporting": REPORTING, "amp": AMP}
+    for page, pieces in pages.items():
         assert len(pieces) == 3
         for number, piece in enumerate(pieces):
-            is_eager = (page, number) in (("keras", 0), ("keras", 1), ("reporting", 2))
+            is_eager = page == "amp" or (page, number) in (("keras", 0), ("keras", 1), ("reporting", 2))
             ((tmp_path if is_eager else graphs) / f"{page}_{number}.py").write_text(piece)
     (tmp_path / "train.py").write_text(EAGER_PIECES + WEIGHTS)
     (graphs / "train.py").write_text(GRAPH_PIECES + WEIGHTS)
     eager, printed = output_of(command, tmp_path), output_of(command, graphs)
     check_keras(eager + printed, ranks=1 if command == [sys.executable] else 2)
+    check_levels(eager)
     check_session(printed, str(graphs / "out" / "monitored"))
     check_reports({"pictured": 60, "monitored_report": 40}, graphs / "out")
     check_reports({"fitted": 16}, tmp_path / "out")
@@ -74,6 +76,11 @@ def check_keras(printed, ranks):
         assert re.search(expected, printed, re.MULTILINE), printed
     weights = re.findall(r"weights (\w{64})", printed)
     assert len(weights) == 2 * ranks and len(set(weights)) == 2, printed
+
+
+def check_levels(printed):
+    for expected in (r"^level O2 float16 float32$", r"^level O3 float16$", r"^level O1 Square$"):
+        assert re.search(expected, re.sub(r"(?m)^\[.*?\] ?", "", printed), re.MULTILINE), printed
 
 
 def check_session(printed, folder):

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -45,8 +46,26 @@ RUN_BY_OTHER_TESTS = {
         "gradients/test_stages_from_config.py",
         ["^npu-run explain (.*)$"],
     ),
+    "npu-run compare out/here/dump out/npu/dump --only tensors": (
+        "compare/test_command.py",
+        ['tmp_path / "dump", tmp_path / "named", "--only", "tensors"'],
+    ),
+    "npu-run compare out/here/dump --write-names out/named": (
+        "compare/test_command.py",
+        ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
+    ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
     "npu-run -np 2 --split timeline/tail.json train.py": ("launch/test_timeline.py", ['"--split", "seen/tail.json"']),
+    "npu-run record train.py": ("trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
+    "npu-run record --steps 5 --out recorded train.py": (
+        "trials/test_record.py",
+        ['command(record, "--steps", 3, "train.py", 1)'],
+    ),
+    "npu-run replay recorded train.py": ("trials/test_record.py", ['command(replay, "recorded", "train.py", 2)']),
+    "npu-run bisect train.py --low allow_mix_precision --steps 20": (
+        "trials/test_bisect.py",
+        ['"train.py", "--low", "allow_mix_precision", "--steps", "3"'],
+    ),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
     "python examples/accelerate/train.py --low bfloat16 --ratio 0.5": ("examples/test_accelerate.py", None),
     "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2": (
@@ -64,6 +83,7 @@ RUN_BY_OTHER_TESTS = {
     "npu-run -np 2 examples/digits/train_estimator.py": ("examples/test_digits.py", None),
     "python examples/digits/predict.py": ("examples/test_digits.py", None),
     "python examples/digits/train_session.py": ("examples/test_digits.py", None),
+    "python examples/digits/levels.py": ("examples/test_digits.py", None),
     "npu-run -np 2 examples/digits/train_session.py": ("examples/test_digits.py", None),
     "python examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
     "npu-run -np 2 examples/keras_fit/train.py": ("examples/test_keras_fit.py", None),
@@ -79,12 +99,24 @@ RUN_HERE = {
     "npu-run --hostfile hosts train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
     "npu-run --rank-table table.json train.py": ["rank 0 of 2 ", r"\[rank 1\] rank 1 of 2 "],
     "npu-run -np 4 --restarts 3 train.py": ["rank 0 of 4 "],
+    # Of the repeats that are there; the next command empties their folder.
+    "npu-run compare noise out/npu": ["losses: inside. B stays in the band of A"],
+    "npu-run --repeat 3 --vary seed --out noise train.py": [
+        r"npu-run: repeat 2, seeds \+ 2, in noise/repeat-2",
+        "npu-run: repeats: no losses were seen",
+    ],
+    "npu-run --repeat 4 --vary order --out noise_order train.py": ["npu-run: repeat 1, TF_ENABLE_ONEDNN_OPTS="],
+    "npu-run -np 2 --repeat 3 --vary rounding --out noise_rounding train.py --model_dir {out}": [
+        r"rank 0 of 2 --model_dir \S*/noise_rounding/repeat-2",
+    ],
     # Four ranks on each of two nodes, of which `scontrol` names this machine alone.
     "#SBATCH --nodes=2": ["rank 0 of 4 ", r"\[rank 3\] rank 3 of 4 "],
     'until npu-run -H "$(./hosts.sh | paste -sd,)" train.py; do sleep 10; done': ["rank 0 of 2 "],
     "npu-run plan --params 110M --bandwidth 10Gbit --latency 50us --ranks 1..64 --compute-secs 0.6": [
         "ranks  sum alone"
     ],
+    "npu-run compare out/digits out/again": [r"losses: inside\. A and B have the same loss to the bit in all 3 steps"],
+    "npu-run compare out/repeats out/again": [r"losses: inside\. B stays in the band of A in all 3 steps"],
     "npu-run report out/digits": [r"out/digits/report\.html \(\d+ kB\)"],
     "npu-run report out/digits --timeline timeline": [r"out/digits/report\.html \(\d+ kB\)"],
     "horovodrun -np 4 npu-run train.py": [r"\[0\]<stdout>:rank 0 of 4 ", r"\[3\]<stdout>:rank 3 of 4 "],
@@ -179,7 +211,21 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
-    write_history(str(folder / "out" / "digits"), [3.0, 2.0, 1.0])
+    for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
+        (folder / path).mkdir(parents=True)
+        noise = random.Random(path)
+        write_history(str(folder / path), [3 - step / 20 + noise.gauss(shift, 1) / 1000 for step in range(40)])
+        (folder / path / "trial.json").touch()
+    for name, losses in {
+        "digits": [3.0, 2.0, 1.0],
+        "again": [3.0, 2.0, 1.0],
+        "repeats/repeat-0": [3.01, 2.01, 1.02],
+    }.items():
+        (folder / "out" / name).mkdir(parents=True, exist_ok=True)
+        write_history(str(folder / "out" / name), losses)
+    for number, losses in enumerate(([2.99, 2.0, 0.99], [3.0, 1.98, 1.01]), 1):
+        (folder / "out" / "repeats" / f"repeat-{number}").mkdir()
+        write_history(str(folder / "out" / "repeats" / f"repeat-{number}"), losses)
     (folder / "timeline").mkdir()
     (folder / "timeline" / "tail.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     tail = {"steps": [20, 24], "step_ms": 20.0, "exposed_ms": 2.5, "traces": []}

@@ -94,7 +94,7 @@ def session_config(**values):
 def step_folders(root, graph_name):
     """The step folders of the only graph of that name, by step."""
     (graph,) = pathlib.Path(root).glob(f"*/0/{graph_name}/*")
-    return {int(folder.name): folder for folder in graph.iterdir()}
+    return {int(folder.name): folder for folder in graph.iterdir() if folder.is_dir()}
 
 
 def index_of(folder):

@@ -136,7 +136,7 @@ class MovingLossScaleManager(LossScaleManager):
     def __init__(self, name: str, rule: ScaleRule, init_loss_scale: Any, constants: dict):
         super().__init__(name=name)
         self._rule = rule
-        self._constants = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
+        self._constants: Any = functools.partial(dict, constants)  # a dict itself would become part of checkpoints
         nothing = np.zeros(np.shape(init_loss_scale), np.int32)
         self._loss_scale, self._fetched = scale_variable(init_loss_scale)
         self._good_steps = counter_variable(nothing, "good_steps")

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from npu_bridge import session as effects
 from npu_bridge.options import of_graph, read_session_config
+from npu_bridge.options.environment import imposed_options
 from npu_bridge.precision import Precision, attach
 from npu_bridge.session.graph_rewrites import check_placement
 from npu_bridge.tf_internals.sessions import mark_as_not_begun
@@ -49,16 +50,18 @@ def decorator_tf_session(func: Callable) -> Callable:
         except TypeError:
             return func(self, *args, **kwargs)  # which says what is wrong with the call
         config = bound.arguments.get("config")
+        graph = bound.arguments.get("graph")
+        graph = tf.compat.v1.get_default_graph() if graph is None else graph
         has_entry = effects.has_entry(config)
-        if has_entry:
+        # Where an Estimator has read them for its graph, it sees to its sessions itself.
+        is_imposed = bool(imposed_options()) and isinstance(graph, tf.Graph) and of_graph.options_of(graph) is None
+        if has_entry or is_imposed:
             mark_as_not_begun(self)  # for the case that the constructor fails
             options = read_session_config(config)
             precision = Precision(options)
-            graph = bound.arguments.get("graph")
-            graph = tf.compat.v1.get_default_graph() if graph is None else graph
             config = effects.prepare_session_config(options, config)
             precision.prepare(config)
-            if options.use_off_line and isinstance(graph, tf.Graph):
+            if has_entry and options.use_off_line and isinstance(graph, tf.Graph):
                 of_graph.publish(options, graph)
                 effects.prepare_graph(options, graph, is_of_one_run=False)
                 check_placement(options, graph)
@@ -69,7 +72,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         if config is not bound.arguments.get("config"):
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
-        if has_entry:
+        if has_entry or is_imposed:
             effects.settle_session(self, options)
             attach(self, precision)
             effects.run_with_hooks(self, effects.hooks_for(options))

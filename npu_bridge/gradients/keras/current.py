@@ -47,10 +47,11 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             pairs = self.aggregate_gradients(pairs)
         if building_graph():
             return self._pipeline.apply(
-                pairs, lambda: adapt(self._optimizer, self.name).apply_gradients(pairs, None, name)
+                pairs, lambda trained: adapt(self._optimizer, self.name).apply_gradients(trained, None, name)
             )
         keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
-        self._pipeline.apply(pairs, lambda: self._optimizer.apply_gradients(pairs, name=name, **keywords, **kwargs))
+        keywords.update(kwargs)
+        self._pipeline.apply(pairs, lambda trained: self._optimizer.apply_gradients(trained, name=name, **keywords))
         return self.iterations
 
     def get_updates(self, loss, params):

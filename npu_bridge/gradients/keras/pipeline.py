@@ -59,12 +59,14 @@ class KerasPipeline:
         """
         step = self.pipeline.begin()
         if callable(loss):
-            scaled = (lambda: self.pipeline.scale(loss(), step)) if self.pipeline.scales_gradients else loss
+
+            def scaled():
+                return self.pipeline.scale(loss(), step)
         else:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
-        return self._combine(step, differentiate(scaled, tape))
+        return self._combine(step, self.pipeline.computed(step, differentiate(scaled, tape)))
 
     def combine_once(self, grads_and_vars: Sequence) -> list:
         """This rank's gradients to those of the job, unless they are that already; then they stay what they are."""
@@ -81,12 +83,12 @@ class KerasPipeline:
         """As `Pipeline.start_alike`, for an update that does not go through `apply`."""
         self.pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
 
-    def apply(self, grads_and_vars: Sequence, update: Callable[[], Any]) -> Any:
+    def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Runs the update, if the pipeline's stages agree.
 
         Args:
           grads_and_vars: what the update will use.
-          update: makes the update.
+          update: makes the update of the pairs that it is called with.
         Returns:
           As `Pipeline.apply`.
         """

@@ -20,7 +20,9 @@ from npu_bridge.launch.rank.link import RankLink
 from npu_bridge.launch.rank.report import report_of, script_frames
 from npu_bridge.launch.source_choice import SourceChoice, take_choice
 from npu_bridge.launch.timeline import record_sessions, take_recording
+from npu_bridge.launch.trial import take_trial
 from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
+from npu_bridge.trials.start import begin_trial
 
 __all__ = ["main"]
 
@@ -42,6 +44,8 @@ def main(arguments: list[str]) -> None:
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)
+    trial = take_trial()
+    end_trial = begin_trial(trial, place.rank) if trial is not None else None
     choice = take_choice()
     try:
         _run_script(arguments[0], arguments, choice, place.rank)
@@ -64,6 +68,8 @@ def main(arguments: list[str]) -> None:
             _show(error, arguments[0])
         sys.exit(1)
     finally:
+        if end_trial is not None:
+            end_trial()
         choice.conclude(arguments[0], place.rank)
 
 

@@ -11,7 +11,7 @@ from npu_bridge.reporting.page.axes import Axis
 from npu_bridge.reporting.page.curves import Bucket, Curves, Range
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
-__all__ = ["LEFT", "RIGHT", "WIDTH", "charts"]
+__all__ = ["LEFT", "RIGHT", "WIDTH", "charts", "drawn", "format_tick", "framed"]
 
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
 _TOP, _BELOW = 14, 26
@@ -163,7 +163,7 @@ def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
     for run in runs:
         if any(point.low != point.high for point in run):
             edge = [(p.x, y.place(p.high)) for p in run] + [(p.x, y.place(p.low)) for p in reversed(run)]
-            bands.append(f'<path class="band" d="{_drawn(edge)}Z"/>')
+            bands.append(f'<path class="band" d="{drawn(edge)}Z"/>')
     return bands
 
 
@@ -172,14 +172,14 @@ def _lines(runs: Iterable[Sequence[_Point]], y: Axis, kind: str) -> list[str]:
 
 
 def _path(points: Iterable[_Point], y: Axis, kind: str) -> str:
-    return f'<path class="{kind}" d="{_drawn((point.x, y.place(point.mean)) for point in points)}"/>'
+    return f'<path class="{kind}" d="{drawn((point.x, y.place(point.mean)) for point in points)}"/>'
 
 
 def _dot(point: _Point, y: Axis) -> str:
     return f'<circle class="dot" cx="{point.x:.1f}" cy="{y.place(point.mean):.1f}" r="3"/>'
 
 
-def _drawn(places: Iterable[tuple[float, float]]) -> str:
+def drawn(places: Iterable[tuple[float, float]]) -> str:
     """A path's text; what comes to the same tenth of a unit is left out."""
     words: list[str] = []
     for x, y in places:
@@ -231,8 +231,37 @@ def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
 
 
 def _figure(name, title, curves, x, y, body, format_y, legend, last) -> str:
+    restarts = [
+        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training went on here</title></path>'
+        for place in curves.restarts
+    ]
+    return framed(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, last)
+
+
+def framed(
+    name: str,
+    title: str,
+    last_step: int,
+    x: Axis,
+    y: Axis,
+    body: list[str],
+    format_y: Callable[[float], str],
+    legend: Iterable[tuple[str, str]],
+    last: tuple[float | None, str],
+) -> str:
+    """A figure with grid, axes and legend.
+
+    Args:
+      name: its class, which decides about the colour.
+      title: what stands above it.
+      last_step: global step that it reaches.
+      x, y: its axes.
+      body: SVG elements.
+      format_y: makes texts of the ticks of `y`.
+      legend: classes and texts.
+      last: the last number, and the text beside it.
+    """
     height = y.start + _BELOW
-    end_of_run = curves.buckets[-1].step
     grid = [
         f'<path class="grid" d="M{LEFT} {y.place(tick):.1f}H{RIGHT}"/>'
         f'<text x="{LEFT - 8}" y="{y.place(tick) + 4:.1f}" text-anchor="end">{escape(format_y(tick))}</text>'
@@ -241,19 +270,15 @@ def _figure(name, title, curves, x, y, body, format_y, legend, last) -> str:
     grid += [
         f'<text x="{x.place(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>' for tick in x.ticks
     ]
-    restarts = [
-        f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training went on here</title></path>'
-        for place in curves.restarts
-    ]
     number, label = last
     if number is not None:
         body.append(f'<text class="last" x="{RIGHT + 8}" y="{y.place(number) + 4:.1f}">{escape(label)}</text>')
     keys = "".join(f'<span class="key {kind}">{escape(text)}</span>' for kind, text in legend)
-    spoken = f"{title}: {label or 'not known'} at step {end_of_run}"
+    spoken = f"{title}: {label or 'not known'} at step {last_step}"
     return (
         f'<figure class="chart {name}"><figcaption><b>{escape(title)}</b>{keys}</figcaption>'
         f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" data-name={quoteattr(name)} '
-        f'data-last-step="{end_of_run}" data-top="{y.end}" data-bottom="{y.start}" aria-label={quoteattr(spoken)}>'
-        f"{''.join(grid)}{''.join(restarts)}{''.join(body)}"
+        f'data-last-step="{last_step}" data-top="{y.end}" data-bottom="{y.start}" aria-label={quoteattr(spoken)}>'
+        f"{''.join(grid)}{''.join(body)}"
         f'<path class="pointer" d=""/></svg></div></figure>'
     )

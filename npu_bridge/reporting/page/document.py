@@ -26,7 +26,7 @@ from npu_bridge.reporting.progress_line import (
 )
 from npu_bridge.reporting.summary import Summary, summarize
 
-__all__ = ["PAGE_FILE", "render_page", "write_page"]
+__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_file", "write_page"]
 
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
@@ -53,10 +53,15 @@ def write_page(
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
     text = render_page(read_run_folder(folder, timeline, history))
-    with open(f"{page}.tmp", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{page}.tmp", page)
+    write_file(page, text)
     return page
+
+
+def write_file(path: str, text: str) -> None:
+    """Writes a text in one move."""
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.tmp", path)
 
 
 def render_page(run: RunFolder) -> str:
@@ -65,7 +70,7 @@ def render_page(run: RunFolder) -> str:
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
     title = f"{name}: {format_steps(summary.steps)}"
     sections = [
-        _section("", "".join(charts(curves)) + _about_the_curves(curves, summary)),
+        section("", "".join(charts(curves)) + _about_the_curves(curves, summary)),
         _how_to_repeat(run),
         _options(run),
         _ranks(run, summary),
@@ -73,16 +78,30 @@ def render_page(run: RunFolder) -> str:
         _environment(run),
         _numbers(curves),
     ]
+    body = f"{_head(run, summary)}\n{''.join(filter(None, sections))}"
+    scripts = (
+        f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_data(curves)}</script>\n'
+        f"<script>{SCRIPT}</script>\n"
+    )
+    return whole_page(title, body, "npu-run report", scripts)
+
+
+def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
+    """A page of HTML with the style of reports, which needs no other file.
+
+    Args:
+      title: of the page, as text.
+      body, scripts: HTML; the latter stands behind the former.
+      command: what makes such pages.
+    """
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
-        f"<h1>{escape(title)}</h1>\n{_head(run, summary)}\n{''.join(filter(None, sections))}"
-        f"<footer>Made by npu_bridge {escape(__version__)} with <code>npu-run report</code>. This page needs no other "
-        f'file.</footer>\n</main>\n<div id="tip" hidden></div>\n'
-        f'<script type="application/json" id="data">{_data(curves)}</script>\n<script>{SCRIPT}</script>\n'
-        f"</body>\n</html>\n"
+        f"<h1>{escape(title)}</h1>\n{body}"
+        f"<footer>Made by npu_bridge {escape(__version__)} with <code>{escape(command)}</code>. This page needs no "
+        f"other file.</footer>\n</main>\n{scripts}</body>\n</html>\n"
     )
 
 
@@ -126,18 +145,18 @@ def _how_to_repeat(run: RunFolder) -> str:
         return ""
     place = run.facts.get("folder")
     where = f'<p class="quiet">in {escape(str(place))}</p>' if place else ""
-    return _section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
+    return section("To repeat it", f"{where}<pre>{escape(str(command))}</pre>")
 
 
 def _options(run: RunFolder) -> str:
     rows, parts = run.facts.get("options"), []
     if rows:
-        parts.append(_table(("option", "value", "default", "what it does here"), rows))
+        parts.append(table(("option", "value", "default", "what it does here"), rows))
     elif rows is not None:
         parts.append("<p>Every option has its default.</p>")
     if run.facts.get("variables"):
-        parts.append(_table(("environment variable", "value", "what it does here"), run.facts["variables"]))
-    return _section("Options", "".join(parts)) if parts else ""
+        parts.append(table(("environment variable", "value", "what it does here"), run.facts["variables"]))
+    return section("Options", "".join(parts)) if parts else ""
 
 
 def _ranks(run: RunFolder, summary: Summary) -> str:
@@ -154,7 +173,7 @@ def _ranks(run: RunFolder, summary: Summary) -> str:
         row = [str(number), *(str(rank.get(name, "")) for name in columns)]
         rows.append([*row, *([_ms(step_ms), _ms(exposed_ms)] if times else [])])
     header = ["rank", *columns, *(["step", "of it exposed tail"] if times else [])]
-    return _section("Ranks", _table(header, rows))
+    return section("Ranks", table(header, rows))
 
 
 def _ms(number: float | None) -> str:
@@ -175,12 +194,12 @@ def _timeline(timeline: Timeline | None) -> str:
     else:  # as a picture, so that nothing in it is run
         source = base64.b64encode(picture).decode("ascii")
         shown = f'<img class="timeline" alt="Timeline of one step" src="data:image/svg+xml;base64,{source}">'
-    return _section("Timeline", f"<p>{escape(said)}</p>{shown}")
+    return section("Timeline", f"<p>{escape(said)}</p>{shown}")
 
 
 def _environment(run: RunFolder) -> str:
     rows = run.facts.get("environment")
-    return _section("Environment", _table(("", ""), rows), is_folded=True) if rows else ""
+    return section("Environment", table(("", ""), rows), is_folded=True) if rows else ""
 
 
 def _numbers(curves: Curves) -> str:
@@ -190,7 +209,7 @@ def _numbers(curves: Curves) -> str:
     groups = [buckets[max(end - size, 0) : end] for end in range(len(buckets), 0, -size)][::-1]
     header = ("step", "loss", "lowest", "highest", "loss scale", "skipped")
     rows = [_number_row(group) for group in groups]
-    return _section("Numbers", _table(header, rows, numbers=True), is_folded=True)
+    return section("Numbers", table(header, rows, numbers=True), is_folded=True)
 
 
 def _number_row(group: Sequence[Bucket]) -> list[str]:
@@ -231,14 +250,16 @@ def _five(found: Any, part: str) -> float | None:
     return None if found is None else float(f"{getattr(found, part):.6g}")
 
 
-def _section(title: str, body: str, is_folded: bool = False) -> str:
+def section(title: str, body: str, is_folded: bool = False) -> str:
+    """A section; its body is HTML, its title is text."""
     if is_folded:
         return f"<section><details><summary>{escape(title)}</summary>{body}</details></section>\n"
     heading = f"<h2>{escape(title)}</h2>" if title else ""
     return f"<section>{heading}{body}</section>\n"
 
 
-def _table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
+def table(header: Iterable[str], rows: Iterable[Sequence[Any]], numbers: bool = False) -> str:
+    """A table of texts."""
     kind = ' class="number"' if numbers else ""
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name in header)
     lines = "".join(f"<tr>{''.join(f'<td{kind}>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)

@@ -146,7 +146,7 @@ def prevent_merging(result: tf.Tensor) -> tf.Tensor:
     return result
 
 
-def run_in_any_case(result: tf.Tensor) -> tf.Operation:
+def never_pruned(result: tf.Tensor) -> tf.Operation:
     """An op that keeps a collective operator in the graph where only other ranks need its result.
 
     TensorFlow removes an operator that is nothing but a control dependency, so its result is read by a stateful op.

@@ -1,0 +1,75 @@
+"""`initialize`: `configure` with the arguments that scripts of APEX pass."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from npu_bridge.amp.configuration import configure
+from npu_bridge.options.errors import message, say_once, shown
+
+_OWNER = "amp.initialize"
+_OTHER_NAMES = {"patch_torch_functions": "patch_functions"}
+
+
+def initialize(
+    models: Any = None,
+    optimizers: Any = None,
+    enabled: bool = True,
+    opt_level: str = "O1",
+    verbosity: int = 1,
+    combine_grad: bool | None = None,
+    combine_ddp: bool | None = None,
+    ddp_replica_count: int = 4,
+    check_combined_tensors: bool | None = None,
+    **overrides: Any,
+) -> Any:
+    """What `configure` makes, in the form of APEX: `model, optimizer = initialize(model, optimizer, opt_level="O2")`.
+
+    Args:
+      models: a Keras model; None without one.
+      optimizers: an optimizer; None without one.
+      enabled: False gives back both as they are.
+      opt_level: the level.
+      verbosity: 0 says nothing.
+      combine_grad: under O1, or O2 with master weights. Gradients are put together where that saves something: in
+        fragments on the wire, and for the update by optimizers with `fused=True`.
+      combine_ddp: average gradients over the ranks; needs `combine_grad`.
+      ddp_replica_count, check_combined_tensors: without effect: nothing can replace a piece of a fragment.
+      **overrides: as for `configure`, and `patch_torch_functions` for `patch_functions`.
+    Returns:
+      (model, optimizer), or that of both which was given.
+    Raises:
+      TypeError, ValueError: as `configure`; there is more than one model or optimizer; arguments contradict each other.
+    """
+    for name, value in (("models", models), ("optimizers", optimizers)):
+        if isinstance(value, (list, tuple)):
+            mend = "Call amp.configure for each of them."
+            raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), mend))
+    if enabled:
+        overrides = {_OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
+        _check_combined(opt_level, combine_grad, combine_ddp, overrides.get("master_weights"))
+        if combine_ddp is not None:
+            overrides.setdefault("is_distributed", combine_ddp)
+        made = configure(opt_level, optimizers, models, **overrides)
+        if verbosity:
+            told = ", ".join(f"{name} {value}" for name, value in made.properties._asdict().items())
+            say_once(logging.INFO, f"{_OWNER}: {opt_level}: {told}.")
+        models, optimizers = made.model, made.optimizer
+    if optimizers is None or models is None:
+        return models if optimizers is None else optimizers
+    return models, optimizers
+
+
+def _check_combined(level: str, combine_grad: bool | None, combine_ddp: bool | None, master_weights: Any) -> None:
+    if combine_ddp and not combine_grad:
+        mend = "Pass combine_grad=True too."
+        raise ValueError(message(_OWNER, "combine_ddp sends what combine_grad puts together", "both", "one", mend))
+    if not combine_grad:
+        return
+    if level not in ("O1", "O2"):
+        problem = f"combine_grad does not go with {level}: it is for gradients that are scaled"
+        raise ValueError(message(_OWNER, problem, "O1 or O2", level, "Leave it out."))
+    if level == "O2" and master_weights in (False, "False"):
+        problem = "combine_grad needs the master weights of O2"
+        raise ValueError(message(_OWNER, problem, "master_weights=True", shown(master_weights), "Leave one out."))

@@ -1,0 +1,101 @@
+"""Operators and layers that a script puts into a dtype of their own, before it asks for a level."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.precision.op_lists import OpLists
+from npu_bridge.precision.rewriter import has_floating_type
+
+_HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
+_REGISTERED: dict[str, str] = {}
+
+
+class Casts(NamedTuple):
+    """What was registered.
+
+    Attributes:
+      op_lists: operator types.
+      layers: "half" or "float" by the class of a Keras layer.
+    """
+
+    op_lists: OpLists
+    layers: dict[str, str]
+
+
+def half_function(name: str) -> str:
+    """Lets operators of a type, or layers of a class, compute in the low dtype, whatever the level's lists say.
+
+    Call it before `configure`; a later call for the same name wins.
+
+    Args:
+      name: an operator type, such as "Softmax", or the class of a Keras layer, such as "Dense".
+    Returns:
+      `name`.
+    Raises:
+      TypeError: it is no text.
+      ValueError: there is neither; the message names what is near.
+    """
+    return _register(half_function.__name__, name, _HALF)
+
+
+def float_function(name: str) -> str:
+    """Lets operators of a type, or layers of a class, stay in float32; else as `half_function`."""
+    return _register(float_function.__name__, name, _FLOAT)
+
+
+def promote_function(name: str) -> str:
+    """Lets operators of a type follow their inputs, in float32 unless all are lowered; else as `half_function`.
+
+    Layers of a class always follow the widest of their inputs' dtypes or their own, so this is for operator types.
+    """
+    return _register(promote_function.__name__, name, _PROMOTE)
+
+
+def forget_functions() -> None:
+    """Forgets what was registered; what is configured already stays."""
+    _REGISTERED.clear()
+
+
+def registered_casts() -> Casts:
+    """What the calls so far ask for."""
+    lists, layers = OpLists(), {}
+    for name, kind in _REGISTERED.items():
+        if not _is_operator(name):
+            layers[name] = kind
+        elif kind == _HALF:
+            lists = lists.with_half(name)
+        elif kind == _FLOAT:
+            lists = lists.with_float(name)
+        else:
+            lists = lists.with_promote(name)
+    return Casts(lists, layers)
+
+
+def _register(function: str, name: Any, kind: str) -> str:
+    where, expected = f"amp.{function}", "an operator type with a floating dtype, or the class of a Keras layer"
+    if kind == _PROMOTE:
+        expected = "an operator type with a floating dtype"
+    if not isinstance(name, str):
+        mend = 'Pass "Softmax" or "Dense", for example.'
+        raise TypeError(message(where, "the name is no text", expected, shown(name), mend))
+    if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
+        layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
+        near = nearest(name, [*(each for each in dir(tf.raw_ops) if has_floating_type(each)), *layers])
+        mend = f"Did you mean {near!r}?" if near else "op.type tells the type of an operator."
+        raise ValueError(message(where, "there is nothing of this name to cast", expected, shown(name), mend))
+    _REGISTERED.pop(name, None)
+    _REGISTERED[name] = kind
+    return name
+
+
+def _is_operator(name: str) -> bool:
+    return name.isidentifier() and hasattr(tf.raw_ops, name) and has_floating_type(name)
+
+
+def _is_layer(name: str) -> bool:
+    found = getattr(tf.keras.layers, name, None)
+    return isinstance(found, type) and issubclass(found, tf.keras.layers.Layer)

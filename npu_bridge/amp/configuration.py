@@ -1,0 +1,279 @@
+"""`configure`: what a level makes of a model, an optimizer, a configuration or a session."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.amp.casts import registered_casts
+from npu_bridge.amp.levels import DYNAMIC, LOW_DTYPES, Properties, properties_of, read_dtype
+from npu_bridge.amp.loss_scale import DynamicLossScaleManager
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.options.errors import message, say_once, shown
+from npu_bridge.precision.functions import follow, low_precision
+from npu_bridge.precision.keras_models import ModelDtypes, with_dtypes
+from npu_bridge.precision.narrow_variables import stored_in
+from npu_bridge.precision.op_lists import OpLists
+from npu_bridge.precision.opt_level import BATCH_NORM_TYPES, LossScale, OptLevel
+from npu_bridge.precision.policy import Precision
+
+_OWNER = "amp.configure"
+# What layers of TensorFlow call the variables of batch normalisation.
+_BATCH_NORM_VARIABLE = re.compile(r"(^|/)(gamma|beta|moving_mean|moving_variance)$")
+# Arguments of `DynamicLossScaleManager.apex` by the names that scripts of APEX know.
+_SCALE_ARGUMENTS = {
+    "dynamic_init_scale": "init_scale",
+    "scale_growth_factor": "growth_factor",
+    "scale_backoff_factor": "backoff_factor",
+    "scale_window": "scale_window",
+    "min_loss_scale": "min_loss_scale",
+    "max_loss_scale": "max_loss_scale",
+}
+_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire")
+
+
+class Configuration:
+    """What a level makes of a training. `configure` makes it.
+
+    Attributes:
+      level: "O0" to "O3".
+      properties: what the level says, with what the script replaced.
+      low_dtype: "float16" or "bfloat16".
+      model: the Keras model to compile and train; None without one.
+      optimizer: the optimizer to train with; None without one.
+      loss_scale_managers: one for each loss that `wrap` made the optimizer scale; empty for a scale of 1.
+    """
+
+    def __init__(
+        self,
+        level: str,
+        properties: Properties,
+        low_dtype: str,
+        num_losses: int = 1,
+        scale_arguments: dict[str, Any] | None = None,
+        optimizer_arguments: dict[str, Any] | None = None,
+    ):
+        self.level, self.properties, self.low_dtype = level, properties, low_dtype
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.loss_scale_managers: list[LossScaleManager] = []
+        self._num_losses = num_losses
+        self._scale_arguments = scale_arguments or {}
+        self._optimizer_arguments = optimizer_arguments or {}
+        self._casts = registered_casts()
+
+    @property
+    def op_lists(self) -> OpLists:
+        """Operator types that do otherwise than the mode of a session: batch normalisation, and what was registered."""
+        lists = OpLists()
+        if self.properties.patch_functions or self.properties.keep_batchnorm_fp32:
+            lists = lists.with_float(*BATCH_NORM_TYPES)
+        if self.precision_mode == "origin":
+            return lists
+        if self.precision_mode == "fp16":  # the norm by which gradients are judged is a sum of squares
+            lists = lists.with_float("L2Loss")
+        registered = self._casts.op_lists
+        aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
+        if aborting:  # its parameters would be lowered too, for which there is no kernel; TensorFlow ends the process
+            got = f"half_function({min(aborting)!r})"
+            mend = "Leave it out: O3 lowers it by itself."
+            problem = "batch normalisation cannot be forced into bfloat16"
+            raise ValueError(message(_OWNER, problem, "no such call", got, mend))
+        return lists.with_half(*registered.half).with_float(*registered.floats).with_promote(*registered.promote)
+
+    @property
+    def precision_mode(self) -> str:
+        """The option `precision_mode_v2` that goes with it."""
+        if not (self.properties.patch_functions or self._is_cast):
+            return "origin"
+        if self.low_dtype == "bfloat16":
+            return "mixed_bfloat16"
+        return "fp16" if self._is_cast else "mixed_float16"
+
+    def options(self, folder: str | None = None) -> dict[str, str]:
+        """The level as arguments of `NPURunConfig`; the session's `parameter_map` knows them by the same names.
+
+        Args:
+          folder: where to write the file that carries the lists of operator types; None leaves them out, as they are
+            with the graph of a model that is built inside `building`.
+        """
+        level = OptLevel(self.level, self.precision_mode, self.op_lists, LossScale(None, {}))
+        return level.options(folder)
+
+    def session_config(self, config: Any = None) -> tf.compat.v1.ConfigProto:
+        """A copy of session settings, of empty ones by default, that ask for the level's precision."""
+        return with_entry(config, self.options())
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Build the model of a TF 1 graph inside of this: it gets the level's lists, and 16-bit variables if so.
+
+        Variables are those of `tf.get_variable` and `tf.layers`. They are in 16 bits where the level has no master
+        weights; with `keep_batchnorm_fp32` those named gamma, beta, moving_mean and moving_variance are not.
+        """
+        self.op_lists.register()
+        if not self._is_cast or self.properties.master_weights:
+            yield
+            return
+        stays = _BATCH_NORM_VARIABLE.search if self.properties.keep_batchnorm_fp32 else lambda name: False
+        with stored_in(self.low_dtype, lambda name: bool(stays(name))):
+            yield
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Inside, functions that this thread calls follow O1's lists of operators; other levels change nothing here.
+
+        For calls of a `tf.function` of one's own; `fit` of the model follows by itself.
+        """
+        precision = self._precision()
+        if not self.properties.patch_functions or precision.low_dtype is None:
+            yield
+            return
+        with low_precision(precision, precision.configured):
+            yield
+
+    def cast(self, model: Any) -> Any:
+        """A Keras model in the level's dtypes: a new one with the same weights, or the same where nothing is cast.
+
+        Raises:
+          TypeError, ValueError: it is no model, or cannot be cast.
+        """
+        if self._casts.layers and self.properties.patch_functions:
+            names = ", ".join(sorted(self._casts.layers))
+            say_once(
+                logging.WARNING,
+                f"{_OWNER}: under {self.level} operators are lowered, not layers. Expected operator types; got the "
+                f"layers {names}. Register the types of their operators, such as MatMul.",
+            )
+        if self.properties.cast_model_type is None:
+            outputs = self.properties.cast_model_outputs
+            self.model = model if outputs is None else with_dtypes(model, ModelDtypes(outputs=outputs), _OWNER)
+            precision = self._precision()
+            if precision.low_dtype is not None:
+                follow(self.model, precision)
+            return self.model
+        dtypes = {"half": self.low_dtype, "float": "float32"}
+        layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self._is_cast else {}
+        is_narrow = self._is_cast and not self.properties.master_weights
+        self.model = with_dtypes(
+            model,
+            ModelDtypes(
+                compute=self.properties.cast_model_type,
+                variables=self.low_dtype if is_narrow else "float32",
+                keeps_batchnorm=self.properties.keep_batchnorm_fp32 is not False,
+                outputs=self.properties.cast_model_outputs,
+                of_layers=layers,
+            ),
+            _OWNER,
+        )
+        return self.model
+
+    def wrap(self, optimizer: Any) -> Any:
+        """The optimizer with the level's loss scale, made in the graph that is built now.
+
+        Args:
+          optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer.
+        Returns:
+          An `NPUOptimizer`, or what `npu_keras_optimizer` gives. Both skip a step that overflows, also with a fixed
+          scale.
+        Raises:
+          TypeError, ValueError: it is no optimizer, or one that scales the loss already.
+        """
+        self.loss_scale_managers = [manager for manager in map(self._new_manager, range(self._num_losses)) if manager]
+        managers: Any = self.loss_scale_managers
+        manager = managers if len(managers) > 1 else managers[0] if managers else None
+        arguments = {"is_loss_scale": manager is not None, **self._optimizer_arguments}
+        is_keras = isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer))
+        make = npu_keras_optimizer if is_keras else NPUOptimizer
+        self.optimizer = make(optimizer, manager, **arguments)
+        return self.optimizer
+
+    @property
+    def _is_cast(self) -> bool:
+        return self.properties.cast_model_type in LOW_DTYPES
+
+    def _new_manager(self, number: int) -> LossScaleManager | None:
+        if self.properties.loss_scale == DYNAMIC:
+            return DynamicLossScaleManager.apex(**self._scale_arguments)
+        return None if self.properties.loss_scale == 1.0 else FixedLossScaleManager(self.properties.loss_scale)
+
+    def _precision(self) -> Precision:
+        return Precision(read_session_config(self.session_config()), self.op_lists)
+
+
+def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **overrides: Any) -> Configuration:
+    """Mixed precision by a level: the dtypes of a model, and the loss scale of an optimizer.
+
+    Args:
+      level: "O0" is float32; "O1" lowers operators by lists; "O2" casts the model but batch normalisation and keeps
+        float32 master weights; "O3" casts everything.
+      optimizer: a `tf.compat.v1.train.Optimizer` or a Keras optimizer; None to `wrap` one later, in a model function.
+      model: a Keras model, built or not; None for a TF 1 graph, which is built inside `building`.
+      **overrides: parts of the level to replace, None for what it says: `cast_model_type`, `patch_functions`,
+        `keep_batchnorm_fp32`, `master_weights`, `loss_scale`, `cast_model_outputs`; and
+        low_dtype: "float16" or "bfloat16", for what O1 lowers; for other levels it is the `cast_model_type`.
+        num_losses: how many losses have a scale each.
+        dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
+          of the dynamic loss scale; without effect on a fixed one.
+        user_cast_preferred: under O1, True: what was registered replaces the entry of a list, as it always does here.
+        is_distributed, is_tailing_optimization, stages, wire: as in `NPUOptimizer`.
+    Returns:
+      A `Configuration`, with the new `optimizer` and `model`.
+    Raises:
+      TypeError: an override does not exist, or has the wrong type.
+      ValueError: there is no such level, a value is not legal, or values contradict each other.
+    Example:
+      >>> levels = amp.configure("O2", tf.keras.optimizers.Adam(), model, loss_scale=128.0)
+      >>> levels.model.compile(levels.optimizer, "mse")
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    scale_arguments = {_SCALE_ARGUMENTS[name]: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
+    optimizer_arguments = {name: given.pop(name) for name in list(given) if name in _OPTIMIZER_ARGUMENTS}
+    num_losses = _read_count(given.pop("num_losses", 1))
+    user_cast = given.pop("user_cast_preferred", None)
+    asked = given.pop("low_dtype", None)
+    properties = properties_of(level, given)
+    if user_cast is not None:
+        _check_user_cast(level, properties, user_cast)
+    low_dtype = _read_low_dtype(level, properties, asked)
+    made = Configuration(level, properties, low_dtype, num_losses, scale_arguments, optimizer_arguments)
+    if model is not None:
+        made.cast(model)
+    if optimizer is not None:
+        made.wrap(optimizer)
+    return made
+
+
+def _read_low_dtype(level: str, properties: Properties, asked: Any) -> str:
+    is_cast = properties.cast_model_type in LOW_DTYPES
+    if asked is None:
+        return str(properties.cast_model_type) if is_cast else "float16"
+    dtype = read_dtype("low_dtype", asked)
+    if not properties.patch_functions or dtype == "float32":
+        mend = "Pass cast_model_type, which says it, or use O1."
+        problem = f"low_dtype does not go with {level}: it is the 16 bits of lists of operators"
+        raise ValueError(message(_OWNER, problem, "no low_dtype", shown(asked), mend))
+    return dtype
+
+
+def _check_user_cast(level: str, properties: Properties, value: Any) -> None:
+    if not properties.patch_functions:
+        problem = f"user_cast_preferred does not go with {level}: no list is there to prefer something to"
+        raise ValueError(message(_OWNER, problem, "no user_cast_preferred", shown(value), "Leave it out, or use O1."))
+    if value is not True:
+        problem = "user_cast_preferred=False would cast twice, by the list and by what was registered"
+        raise ValueError(message(_OWNER, problem, "True", shown(value), "Leave it out: operators are cast once here."))
+
+
+def _read_count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(message(_OWNER, "num_losses is no count", "an int from 1 on", shown(value), "Pass 1."))
+    return value

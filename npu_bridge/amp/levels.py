@@ -1,0 +1,143 @@
+"""The levels O0 to O3 as a table of properties, and what becomes of them when a script replaces some.
+
+Nothing here needs TensorFlow.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, NamedTuple
+
+from npu_bridge.options.errors import message, nearest, shown
+
+_OWNER = "amp.configure"
+DYNAMIC = "dynamic"
+LOW_DTYPES = ("float16", "bfloat16")
+
+
+class Properties(NamedTuple):
+    """What a level says.
+
+    Attributes:
+      cast_model_type: the dtype of the model's layers: "float32", "float16", "bfloat16"; None for a model that stays
+        as it is.
+      patch_functions: operators are lowered by lists of operator types, one by one.
+      keep_batchnorm_fp32: batch normalisation stays in float32 where layers do not; None where it is not asked.
+      master_weights: variables stay in float32 where layers compute in 16 bits, and are cast at each use; None where
+        it is not asked.
+      loss_scale: "dynamic", or the fixed scale; 1.0 scales nothing.
+      cast_model_outputs: the dtype of the model's floating outputs; None for as they come.
+    """
+
+    cast_model_type: str | None
+    patch_functions: bool
+    keep_batchnorm_fp32: bool | None
+    master_weights: bool | None
+    loss_scale: float | str
+    cast_model_outputs: str | None
+
+
+LEVELS = {
+    "O0": Properties("float32", False, None, False, 1.0, "float32"),
+    "O1": Properties(None, True, None, None, DYNAMIC, None),
+    "O2": Properties("float16", False, True, True, DYNAMIC, "float32"),
+    "O3": Properties("float16", False, False, False, 1.0, "float32"),
+}
+
+
+def properties_of(level: str, overrides: dict[str, Any]) -> Properties:
+    """The properties of a level with some of them replaced.
+
+    Args:
+      level: "O0" to "O3".
+      overrides: by name; None keeps what the level says.
+    Raises:
+      TypeError: an override does not exist, or has the wrong type.
+      ValueError: there is no such level, a value is not legal, or it contradicts the rest.
+    """
+    if not isinstance(level, str) or level not in LEVELS:
+        near = nearest(level, LEVELS) if isinstance(level, str) else None
+        mend = f"Did you mean {near!r}?" if near else "Pass the letter O and a digit, as in 'O1'."
+        raise ValueError(message(_OWNER, "there is no such level", ", ".join(LEVELS), shown(level), mend))
+    for name in overrides:
+        if name not in Properties._fields:
+            near = nearest(name, Properties._fields)
+            mend = f"Did you mean {near!r}?" if near else "Remove it."
+            raise TypeError(message(_OWNER, "unknown override", ", ".join(Properties._fields), repr(name), mend))
+    given = {name: _READERS[name](name, value) for name, value in overrides.items() if value is not None}
+    properties = LEVELS[level]._replace(**given)
+    _check_together(level, given, properties)
+    if properties.cast_model_type == "float32":  # nothing is in 16 bits, so there is nothing to keep
+        properties = properties._replace(keep_batchnorm_fp32=None, master_weights=False)
+    return properties
+
+
+def _check_together(level: str, given: dict[str, Any], properties: Properties) -> None:
+    """Refuses what contradicts itself."""
+    is_cast = properties.cast_model_type in LOW_DTYPES
+    if properties.patch_functions and level != "O1":
+        raise _contradiction("patch_functions", given, level, "the whole model is cast, not operator by operator", "O1")
+    if level == "O1":
+        for name in ("cast_model_type", "keep_batchnorm_fp32", "master_weights"):
+            if name in given:
+                raise _contradiction(name, given, level, _WHY_NOT_O1[name], "O2")
+    if given.get("master_weights") and not is_cast:
+        reason = "the variables are float32 themselves"
+        raise _contradiction("master_weights", given, level, reason, "O2")
+    if "keep_batchnorm_fp32" in given and not is_cast:
+        reason = "nothing is in 16 bits, so batch normalisation is in float32 anyway"
+        raise _contradiction("keep_batchnorm_fp32", given, level, reason, "O2 or O3")
+
+
+_WHY_NOT_O1 = {
+    "cast_model_type": "the model stays in float32 and single operators are lowered",
+    "keep_batchnorm_fp32": "batch normalisation is on the list of operators that stay in float32 anyway",
+    "master_weights": "the variables are float32 themselves",
+}
+
+
+def _contradiction(name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
+    mend = f"Leave it out, or use {better}."
+    return ValueError(message(_OWNER, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), mend))
+
+
+def read_dtype(name: str, value: Any) -> str:
+    """The name of a floating dtype, given as text or as a dtype of TensorFlow or numpy."""
+    text = getattr(value, "name", None) or getattr(value, "__name__", None) or value
+    if text not in ("float32", *LOW_DTYPES):
+        expected = "float32, float16 or bfloat16"
+        raise ValueError(message(_OWNER, f"{name} is none that is known here", expected, shown(value), "Pass one."))
+    return str(text)
+
+
+def read_truth(name: str, value: Any) -> bool:
+    """True or False, or their text."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("True", "False")):
+        return value in (True, "True")
+    raise ValueError(message(_OWNER, f"{name} is no truth value", "True or False", shown(value), "Pass one of them."))
+
+
+def read_loss_scale(name: str, value: Any) -> float | str:
+    """A number of at least 1, also as text, or "dynamic"."""
+    if value == DYNAMIC:
+        return DYNAMIC
+    expected = 'a number of at least 1, its text, or "dynamic"'
+    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
+        raise TypeError(message(_OWNER, f"{name} is no number", expected, shown(value), "Pass 128.0, for example."))
+    try:
+        scale = float(value)
+    except ValueError:
+        scale = 0.0
+    if not 1 <= scale < float("inf"):
+        raise ValueError(message(_OWNER, f"{name} is not usable", expected, shown(value), "Pass 128.0, for example."))
+    return scale
+
+
+_READERS = {
+    "cast_model_type": read_dtype,
+    "patch_functions": read_truth,
+    "keep_batchnorm_fp32": read_truth,
+    "master_weights": read_truth,
+    "loss_scale": read_loss_scale,
+    "cast_model_outputs": read_dtype,
+}

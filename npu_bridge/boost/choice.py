@@ -1,0 +1,241 @@
+"""`apply`: turns a level and a dictionary into stages around an optimizer and rewrites of a model, and says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.boost.config import BoostConfig
+from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
+from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
+from npu_bridge.collective import groups
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.optimizers.subspace.newton import SubspaceNewton
+from npu_bridge.options.errors import message, shown
+from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, FreezeSchedule
+from npu_bridge.tf_internals.training import compile_arguments
+
+_SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
+_FREEZE_KINDS = ("continuous", "interval")
+# What needs gradients of its own for each step, or other losses than those of this batch and these weights.
+_APART_FROM_DIM_REDUCE = ("grad_freeze", "adasum", "grad_accumulation", "loss_scale_group")
+
+
+def apply(
+    model_or_optimizer: Any,
+    level: str = "O1",
+    config: BoostConfig | Mapping[str, Any] | None = None,
+    *,
+    loss_scale_manager: Any = None,
+    is_distributed: bool = True,
+) -> Any:
+    """Trains faster by the features of a level or of a dictionary; prints a line for each of them on rank 0.
+
+    Args:
+      model_or_optimizer: a compiled Keras model; a Keras optimizer of either generation; a TF 1 optimizer. With an
+        optimizer alone, what changes the model is left to `less_batch_norm` and `CosineHead`, and said.
+      level: "O1" for fewer batch normalisations and frozen layers, "O2" for Adasum too, "O0" for nothing but averaging
+        over the ranks. In the mode "manual" the dictionary decides about the features.
+      config: a `BoostConfig`, or the dictionary for one.
+      loss_scale_manager: scale the loss; for `loss_scale_group` a `GroupLossScaleManager`.
+      is_distributed: average gradients over the ranks.
+    Returns:
+      For an optimizer the one to train with. For a model a model, compiled: the same one unless its layers change; then
+      it is a new one with the same weights, and its optimizer begins anew.
+    Raises:
+      TypeError: it is neither a model nor an optimizer, or the configuration is none.
+      ValueError: the level is unknown, the configuration is illegal, features exclude each other, the model is not
+        compiled, or the optimizer averages gradients or scales the loss itself.
+    """
+    if not isinstance(config, BoostConfig):
+        config = BoostConfig.from_dict(config)
+    choice = _Choice(config, list(config.chosen(level)))
+    choice.ignored_keys(level)
+    choice.settle_exclusions(loss_scale_manager)
+    is_model = isinstance(model_or_optimizer, tf.keras.Model)
+    if is_model and model_or_optimizer.optimizer is None:
+        problem, expected = "the model has no optimizer", "a compiled model"
+        mend = "Call model.compile first; or apply it to the optimizer, and less_batch_norm to the model."
+        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name} as it is", mend))
+    if "dim_reduce" in choice.features and not is_model:
+        problem, expected = "dim_reduce evaluates the loss of a batch again", "a compiled Keras model"
+        mend = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
+        raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, mend))
+    made = model_or_optimizer
+    if "less_bn" in choice.features:
+        made = choice.with_less_norms(made, is_model)
+    stages = choice.stages(is_distributed, made.trainable_variables if is_model else None)
+    choice.split_communication()
+    if not is_model:
+        made = _wrapped(made, loss_scale_manager, is_distributed, stages)
+    else:
+        arguments, optimizer = compile_arguments(model_or_optimizer), model_or_optimizer.optimizer
+        if made is not model_or_optimizer:  # an optimizer that has trained knows the variables of the other model
+            optimizer = type(optimizer).from_config(optimizer.get_config())
+        is_in_subspace = "dim_reduce" in choice.features
+        if not is_in_subspace:
+            optimizer = _wrapped(optimizer, loss_scale_manager, is_distributed, stages)
+        train_as_compiled(made)
+        made.compile(**{**arguments, "optimizer": optimizer})
+        if is_in_subspace:
+            train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed)
+    if collective.current().rank == 0:
+        print("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]), flush=True)
+    return made
+
+
+def _wrapped(optimizer, manager, is_distributed, stages):
+    if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
+        return npu_keras_optimizer(optimizer, manager, is_distributed, stages=stages)
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        expected, mend = "a Keras model or an optimizer", "Pass the object itself."
+        raise TypeError(message("boost.apply", "that cannot be trained faster", expected, shown(optimizer), mend))
+    return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, stages=stages)
+
+
+@dataclasses.dataclass
+class _Choice:
+    """What is turned on, and what is said about it.
+
+    Attributes:
+      config: what was asked for.
+      features: names of features that are on.
+      lines: what is printed.
+    """
+
+    config: BoostConfig
+    features: list
+    lines: list = dataclasses.field(default_factory=list)
+
+    def say(self, feature, text):
+        self.lines.append(f"{feature}: {text}")
+
+    def leave_out(self, feature, because):
+        self.features.remove(feature)
+        self.say(feature, f"left out, because {because}")
+
+    def ignored_keys(self, level):
+        """Says which keys of the dictionary count for nothing."""
+        mode = self.config["boost"]["mode"]
+        for place in sorted(self.config.given):
+            section, _, key = place.partition(".")
+            value = self.config[section][key]
+            if section == "boost" and key != "mode" and value is not (key in self.features):
+                because = f"the mode is {mode!r}" if mode != "manual" else f"the level is {level}"
+                self.lines.append(f"{place} = {value} has no effect, because {because}")
+            elif section in _SECTIONS_OF_FEATURES and section not in self.features:
+                self.lines.append(f"{place} = {value} has no effect, because {section} is off")
+
+    def settle_exclusions(self, manager):
+        """Refuses features that exclude each other; of those that "enable_all" turned on it leaves some out."""
+        is_asked_for = self.config["boost"]["mode"] != "enable_all"
+        others = [name for name in _APART_FROM_DIM_REDUCE if name in self.features]
+        if "dim_reduce" in self.features and others:
+            if is_asked_for:
+                problem = "dim_reduce compares losses of one batch, and works with none of the others on gradients"
+                got, mend = f"dim_reduce and {', '.join(others)}", "Turn one side off."
+                raise ValueError(message("boost.apply", problem, "one of them", got, mend))
+            if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:
+                for name in others:
+                    self.leave_out(name, "dim_reduce excludes it")
+            else:
+                self.leave_out("dim_reduce", "neither pca_mat_path nor weight_load_dir is given")
+        if "loss_scale_group" in self.features:
+            self._check_groups(manager, is_asked_for)
+
+    def _check_groups(self, manager, is_asked_for):
+        if getattr(manager, "is_for_groups", False):
+            self.say("loss_scale_group", f"a loss scale for each group, by {type(manager).__name__}")
+        elif is_asked_for:
+            problem, expected = "loss_scale_group needs the groups", "loss_scale_manager=GroupLossScaleManager(...)"
+            raise ValueError(message("boost.apply", problem, expected, shown(manager), "Pass one."))
+        else:
+            self.leave_out("loss_scale_group", "no GroupLossScaleManager is given")
+
+    def with_less_norms(self, changed, is_model):
+        """The model with fewer batch normalisations, and with a cosine head."""
+        if not is_model:
+            self.say("less_bn", "the model is not known here; call boost.less_batch_norm on it, or on the graph")
+            return changed
+        changed, report = less_batch_norm(changed)
+        self.say("less_bn", report.text().partition("\n")[0].partition(": ")[2])
+        if self.config["less_bn"]["fn_flag"]:
+            changed, said = with_cosine_head(changed)
+            self.say("less_bn, fn_flag", said)
+        return changed
+
+    def stages(self, is_distributed, variables):
+        """The stages around the optimizer; `variables` are those it trains, None where that is not known."""
+        config, made = self.config, []
+        if "less_bn" in self.features and config["less_bn"]["gc_flag"]:
+            # Weights of a cosine head are normalised, so that their mean is not free.
+            made.append(CentralizeGradients(skip=("beta", "gamma", "bias", "depthwise", "cosine_kernel")))
+            self.say("less_bn, gc_flag", "gradients of kernels are centralised")
+        if "grad_freeze" in self.features:
+            made += self._freezing(variables)
+        if "grad_accumulation" in self.features:
+            steps = config["grad_accumulation"]["grad_accumulation_step"]
+            if steps > 1:
+                made.append(Accumulate(steps))
+                self.say("grad_accumulation", f"an update for each {steps} batches, with their mean")
+            else:
+                self.leave_out("grad_accumulation", "grad_accumulation_step is 1")
+        if "adasum" in self.features:
+            made += self._adasum(is_distributed)
+        return made
+
+    def _freezing(self, variables):
+        freeze = self.config["grad_freeze"]
+        kind = _FREEZE_KINDS[freeze["freeze_type"]]
+        schedule = FreezeSchedule(
+            groups=freeze["param_groups"], kind=kind, full_share=freeze["freeze_p"], total_steps=freeze["total_steps"]
+        )
+        try:
+            if variables is not None:
+                schedule.last_groups([variable.name for variable in variables])
+        except ValueError as error:
+            if "grad_freeze.param_groups" in self.config.given:
+                raise
+            because = str(error).partition(": ")[2].partition(". ")[0]
+            self.leave_out("grad_freeze", f"{because}; set param_groups")
+            return []
+        share = f"{freeze['freeze_p']:.0%} of the updates train all layers"
+        self.say("grad_freeze", f"{freeze['param_groups']} groups, {kind}; {share}")
+        return [Freeze(schedule)]
+
+    def _adasum(self, is_distributed):
+        size, averaged = collective.current().size, self.config["common"]["device_number"]
+        servers, left = divmod(size, averaged)
+        if not is_distributed:
+            self.leave_out("adasum", "is_distributed is False")
+        elif left or servers < 2 or servers & (servers - 1):
+            wanted = f"2, 4, 8... times device_number={averaged} ranks"
+            self.leave_out("adasum", f"it needs {wanted}, and there {'is 1' if size == 1 else f'are {size}'}")
+        else:
+            self.say("adasum", f"gradients of {servers} groups of {averaged} ranks are combined")
+            return [Adasum(averaged_ranks=averaged)]
+        return []
+
+    def split_communication(self):
+        """Cuts the gradients of all ranks into fragments where the dictionary says so."""
+        starts = self.config["common"]["gradient_split_groups"]
+        if starts is not None:
+            is_set = groups.of_this_process().strategies.set_first_parameters(groups.WORLD, starts)
+            what = f"fragments begin at the parameters {', '.join(map(str, starts))}"
+            self.say("gradient_split_groups", what if is_set else "left out, because a split was set before")
+
+    def newton(self, model):
+        """The optimizer of the section `dim_reduce`."""
+        settings = self.config["dim_reduce"]
+        basis = basis_of(settings, model.trainable_variables)
+        numbers = {key: settings[key] for key in ("rho", "gamma", "alpha", "sigma")}
+        source = os.fspath(settings["pca_mat_path"] or settings["weight_load_dir"])
+        what = f"steps along {len(basis.rows)} directions from {source}; the optimizer only counts them"
+        self.say("dim_reduce", what)
+        return SubspaceNewton(basis, **numbers)

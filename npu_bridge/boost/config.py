@@ -1,0 +1,215 @@
+"""The dictionary of a boosted training: its sections, keys and defaults as data, checked when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from npu_bridge.options.errors import message, nearest, option_error, shown
+
+FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
+# What each level turns on when the mode is "auto".
+LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"O0": (), "O1": ("less_bn", "grad_freeze"), "O2": ("less_bn", "grad_freeze", "adasum")}
+)
+MODES = ("auto", "manual", "enable_all", "disable_all")
+
+
+def _is_flag(value):
+    return isinstance(value, bool)
+
+
+def _is_whole(least):
+    return lambda value: type(value) is int and value >= least
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_path(value):
+    return value is None or isinstance(value, (str, os.PathLike))
+
+
+def _are_indices(value):
+    if value is None:
+        return True
+    is_list = isinstance(value, (list, tuple)) and bool(value)
+    return is_list and all(map(_is_whole(1), value)) and all(first < second for first, second in zip(value, value[1:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of a section.
+
+    Attributes:
+      default: its value where the dictionary does not say.
+      is_right: tells whether a value is legal.
+      expected: that in words.
+    """
+
+    default: Any
+    is_right: Any
+    expected: str
+
+
+_FLAG = (False, _is_flag, "True or False")
+SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
+    {
+        "boost": {
+            "mode": Key("auto", lambda value: value in MODES, f"one of {', '.join(MODES)}"),
+            **{feature: Key(*_FLAG) for feature in FEATURES},
+        },
+        "common": {
+            "gradient_split_groups": Key(None, _are_indices, "a list of ascending positions of at least 1"),
+            "device_number": Key(8, _is_whole(1), "a whole number of at least 1"),
+        },
+        "less_bn": {"fn_flag": Key(True, *_FLAG[1:]), "gc_flag": Key(True, *_FLAG[1:])},
+        "grad_freeze": {
+            "param_groups": Key(10, _is_whole(1), "a whole number of at least 1"),
+            "freeze_type": Key(1, lambda value: type(value) is int and value in (0, 1), "0 or 1"),
+            "freeze_p": Key(0.7, lambda value: _is_number(value) and 0 < value <= 1, "a number above 0, at most 1"),
+            "total_steps": Key(65536, _is_whole(1), "a whole number of at least 1"),
+        },
+        "grad_accumulation": {"grad_accumulation_step": Key(1, _is_whole(1), "a whole number of at least 1")},
+        "dim_reduce": {
+            "rho": Key(0.55, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
+            "gamma": Key(0.9, lambda value: _is_number(value) and 0 <= value < 1, "a number from 0, below 1"),
+            "alpha": Key(0.001, lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
+            "sigma": Key(0.4, lambda value: _is_number(value) and 0 < value < 1, "a number above 0, below 1"),
+            "n_components": Key(32, _is_whole(1), "a whole number of at least 1"),
+            "pca_mat_path": Key(None, _is_path, "a path or None"),
+            "weight_load_dir": Key(None, _is_path, "a path or None"),
+            "timeout": Key(1800, lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
+        },
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoostConfig:
+    """Which features train faster, and how each of them is set.
+
+    Attributes:
+      values: a mapping from section to key to value, with all of `SECTIONS`; it cannot be changed.
+      given: the keys that the dictionary named, as "section.key".
+    """
+
+    values: Mapping[str, Mapping[str, Any]]
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any] | None = None) -> BoostConfig:
+        """A configuration of nested mappings, the outer keys being sections; what is missing has its default.
+
+        Raises:
+          TypeError: the configuration, or a section, is no mapping, or a list is needed and something else is given.
+          ValueError: a section or a key is unknown, or a value is illegal; the message names what is near.
+        """
+        config = {} if config is None else config
+        _check_mapping(config, "the configuration", "{'boost': {...}, ...}")
+        for section, content in config.items():
+            _check_known(section, SECTIONS, "section", section)
+            _check_mapping(content, f"the section {section}", f"{{'{section}': {{...}}}}")
+            for key, value in content.items():
+                _check_known(key, SECTIONS[section], f"key of {section}", f"{section}.{key}")
+                known = SECTIONS[section][key]
+                if not known.is_right(value):
+                    is_list = key == "gradient_split_groups" and not isinstance(value, (list, tuple))
+                    problem, mend = f"{section}.{key} is wrong", f"Leave it out for {known.default!r}."
+                    kind = TypeError if is_list else ValueError
+                    raise option_error(kind, "BoostConfig", key, problem, known.expected, shown(value), mend)
+        values = {
+            section: MappingProxyType(
+                {key: _frozen(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
+            )
+            for section, keys in SECTIONS.items()
+        }
+        given = frozenset(f"{section}.{key}" for section, content in config.items() for key in content)
+        return cls(MappingProxyType(values), given)
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike) -> BoostConfig:
+        """The same of a JSON file, or of a text that begins with a brace.
+
+        Raises:
+          TypeError, ValueError: see `from_dict`; or it is not JSON.
+          OSError: the file cannot be read.
+        """
+        is_text = isinstance(source, str) and source.lstrip().startswith("{")
+        text = str(source) if is_text else pathlib.Path(source).read_text(encoding="utf-8")
+        return cls._parsed(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike) -> BoostConfig:
+        """The same of a TOML file, with a table for each section.
+
+        Raises:
+          TypeError, ValueError: see `from_dict`; or it is not TOML.
+          OSError: the file cannot be read.
+        """
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        return cls._parsed(tomllib.loads, pathlib.Path(path).read_text(encoding="utf-8"), "TOML", os.fspath(path))
+
+    @classmethod
+    def _parsed(cls, parse, text, form, where):
+        try:
+            config = parse(text)
+        except ValueError as error:
+            mend = "Correct it."
+            raise ValueError(message(f"BoostConfig: {where}", f"it is not {form}", form, str(error), mend)) from error
+        try:
+            return cls.from_dict(config)
+        except (TypeError, ValueError) as error:
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}") from error
+
+    def __getitem__(self, section: str) -> Mapping[str, Any]:
+        """The values of a section."""
+        return self.values[section]
+
+    def chosen(self, level: str = "O1") -> tuple[str, ...]:
+        """The features that are on, in the order of `FEATURES`.
+
+        Args:
+          level: "O0" for none of them, whatever the mode; "O1" and "O2" choose in the mode "auto".
+        Raises:
+          ValueError: the level is unknown.
+        """
+        if level not in LEVELS:
+            near = nearest(level, LEVELS)
+            mend = f"Did you mean {near!r}?" if near else "Take O1."
+            raise ValueError(message("boost", "unknown level", f"one of {', '.join(LEVELS)}", shown(level), mend))
+        mode = self["boost"]["mode"]
+        if level == "O0" or mode == "disable_all":
+            return ()
+        if mode == "enable_all":
+            return FEATURES
+        return LEVELS[level] if mode == "auto" else tuple(name for name in FEATURES if self["boost"][name])
+
+
+def _check_mapping(value, what, expected):
+    if not isinstance(value, Mapping):
+        mend = "Write keys and values."
+        raise TypeError(message("BoostConfig", f"{what} is no mapping", expected, shown(value), mend))
+
+
+def _check_known(name, known, what, place):
+    if name not in known:
+        elsewhere = [f"{section}.{name}" for section, keys in SECTIONS.items() if name in keys]
+        near = elsewhere[0] if elsewhere else nearest(name, known)
+        mend = f"Did you mean {near!r}?" if near else "Remove it."
+        problem = f"unknown {what}, {place!r}"
+        raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), mend)
+
+
+def _frozen(value):
+    return tuple(value) if isinstance(value, list) else value

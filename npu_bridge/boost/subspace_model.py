@@ -1,0 +1,103 @@
+"""Keras models that are trained by `SubspaceNewton`, and the basis that ranks of one host compute once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
+from npu_bridge.optimizers.subspace.newton import SubspaceNewton
+from npu_bridge.options.errors import message, shown
+
+_POLL_SECS = 0.5
+
+
+def train_in_subspace(
+    model: tf.keras.Model,
+    newton: SubspaceNewton,
+    loss_scale_manager: Any = None,
+    is_distributed: bool = True,
+) -> Any:
+    """Has `model.fit` make steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
+
+    Args:
+      model: a compiled model, with the `train_step` of Keras. What evaluating its loss changes, moving statistics and
+        metrics, is given back after each trial.
+      newton: the optimizer, with a basis of the model's trainable variables.
+      loss_scale_manager, is_distributed: as in `NPUOptimizer`.
+    Returns:
+      The `NPUOptimizer` around `newton`, which is also the model's attribute `subspace_newton`, so that checkpoints of
+      the model hold what it has learnt.
+    Raises:
+      ValueError: the model is not compiled.
+    """
+    if model.optimizer is None:
+        mend = "Call model.compile first."
+        raise ValueError(message("train_in_subspace", "the model has no loss", "a compiled model", model.name, mend))
+    optimizer = NPUOptimizer(newton, loss_scale_manager, is_distributed, loss_scale_manager is not None)
+    newton.keep(lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)])
+
+    def train_step(data):
+        features, labels, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
+        outputs = []
+
+        def loss():
+            outputs.append(model(features, training=True))
+            return model.compute_loss(features, labels, outputs[-1], weights)
+
+        grads_and_vars = optimizer.compute_gradients(loss, var_list=model.trainable_variables)
+        optimizer.apply_gradients(grads_and_vars, global_step=model.optimizer.iterations)
+        return model.compute_metrics(features, labels, outputs[0], weights)
+
+    model.train_step = train_step
+    model.train_function = None
+    model.subspace_newton = optimizer
+    return optimizer
+
+
+def train_as_compiled(model: tf.keras.Model) -> None:
+    """Has a model train with the optimizer of `model.compile` again."""
+    if hasattr(model, "subspace_newton"):
+        del model.subspace_newton
+        del model.train_step
+
+
+def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
+    """The basis that the section `dim_reduce` of a configuration names.
+
+    A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one
+    rank of each host, and written there; the others wait for it, and so does nobody the next time.
+
+    Raises:
+      ValueError: neither is given, or there are too few checkpoints.
+      RuntimeError: it is not there after `timeout` seconds.
+    """
+    path, folder, k = settings["pca_mat_path"], settings["weight_load_dir"], settings["n_components"]
+    if path is not None and pathlib.Path(path).exists():
+        return Basis.load(path)
+    if folder is None or not pathlib.Path(folder).is_dir():
+        problem, expected = "dim_reduce has no basis", "a file as pca_mat_path, or a folder as weight_load_dir"
+        mend = f"Keep at least {k} checkpoints in a folder."
+        raise ValueError(message("BoostConfig", problem, expected, shown(folder if path is None else path), mend))
+    names = [variable.name.partition(":")[0] for variable in variables]
+    indices = sorted(pathlib.Path(folder).glob("*.index"))
+    state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
+    made = pathlib.Path(folder) / f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
+    if collective.current().local_rank == 0 and not made.exists():
+        compute_pca_basis(os.fspath(folder), k, names).save(made)
+    deadline = time.monotonic() + settings["timeout"]
+    while not made.exists():
+        if time.monotonic() > deadline:
+            problem = f"the basis was not computed within {settings['timeout']} s"
+            mend = "Look for the error of the first rank of this host, or set a longer timeout."
+            raise RuntimeError(message("boost", problem, f"the file {made}", "none", mend))
+        time.sleep(_POLL_SECS)
+    return Basis.load(made)

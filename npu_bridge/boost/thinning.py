@@ -1,0 +1,74 @@
+"""`less_batch_norm`: models and graphs with fewer batch normalisations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.operators.cosine_head import CosineHead
+from npu_bridge.options.errors import message, shown
+from npu_bridge.rewrite.batch_norm_of_graphs import thin_graph
+from npu_bridge.rewrite.batch_norm_of_models import thinned, why_not_functional, without_layers
+from npu_bridge.rewrite.batch_norm_patterns import ThinningReport
+
+
+class Thinned(NamedTuple):
+    """What `less_batch_norm` gives.
+
+    Attributes:
+      model: the new model, or the graph.
+      report: what was removed, or why nothing was; `report.text()` to read.
+    """
+
+    model: Any
+    report: ThinningReport
+
+
+def less_batch_norm(model: Any) -> Thinned:
+    """Removes the batch normalisations that residual and dense blocks can do without, and keeps the weights.
+
+    Of a residual block (ResNet: bottleneck and basic) the inner ones go and that of the shortcut; the last one before
+    the addition stays. Of an inverted residual block (MobileNetV2) that ends in an addition the one behind the
+    expansion goes, of the block of a DenseNet the one between its two convolutions. Anything else is left alone, and
+    the report says why. The outputs of a trained model change, so train it on, or from the start.
+
+    Args:
+      model: a functional Keras model, which stays as it is: a new one comes back, not compiled. Or a `tf.Graph`,
+        which is changed: call it between the network and `compute_gradients`, and alike for evaluation.
+    Raises:
+      TypeError: it is neither a model nor a graph.
+      ValueError: the graph has been differentiated already.
+    """
+    if isinstance(model, tf.Graph):
+        return Thinned(model, thin_graph(model))
+    if not isinstance(model, tf.keras.Model):
+        expected, mend = "a Keras model or a tf.Graph", "Pass the model, or tf.compat.v1.get_default_graph()."
+        raise TypeError(message("less_batch_norm", "that has no layers", expected, shown(model), mend))
+    return Thinned(*thinned(model))
+
+
+def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
+    """A model whose last dense layer is a `CosineHead` with the same kernel, without bias; and a line about it.
+
+    Args:
+      model: a model, which stays as it is. One that is not functional, or has no dense layer, comes back itself.
+    """
+    if reason := why_not_functional(model):
+        return model, f"no cosine head, because {reason}"
+    dense = [layer for layer in model.layers if type(layer) is tf.keras.layers.Dense]
+    if not dense:
+        return model, "no cosine head, because there is no dense layer"
+    last = dense[-1]
+    head = CosineHead(
+        last.units,
+        activation=last.activation,
+        kernel_initializer=last.kernel_initializer,
+        kernel_regularizer=last.kernel_regularizer,
+        kernel_constraint=last.kernel_constraint,
+        name=last.name,
+        dtype=last.dtype_policy,
+    )
+    made = without_layers(model, (), {last.name: head})
+    made.get_layer(last.name).set_weights([last.get_weights()[0], 1.0])
+    return made, f"{last.name} compares by angles now, {'without its bias' if last.use_bias else 'it had no bias'}"

@@ -1,0 +1,144 @@
+"""Finds the operator of one dump in another, where operators were renamed or fused in between."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = ["Matching", "match", "plain_name"]
+
+_LONGEST_FUSED = 4000  # characters
+
+
+class Matching(NamedTuple):
+    """Which operator of A is which of B.
+
+    Attributes:
+      pairs: A's name to B's.
+      how: for a pair that has not the same name, why it is one: "given", "renamed", "fused" or "scope".
+      inside: operators of A that are inside a fused one of B, with that one.
+      only_a, only_b: those that stayed unmatched, in their order.
+    """
+
+    pairs: dict[str, str]
+    how: dict[str, str]
+    inside: dict[str, str]
+    only_a: list[str]
+    only_b: list[str]
+
+
+def plain_name(name: str) -> str:
+    """A name as it is in the names of files, where `. / \\ :` and blanks are underscores."""
+    return re.sub(r"[./\\: ]", "_", name).strip("_")
+
+
+def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:
+    """Matches operators by their names.
+
+    The first rule that gives exactly one partner counts: the pair was given; the names are the same; they are the same
+    as names of files; the name of one is those of several operators of the other in a row, as fusing makes it, whose
+    last one it then is; one has a scope more in front than the other.
+
+    Args:
+      a, b: names in the order of execution, each once.
+      given: names of A to names of B.
+    """
+    pairs: dict[str, str] = {}
+    how: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    free_a, free_b = dict.fromkeys(a), dict.fromkeys(b)
+
+    def pair(of_a: str, of_b: str, why: str = "") -> None:
+        pairs[of_a] = of_b
+        if why:
+            how[of_a] = why
+        free_a.pop(of_a, None)
+        free_b.pop(of_b, None)
+
+    for of_a, of_b in (given or {}).items():
+        if of_a in free_a and of_b in free_b:
+            pair(of_a, of_b, "given")
+    for name in [name for name in free_a if name in free_b]:
+        pair(name, name)
+    for of_a, of_b in _only_pairs(free_a, free_b, plain_name):
+        pair(of_a, of_b, "renamed")
+    for of_b, parts in _fused(free_b, free_a).items():
+        pair(parts[-1], of_b, "fused")
+        for part in parts[:-1]:
+            inside[part] = of_b
+            free_a.pop(part)
+    for of_a, parts in _fused(free_a, free_b).items():
+        pair(of_a, parts[-1], "fused")
+        for part in parts[:-1]:
+            free_b.pop(part, None)
+    for of_a, of_b in _by_scope(free_a, free_b):
+        pair(of_a, of_b, "scope")
+    return Matching(pairs, how, inside, list(free_a), list(free_b))
+
+
+def _only_pairs(free_a, free_b, key) -> list[tuple[str, str]]:
+    """Names of both sides for which `key` gives the same, and the same for no other."""
+    of_b: dict[str, list[str]] = defaultdict(list)
+    of_a: dict[str, list[str]] = defaultdict(list)
+    for names, found in ((free_a, of_a), (free_b, of_b)):
+        for name in names:
+            found[key(name)].append(name)
+    return [(names[0], of_b[form][0]) for form, names in of_a.items() if len(names) == len(of_b.get(form, ())) == 1]
+
+
+def _fused(candidates, names) -> dict[str, list[str]]:
+    """Names that are at least two of the others one after the other, with these; each of them is used once."""
+    known: dict[str, str] = {}
+    for name in names:
+        known.setdefault(plain_name(name), name)
+    lengths = sorted({len(form) for form in known}, reverse=True)
+    found, used = {}, set()
+    for candidate in list(candidates):
+        form = plain_name(candidate)
+        parts = _segments(form, known, lengths) if len(form) <= _LONGEST_FUSED else None
+        if parts and len(parts) > 1 and not used.intersection(parts):
+            used.update(parts)
+            found[candidate] = parts
+    return found
+
+
+def _segments(text: str, known: Mapping[str, str], lengths: Sequence[int]) -> list[str] | None:
+    """The text as known words, with or without underscores between; the longest word first."""
+    ways: dict[int, tuple[int, str]] = {0: (-1, "")}  # place: where the word that ends there begins, and its name
+    for at in range(len(text)):
+        if at not in ways:
+            continue
+        if text[at] == "_" and at + 1 not in ways:
+            ways[at + 1] = (at, "")
+        for length in lengths:
+            end = at + length
+            if end <= len(text) and end not in ways and text[at:end] in known:
+                ways[end] = (at, known[text[at:end]])
+    if len(text) not in ways:
+        return None
+    parts, at = [], len(text)
+    while at > 0:
+        at, name = ways[at]
+        if name:
+            parts.append(name)
+    return parts[::-1] if len(set(parts)) == len(parts) else None
+
+
+def _by_scope(free_a, free_b) -> list[tuple[str, str]]:
+    """Pairs of which one is the other with scopes in front, where there is one such partner only."""
+    found: list[tuple[str, str]] = []
+    for shorts, longs, is_swapped in ((free_a, free_b, False), (free_b, free_a, True)):
+        by_end: dict[str, list[str]] = defaultdict(list)
+        for long in longs:
+            words = plain_name(long).split("_")
+            for first in range(1, len(words)):
+                by_end["_".join(words[first:])].append(long)
+        taken = {pair[is_swapped] for pair in found} | {pair[not is_swapped] for pair in found}
+        partner = {short: by_end.get(plain_name(short), []) for short in shorts}
+        wanted = Counter(ends[0] for ends in partner.values() if len(ends) == 1)
+        for short, ends in partner.items():
+            if len(ends) == 1 and wanted[ends[0]] == 1 and not taken.intersection((short, ends[0])):
+                found.append((ends[0], short) if is_swapped else (short, ends[0]))
+    return found

@@ -1,0 +1,92 @@
+"""Statistics of deviations along a training: how large, how many of them are independent, and running medians."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = ["FEWEST_PLACES", "independent", "rms", "running_mean", "running_medians", "single_step_noise", "white"]
+
+# Fewer steps tell nothing about which of them go together (ours).
+FEWEST_PLACES = 8
+# Standard deviation of a median of many normal numbers, over that of their mean.
+_MEDIAN_FACTOR = math.sqrt(math.pi / 2)
+
+
+def independent(rows: np.ndarray, length: int = 1) -> tuple[float, int]:
+    """How many independent numbers a piece of the training has, and how many pieces there are.
+
+    Args:
+      rows: deviations, a row for each repeat, each number made of so many steps.
+    """
+    count = rows.shape[1]
+    pieces = max(1, min(4, count // max(10, 3 * length)))
+    parts = np.array_split(rows, pieces, axis=1)
+    # The mean over pieces: with rounding alone, deviations are noise in the beginning and one direction later.
+    return pieces / sum(_places_together(part) / part.shape[1] for part in parts), pieces
+
+
+def _places_together(rows: np.ndarray) -> float:
+    """How many neighbours deviate together.
+
+    Either they have the same sign, or the repeats keep their proportions: where one mistake of rounding grows, each
+    step's deviations are another multiple of the same few numbers. Two repeats always have the same proportions.
+    """
+    repeats, count = rows.shape
+    if count < FEWEST_PLACES or repeats < 3:
+        return float(count)
+    norms = np.sqrt((rows**2).sum(axis=0))
+    units = rows / np.where(norms > 0, norms, 1.0)
+    pairs = np.einsum("it,jt->ijt", units, units)
+    by_chance = 1 / (repeats - 1)
+    same_sign = _correlations(rows)
+    proportions = (_correlations(pairs.reshape(-1, count)) - by_chance) / (1 - by_chance)
+    return max(_sum_of(same_sign), _sum_of(proportions))
+
+
+def _correlations(rows: np.ndarray) -> np.ndarray:
+    """For each distance up to half the length, the mean product of two such places; 1 for the same place."""
+    count = rows.shape[1]
+    power = np.abs(np.fft.rfft(rows, 2 * count, axis=1)) ** 2
+    sums = np.fft.irfft(power, axis=1)[:, :count].sum(axis=0) / np.arange(count, 0, -1)
+    return (sums / max(sums[0], 1e-300))[: count // 2]
+
+
+def _sum_of(correlations: np.ndarray) -> float:
+    """The sum over all distances, up to the first without correlation; where none is, over twice what was seen."""
+    none = np.flatnonzero(correlations < 0.05)
+    if not len(none):
+        return 2.0 * len(correlations)
+    return max(1.0, 1 + 2 * float(correlations[1 : none[0]].sum()))
+
+
+def single_step_noise(values: np.ndarray) -> float:
+    """How far single losses lie from their neighbours: a robust standard deviation of second differences."""
+    if len(values) < 3:
+        return 0.0
+    bend = values[2:] - 2 * values[1:-1] + values[:-2]
+    return float(1.4826 * np.median(np.abs(bend)) / math.sqrt(6))
+
+
+def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
+    """Means over `reach` places on each side, fewer at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))
+    return np.maximum(sums[high] - sums[low], 0.0) / (high - low)
+
+
+def running_medians(rows: np.ndarray, length: int) -> np.ndarray:
+    """Medians of every window of this length, for each row."""
+    length = min(length, rows.shape[1])
+    return np.median(np.lib.stride_tricks.sliding_window_view(rows, length, axis=1), axis=2)
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def white(length: int) -> float:
+    """Standard deviation of the median of so many independent normal numbers."""
+    return 1.0 if length == 1 else _MEDIAN_FACTOR / math.sqrt(length)

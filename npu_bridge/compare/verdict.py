@@ -1,0 +1,38 @@
+"""What a comparison says: inside, outside, or why it cannot be told."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["CannotTell", "NothingThereError", "Verdict"]
+
+
+class CannotTell(ValueError):
+    """Two things cannot be compared; the message is one sentence that says why and what to do."""
+
+
+class NothingThereError(CannotTell):
+    """There is nothing of the kind that was looked for."""
+
+
+class Verdict(NamedTuple):
+    """The result of one comparison.
+
+    Attributes:
+      kind: what was compared: "losses", "tensors" or "checkpoints".
+      is_inside: whether B agrees with A; None where it cannot be told.
+      sentence: the same in words.
+      facts: what was found, as plain data for JSON.
+      notes: sentences about what was left out or looks odd.
+    """
+
+    kind: str
+    is_inside: bool | None
+    sentence: str
+    facts: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 inside, 1 outside, 2 where it cannot be told."""
+        return 2 if self.is_inside is None else int(not self.is_inside)

@@ -1,0 +1,257 @@
+"""Which layers are trained in which update: groups of variables, and the order in which they come."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_bridge.options.errors import message, nearest, shown
+
+KINDS = ("interval", "continuous", "explicit")
+_OWNER = "FreezeSchedule"
+# Variables of these names belong to the layer before them, whose output they normalise or shift.
+_JOINS = re.compile(r"(?<![a-z])bn|bias|batch_norm")
+_LEAST_OF_BLOCK = 3  # variables after which a layer begins a new block
+
+
+class FreezeSchedule:
+    """Says for each update which variables it trains.
+
+    Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains
+    the variables of the i-th part of the model, counted from 0, and of all parts after it. So its backward pass ends
+    where that part begins.
+
+    Args:
+      groups: the number of groups, at least 1; the model is then cut by its layers, in the order of its variables: a
+        block has at least 3 variables and whole layers, to which those belong whose names say "bn" or "bias", and each
+        part has the same number of blocks, the last one also what is left. Or a list with an entry for each part, from
+        the input on: a list of variables, or of regular expressions that are searched for in their names. Variables of
+        no entry are always trained.
+      kind: "interval" draws for each update whether some layers are frozen, and how many: fewer are likelier;
+        "continuous" repeats a row of full updates and then one update of each other group; "explicit" takes
+        `sequence`.
+      full_share: share of the updates that train all variables, above 0 and at most 1.
+      total_steps: updates of the training. Sequences are 1 % longer; after its end a sequence begins again.
+      seed: for what is drawn; the same on all ranks.
+      sequence: with "explicit", the group of each update.
+    Raises:
+      TypeError: an argument is of another type.
+      ValueError: an argument is unknown, or out of its range.
+    """
+
+    def __init__(
+        self,
+        groups: int | Sequence = 10,
+        kind: str = "interval",
+        full_share: float = 0.7,
+        total_steps: int = 65536,
+        seed: int = 0,
+        sequence: Sequence[int] | None = None,
+    ):
+        self._patterns = None if isinstance(groups, int) else _patterns_of(groups)
+        self.group_count = _whole("groups", groups, 1) if self._patterns is None else len(self._patterns)
+        if kind not in KINDS:
+            near = nearest(kind, KINDS) if isinstance(kind, str) else None
+            mend = f"Did you mean {near!r}?" if near else "Use 'interval' to draw the groups."
+            raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), mend))
+        if isinstance(full_share, bool) or not isinstance(full_share, (int, float)):
+            raise TypeError(message(_OWNER, "full_share is not a number", "0 < full_share <= 1", shown(full_share), ""))
+        if not 0 < full_share <= 1:
+            mend = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
+            raise ValueError(
+                message(_OWNER, "full_share is out of range", "0 < full_share <= 1", shown(full_share), mend)
+            )
+        self._kind, self._full_share = kind, float(full_share)
+        self._total_steps, self._seed = _whole("total_steps", total_steps, 1), _whole("seed", seed, 0)
+        self._explicit = _explicit(sequence, kind, self.group_count)
+        self.sequence = self._made()
+
+    def get_config(self) -> dict:
+        """The arguments as plain data; variables are named by regular expressions."""
+        config = {
+            "groups": self.group_count if self._patterns is None else [list(part) for part in self._patterns],
+            "kind": self._kind,
+        }
+        if self._kind == "explicit":
+            return {**config, "sequence": list(self._explicit)}
+        return {
+            **config,
+            "full_share": self._full_share,
+            "total_steps": self._total_steps,
+            "seed": self._seed,
+        }
+
+    @classmethod
+    def of(cls, given: Any) -> FreezeSchedule:
+        """The schedule itself, or the one whose arguments a table holds.
+
+        Raises:
+          TypeError: it is neither.
+          ValueError: an argument is unknown.
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            expected, mend = "a FreezeSchedule", "Write Freeze(FreezeSchedule(groups=10))."
+            raise TypeError(message("Freeze", "schedule is none", expected, shown(given), mend))
+        known = ("groups", "kind", "full_share", "total_steps", "seed", "sequence")
+        for key in given:
+            if key not in known:
+                near = nearest(key, known)
+                mend = f"Did you mean {near!r}?" if near else "Remove it."
+                problem = f"schedule has an unknown key {shown(key)}"
+                raise ValueError(message("Freeze", problem, f"one of {', '.join(known)}", shown(key), mend))
+        return cls(**given)
+
+    def digest(self) -> str:
+        """A short text that differs where a group of any update does."""
+        return hashlib.sha256(self.sequence.astype(np.int64).tobytes()).hexdigest()[:16]
+
+    def full_updates(self) -> int:
+        """How many updates of the sequence train all variables."""
+        return int(np.count_nonzero(self.sequence == 0))
+
+    def last_groups(self, names: Sequence[str]) -> list[int]:
+        """For each variable the number of the last group that trains it.
+
+        Args:
+          names: those of the trained variables, in the order of the layers.
+        Raises:
+          ValueError: a regular expression matches none of them, two parts name the same variable, or there are fewer
+            blocks than groups.
+        """
+        names = [name.partition(":")[0] for name in names]
+        if self._patterns is not None:
+            return self._last_groups_of_patterns(names)
+        blocks = blocks_of(names)
+        count = blocks[-1] + 1 if blocks else 0
+        if count < self.group_count:
+            problem = "the model has too few layers for so many groups"
+            got = f"{count} blocks of layers for {self.group_count} groups"
+            mend = f"Use groups={count}, or lists of variables." if count else "Train some variables."
+            raise ValueError(message("Freeze", problem, "at least one block for each group", got, mend))
+        stride = count // self.group_count
+        return [min(block // stride, self.group_count - 1) for block in blocks]
+
+    def _last_groups_of_patterns(self, names):
+        last = dict.fromkeys(range(len(names)), self.group_count - 1)
+        named: dict[int, int] = {}
+        for part, patterns in enumerate(self._patterns):
+            for pattern in patterns:
+                found = [position for position, name in enumerate(names) if re.search(pattern, name)]
+                if not found:
+                    near = nearest(re.sub(r"[\\^$]", "", pattern), names)
+                    mend = f"Did you mean {near!r}?" if near else "Write a part of a name."
+                    some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+                    problem = f"part {part} of groups names no trained variable"
+                    raise ValueError(message("Freeze", problem, f"one of {some}", repr(pattern), mend))
+                for position in found:
+                    if named.setdefault(position, part) != part:
+                        got = f"{names[position]} in parts {named[position]} and {part}"
+                        problem, mend = "a variable is in two parts of groups", "Write a narrower expression."
+                        raise ValueError(message("Freeze", problem, "each variable in one part", got, mend))
+        return [named.get(position, group) for position, group in last.items()]
+
+    def _made(self):
+        length = int(1.01 * self._total_steps)
+        if self._explicit is not None:
+            made = np.array(self._explicit)
+        elif self.group_count == 1 or self._full_share == 1:
+            made = np.zeros(max(1, length))
+        elif self._kind == "continuous":
+            full = int((self._full_share * (self.group_count - 1)) // (1 - self._full_share) + 0.5)
+            made = np.resize([*[0] * full, *range(1, self.group_count)], length)
+        else:
+            made = self._drawn(length)
+        return made.astype(np.int8 if self.group_count < 128 else np.int32)
+
+    def _drawn(self, length):
+        """Full updates, and others where their share so far is too small."""
+        count = self.group_count
+        random = np.random.Generator(np.random.PCG64(self._seed))
+        weights = np.arange(count - 1, 0, -1, dtype=np.float64)
+        drawn = random.choice(np.arange(1, count), size=length, p=weights / weights.sum())
+        made, frozen = np.zeros(max(1, length), np.int64), 0
+        for update in range(1, length):
+            if frozen < (1 - self._full_share) * update:
+                made[update] = drawn[frozen]
+                frozen += 1
+        return made
+
+
+def blocks_of(names: Sequence[str]) -> list[int]:
+    """The number of each variable's block, from 0: a layer begins a new one once a block has at least 3 variables.
+
+    Args:
+      names: of the variables, in the order of the layers; what stands before the last "/" is the layer.
+    """
+    blocks, held, layer = [], 0, None
+    for name in names:
+        own_layer = name.rpartition("/")[0]
+        joins = _JOINS.search(name.lower()) or (own_layer and own_layer == layer)
+        is_new = not blocks or (held >= _LEAST_OF_BLOCK and not joins)
+        blocks.append((blocks[-1] + 1 if blocks else 0) if is_new else blocks[-1])
+        held, layer = 1 if is_new else held + 1, own_layer
+    return blocks
+
+
+def _whole(name, value, least):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(message(_OWNER, f"{name} is not an integer", f"at least {least}", shown(value), "Pass an int."))
+    if not least <= value < 2**31:
+        raise ValueError(message(_OWNER, f"{name} is out of range", f"at least {least}", shown(value), ""))
+    return value
+
+
+def _patterns_of(groups):
+    """For each part regular expressions."""
+    expected = "a number of groups, or a list of lists of variables or regular expressions"
+    if isinstance(groups, (str, Mapping)) or not hasattr(groups, "__iter__"):
+        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), ""))
+    parts = []
+    for part in groups:
+        if isinstance(part, (str, Mapping)) or not hasattr(part, "__iter__"):
+            mend = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
+            raise TypeError(message(_OWNER, "an entry of groups is no list", expected, shown(part), mend))
+        parts.append(tuple(_pattern_of(entry, expected) for entry in part))
+    if not parts or not all(parts):
+        raise ValueError(message(_OWNER, "groups has an empty list", expected, shown(groups), "Leave it out."))
+    return tuple(parts)
+
+
+def _pattern_of(entry, expected):
+    if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
+        return f"^{re.escape(entry.name.partition(':')[0])}$"
+    if not isinstance(entry, str):
+        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), ""))
+    try:
+        re.compile(entry)
+    except re.error as error:
+        problem = f"groups has a text that is no regular expression ({error})"
+        raise ValueError(message(_OWNER, problem, expected, shown(entry), "")) from None
+    return entry
+
+
+def _explicit(sequence, kind, count):
+    if (sequence is None) == (kind == "explicit"):
+        problem = "sequence and kind='explicit' belong together"
+        got = f"kind={kind!r} and sequence={'None' if sequence is None else '[...]'}"
+        raise ValueError(message(_OWNER, problem, "both or none", got, "Add the other one, or leave it out."))
+    if sequence is None:
+        return None
+    expected = f"a list of groups, each 0 to {count - 1}"
+    if isinstance(sequence, (str, Mapping)) or not hasattr(sequence, "__iter__"):
+        raise TypeError(message(_OWNER, "sequence is no list", expected, shown(sequence), ""))
+    entries = list(sequence)
+    for position, entry in enumerate(entries):
+        if isinstance(entry, (bool, np.bool_)) or not isinstance(entry, (int, np.integer)):
+            raise TypeError(message(_OWNER, f"entry {position} of sequence is no integer", expected, shown(entry), ""))
+        if not 0 <= entry < count:
+            raise ValueError(message(_OWNER, f"entry {position} of sequence is no group", expected, shown(entry), ""))
+    if not entries:
+        raise ValueError(message(_OWNER, "sequence is empty", expected, "[]", "Write [0] to train all layers."))
+    return [int(entry) for entry in entries]

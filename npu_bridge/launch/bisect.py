@@ -1,0 +1,249 @@
+"""`npu-run bisect`: which operators have to stay float32 for a training in low precision to stay as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.repeat import folder_of
+from npu_bridge.launch.trial import run_trial
+from npu_bridge.trials.search import Found, Operator, OutOfRuns, smallest_kept
+from npu_bridge.trials.trial import Trial
+
+__all__ = ["Bisection", "bisect"]
+
+LOW_MODES = (
+    "allow_mix_precision",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision_bf16",
+    "force_fp16",
+    "cube_fp16in_fp32out",
+)
+_STATE, _OPERATORS = "state.json", "operators.json"
+_REFERENCES = 3
+_FULL = {"precision_mode": "must_keep_origin_dtype"}
+
+
+@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.option(
+    "--low", type=click.Choice(LOW_MODES), default=LOW_MODES[0], show_default=True, help="The precision mode to try."
+)
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of each run.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.02,
+    show_default=True,
+    help="Share of the loss by which a run may be off and still pass, where the band of rounding is narrower.",
+)
+@click.option("--max-runs", type=click.IntRange(min=5), default=40, show_default=True, help="Runs to make at most.")
+@click.option("--out", default="bisect", show_default=True, metavar="DIR", help="Folder; the same one goes on.")
+@launcher_options
+def bisect(
+    low: str,
+    steps: int,
+    tolerance: float,
+    max_runs: int,
+    out: str,
+    launcher: list[str],
+    script: str,
+    arguments: tuple[str, ...],
+):
+    """Finds the smallest set of operators that must stay float32 when SCRIPT trains in low precision.
+
+    First come three runs in float32, which differ by a rounding of the initial weights; then runs in low precision in
+    which ever other operators keep float32: by name scope, then by type, then single ones. Prints what does it.
+    """
+    bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
+    try:
+        code = bisection.run()
+    except LaunchError as error:
+        click.echo(f"npu-run bisect: {error}", err=True)
+        code = 2
+    sys.exit(code)
+
+
+class Bisection:
+    """One search, which its folder remembers.
+
+    Args:
+      folder: absolute path for runs, `state.json` and what is found.
+      low: the precision mode.
+      steps: of each run.
+      tolerance: see `npu-run bisect --help`.
+      max_runs: runs to make at most, those of earlier calls included.
+      command: what follows `npu-run`.
+    """
+
+    def __init__(self, folder: str, low: str, steps: int, tolerance: float, max_runs: int, command: Sequence[str]):
+        self.folder, self._low, self._max_runs, self._command = folder, low, max_runs, list(command)
+        self._steps, self._tolerance = steps, tolerance
+        self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
+        self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
+        self._types: dict[str, str] = {}
+        self._band: Any = None
+
+    def run(self) -> int:
+        """Searches, prints and writes what was found; gives 0, or 2 where nothing can be told.
+
+        Raises:
+          LaunchError: the script fails in float32, or does not train where it can be seen.
+        """
+        self._go_on()
+        self._measure()
+        operators = [Operator(**each) for each in json.loads(Path(self.folder, _OPERATORS).read_text("utf-8"))]
+        self._types = {operator.name: operator.type for operator in operators}
+        self._say(f"{len(operators)} operators may be lowered")
+        found = smallest_kept(operators, self._passes)
+        if found is None:
+            self._say(
+                f"even with all {len(operators)} operators in float32 the run is outside: what differs is no operator "
+                f"of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
+            )
+            return 2
+        self._conclude(found, len(operators))
+        return 0
+
+    @property
+    def _shown(self) -> str:
+        return os.path.relpath(self.folder)
+
+    def _go_on(self) -> None:
+        """Reads what an earlier search in this folder has found out, if it asked the same."""
+        os.makedirs(self.folder, exist_ok=True)
+        path = Path(self.folder, _STATE)
+        if not path.exists():
+            return
+        state = json.loads(path.read_text("utf-8"))
+        if state["asked"] != self._asked:
+            changed = ", ".join(name for name, value in self._asked.items() if state["asked"].get(name) != value)
+            raise LaunchError(
+                f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
+                f"folder with --out."
+            )
+        self._runs = state["runs"]
+        self._say(f"goes on after {len(self._runs)} runs in low precision")
+
+    def _measure(self) -> None:
+        """Trains in float32, as often as it takes to know the band."""
+        for number in range(_REFERENCES):
+            folder = folder_of(self.folder, number)
+            done = Path(folder, "done")
+            if done.exists():
+                continue
+            operators = os.path.join(self.folder, _OPERATORS) if number == 0 else ""
+            trial = Trial(folder=folder, seed=0, rounding=number, steps=self._steps, operators=operators)
+            code = self._train(trial, _FULL)
+            if code:
+                raise LaunchError(
+                    f"the script ended with exit code {code} in float32. What it printed is in "
+                    f"{os.path.relpath(folder)}/output.log."
+                )
+            if operators and not os.path.exists(operators):
+                raise LaunchError(
+                    "no session run trained. Expected a script that trains through sessions or an Estimator; got none. "
+                    "Of model.fit and eager code single operators are not known beforehand."
+                )
+            done.touch()
+        from npu_bridge.trials.oracle import Band
+
+        self._band = Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
+        self._say(f"float32: {self._band}")
+
+    def _passes(self, kept: frozenset[str]) -> bool:
+        names = sorted(kept)
+        for run in self._runs:
+            if run["kept"] == names:
+                return run["passes"]
+        return self._try(names, {"customize_dtypes": self._write_names(names, f"{self._next()}.txt")})
+
+    def _try(self, kept: list[str], options: dict[str, Any], what: str = "") -> bool:
+        """Trains once in low precision, and remembers whether it passed."""
+        if len(self._runs) + _REFERENCES >= self._max_runs:
+            raise OutOfRuns
+        folder = os.path.join(self.folder, self._next())
+        trial = Trial(folder=folder, seed=0, steps=self._steps)
+        code = self._train(trial, {"precision_mode": self._low, "precision_mode_v2": None, **options})
+        passes, why = (False, f"exit code {code}") if code else self._band.judge(folder)
+        what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
+        self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
+        self._runs.append({"kept": kept, "passes": passes, "why": why})
+        temporary = Path(self.folder, f"{_STATE}.tmp")
+        temporary.write_text(json.dumps({"asked": self._asked, "runs": self._runs}, indent=1), "utf-8")
+        os.replace(temporary, os.path.join(self.folder, _STATE))
+        return passes
+
+    def _train(self, trial: Trial, options: dict[str, Any]) -> int:
+        shutil.rmtree(trial.folder, ignore_errors=True)  # of a search that was interrupted there
+        os.makedirs(trial.folder)
+        imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
+        return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
+
+    def _next(self) -> str:
+        return f"run-{len(self._runs):03d}"
+
+    def _write_names(self, names: Sequence[str], file: str) -> str:
+        """Writes a file for `customize_dtypes` that keeps operators."""
+        path = Path(self.folder, file)
+        path.write_text("".join(f"{name}::InputDtype:float32,OutputDtype:float32\n" for name in names), "utf-8")
+        return str(path)
+
+    def _conclude(self, found: Found, count: int) -> None:
+        """Prints what keeps these operators, and tries whether the list of their types does it as well."""
+        if not found.kept:
+            self._say(f"none of {count} operators must stay float32: {self._low} passes as it is")
+            return
+        runs = len(self._runs) + _REFERENCES
+        what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs were all there may be"
+        self._say(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        names = self._write_names([operator.name for operator in found.kept], "kept.txt")
+        types = sorted({operator.type for operator in found.kept})
+        mixlist = os.path.join(self.folder, "mixlist.json")
+        Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
+        lines = [f"\noperators, exactly: customize_dtypes={os.path.relpath(names)!r}"]
+        lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
+        lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
+        lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
+        lines += [f"\nall operators of their types: modify_mixlist={os.path.relpath(mixlist)!r} ({', '.join(types)})"]
+        click.echo("\n".join(lines))
+        if not self._low.startswith("allow_mix"):
+            click.echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
+            return
+        known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
+        try:
+            passes = known[0]["passes"] if known else self._try_types(types, mixlist)
+        except OutOfRuns:
+            click.echo("  not tried: no runs are left")
+            return
+        click.echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
+
+    def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
+        label = f"mix list of {', '.join(types)}"
+        return self._try([label], {"modify_mixlist": mixlist}, label)
+
+    def _say(self, text: str) -> None:
+        click.echo(f"npu-run bisect: {text}", err=True)
+
+
+def _scopes(kept: Sequence[Operator]) -> str:
+    """Code that keeps operators, a block for each line of the script that makes some of them."""
+    lines: dict[str, list[str]] = {}
+    for operator in kept:
+        lines.setdefault(operator.where, []).append(operator.name)
+    blocks = []
+    for where, names in lines.items():
+        place, _, code = where.partition(": ")
+        if where:
+            blocks.append(f"  with keep_dtype_scope():  # {place}, makes {', '.join(names[:3])}\n      {code}")
+        else:
+            blocks.append(f"  (of the backward pass, by name only: {', '.join(names[:3])})")
+    return "\n".join(blocks)

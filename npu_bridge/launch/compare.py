@@ -1,0 +1,72 @@
+"""`npu-run compare`: whether two trainings agree, and where they begin to differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+
+__all__ = ["compare"]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("a")
+@click.argument("b", required=False)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["losses", "tensors", "checkpoints"]),
+    help="Compare this alone; may be given several times. Default: all that both folders have.",
+)
+@click.option("--tag", metavar="TAG", help="Name of the loss in event files. Default: one of the usual names.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="Largest relative error of tensors. Default: by dtype, 1e-4 for float32.",
+)
+@click.option("--names", metavar="FILE", help="CSV with operators of A and what they are called in B, a pair a line.")
+@click.option("-o", "--output", "page", default="compare.html", show_default=True, metavar="FILE", help="The page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--write-names",
+    metavar="DIR",
+    help="Compare nothing: write the dump in A to DIR as op_name.output_index.timestamp.npy.",
+)
+def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
+    """Compares B with A: folders of trainings, of repeats that npu-run --repeat made, or of dumped tensors.
+
+    The exit code is 0 where B agrees with A, 1 where it does not, and 2 where it cannot be told. docs/compare.md says
+    what is compared and how.
+    """
+    from npu_bridge.compare.dumps import read_dumps, read_pairs, write_named
+    from npu_bridge.compare.folders import compare_folders
+    from npu_bridge.compare.page import render_comparison
+    from npu_bridge.compare.verdict import CannotTell
+    from npu_bridge.reporting.page.document import write_file
+
+    try:
+        if write_names is not None:
+            dump = max(read_dumps(a), key=lambda one: len(one.files))
+            count = write_named(dump, write_names)
+            click.echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
+            return
+        if b is None:
+            raise click.UsageError("Missing argument 'B'.")
+        found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
+        write_file(page, render_comparison(found))
+    except (CannotTell, OSError) as error:
+        click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
+    else:
+        words = {True: "inside", False: "outside", None: "cannot be told"}
+        for verdict in found.verdicts:
+            click.echo(f"{verdict.kind}: {words[verdict.is_inside]}. {verdict.sentence}")
+        for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
+            click.echo(f"note: {note}")
+        click.echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
+    sys.exit(found.exit_code)

@@ -1,0 +1,117 @@
+"""`npu-run record` and `npu-run replay`: a fixed start of a training, to take to another machine."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.trial import run_trial
+from npu_bridge.trials.trial import Trial
+
+__all__ = ["record", "replay"]
+
+SNIPPET = "replay_tf1.py"
+_ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
+
+
+@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.option("--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
+@launcher_options
+def record(out: str, steps: int, launcher: list[str], script: str, arguments: tuple[str, ...]):
+    """Records how SCRIPT starts to train: initial weights, and what its first steps read and draw at random.
+
+    Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
+    last of these steps.
+    """
+    sys.exit(_tell_errors(lambda: _record(os.path.abspath(out), steps, [*launcher, script], arguments)))
+
+
+@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.option("--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
+@click.argument("recorded")
+@launcher_options
+def replay(out: str | None, recorded: str, launcher: list[str], script: str, arguments: tuple[str, ...]):
+    """Trains SCRIPT from what `npu-run record` has written to RECORDED, and says whether it comes to the same bits.
+
+    The exit code is 1 when a loss or a weight differs.
+    """
+    recorded = os.path.abspath(recorded)
+    out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
+    sys.exit(_tell_errors(lambda: _replay(recorded, out, [*launcher, script, *arguments])))
+
+
+def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> int:
+    if os.path.exists(os.path.join(out, "rank_0")):
+        for old in (*glob.glob(os.path.join(glob.escape(out), "rank_*")), os.path.join(out, "run")):
+            shutil.rmtree(old, ignore_errors=True)
+    trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
+    code = run_trial(trial, [*command, *arguments], _ONE_STEP)
+    found = [_facts(path) for path in sorted(glob.glob(os.path.join(glob.escape(out), "rank_*", "record.json")))]
+    if code or not found:
+        raise LaunchError(
+            f"record: {f'the script ended with exit code {code}' if code else 'no session run trained'}. Expected a "
+            f"script that trains through sessions or an Estimator, not model.fit or eager code; nothing was recorded."
+        )
+    snippet = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trials", SNIPPET)
+    shutil.copyfile(snippet, os.path.join(out, SNIPPET))
+    shown, facts = os.path.relpath(out), found[0]
+    kinds = list(facts["kinds"].values())
+    counts = ", ".join(
+        f"{kinds.count(kind)} {what}"
+        for kind, what in (("batch", "tensors of batches"), ("fed", "fed tensors"), ("random", "random tensors"))
+    )
+    click.echo(f"record: {facts['steps']} steps on {len(found)} rank(s): initial weights, {counts}; in {shown}")
+    for name, why in facts["not_recorded"].items():
+        click.echo(f"record: not recorded: {name}, as {why}")
+    click.echo(
+        f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a "
+        f"machine without this package, copy "
+        f"{shown} there and pass its hook:\n\n"
+        f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
+        f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
+    )
+    return 0
+
+
+def _replay(recorded: str, out: str, command: list[str]) -> int:
+    if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
+        raise LaunchError(f"replay: {recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
+    if os.path.exists(os.path.join(out, "replay_rank_0.json")):
+        shutil.rmtree(out)
+    code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
+    paths = sorted(glob.glob(os.path.join(glob.escape(out), "replay_rank_*.json")))
+    if code or not paths:
+        why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
+        raise LaunchError(f"replay: {why}; nothing was compared.")
+    verdicts = [_facts(path) for path in paths]
+    steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
+    differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
+    if not differences:
+        click.echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
+        return 0
+    for rank, text in differences[:10]:
+        click.echo(f"replay: rank {rank}: {text}")
+    click.echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
+    return 1
+
+
+def _facts(path: str) -> dict:
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _tell_errors(run) -> int:
+    try:
+        return run()
+    except LaunchError as error:
+        click.echo(f"npu-run {error}", err=True)
+        return 2

@@ -1,0 +1,63 @@
+"""How the launcher tells ranks that their script is run as a trial, and with which options in place of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npu_bridge.options.environment import IMPOSED_OPTIONS
+from npu_bridge.trials.trial import Trial
+
+__all__ = ["FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
+
+OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that write somewhere themselves
+FOLDER_MARK = "{out}"  # stands for it among a script's arguments
+_TRIAL = "NPU_RUN_TRIAL"
+
+
+def variables_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The environment variables that tell the ranks of `npu-run`.
+
+    Args:
+      trial: the run.
+      imposed: option values by name, in place of what the script says.
+    """
+    told = {_TRIAL: trial.as_text(), OUT: trial.folder}
+    return {**told, IMPOSED_OPTIONS: json.dumps(imposed)} if imposed else told
+
+
+def arguments_in(arguments: Sequence[str], folder: str) -> list[str]:
+    """A script's arguments with a folder in place of every `{out}`."""
+    return [argument.replace(FOLDER_MARK, folder) for argument in arguments]
+
+
+def run_trial(
+    trial: Trial, command: Sequence[str], imposed: Mapping[str, Any] | None = None, log: str | None = None
+) -> int:
+    """Runs a script as a trial through an `npu-run` of its own, to its end.
+
+    Args:
+      trial: the run; its folder is made.
+      command: what follows `npu-run`: options, script, arguments.
+      imposed: as of `variables_of`.
+      log: path of a file for all it prints; None for this process's own output.
+    Returns:
+      Its exit code.
+    """
+    os.makedirs(trial.folder, exist_ok=True)
+    environment = {**os.environ, **variables_of(trial, imposed)}
+    whole = [sys.executable, "-m", "npu_bridge.run", *arguments_in(command, trial.folder)]
+    if log is None:
+        return subprocess.run(whole, env=environment, check=False).returncode
+    with open(log, "wb") as file:
+        return subprocess.run(whole, env=environment, stdout=file, stderr=file, check=False).returncode
+
+
+def take_trial() -> Trial | None:
+    """In a rank: what it is to be, None for an ordinary run. Processes that the rank starts are not told."""
+    text = os.environ.pop(_TRIAL, None)
+    return None if text is None else Trial.of_text(text)

@@ -1,0 +1,82 @@
+"""The last layer of a classifier by angles: inputs and the weights of each class are compared by their cosine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.options.errors import message, shown
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class CosineHead(tf.keras.layers.Layer):
+    """A dense layer whose outputs are cosines, times one number that is trained.
+
+    With x a row of the input, w_j the weights of output j and s the multiplier:
+
+        y_j = s * (x / |x|) . (w_j / |w_j|)
+
+    Args:
+      units: number of outputs, at least 1.
+      activation: as of `tf.keras.layers.Dense`; none by default.
+      kernel_initializer, kernel_regularizer, kernel_constraint: as of `tf.keras.layers.Dense`, of the kernel, which is
+        called `cosine_kernel` and has the shape (inputs, units).
+      multiplier: what s starts as.
+      **keywords: those of every Keras layer.
+    Raises:
+      ValueError: `units` is not a number of at least 1.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        kernel_initializer: Any = "glorot_uniform",
+        kernel_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        multiplier: float = 1.0,
+        **keywords: Any,
+    ):
+        super().__init__(**keywords)
+        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
+            mend = "Give the number of classes."
+            raise ValueError(message("CosineHead", "units is no number of outputs", "at least 1", shown(units), mend))
+        self.units = units
+        self.activation = tf.keras.activations.get(activation)
+        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+        self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = tf.keras.constraints.get(kernel_constraint)
+        self.start = float(multiplier)
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(
+            name="cosine_kernel",
+            shape=(input_shape[-1], self.units),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.multiplier = self.add_weight(
+            name="multiplier", shape=(), initializer=tf.keras.initializers.Constant(self.start)
+        )
+        super().build(input_shape)
+
+    def call(self, inputs):
+        """The outputs, of the inputs' shape but for the last axis."""
+        cosines = tf.tensordot(tf.nn.l2_normalize(inputs, -1), tf.nn.l2_normalize(self.kernel, 0), [[-1], [0]])
+        return self.activation(self.multiplier * cosines)
+
+    def compute_output_shape(self, input_shape):
+        return tf.TensorShape([*tf.TensorShape(input_shape)[:-1], self.units])
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "activation": tf.keras.activations.serialize(self.activation),
+            "kernel_initializer": tf.keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": tf.keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": tf.keras.constraints.serialize(self.kernel_constraint),
+            "multiplier": self.start,
+        }

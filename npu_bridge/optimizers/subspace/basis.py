@@ -1,0 +1,212 @@
+"""The directions of a subspace: principal components of the weights in a list of checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.tf_internals.training import keys_in_object_checkpoint
+
+_EXTRA_DIRECTIONS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """Orthonormal directions in the space of all trained values.
+
+    Attributes:
+      rows: (k, n) float32 array, memory-mapped if it was loaded; a direction in each row.
+      columns: for each variable its name and its number of values, in the order of the columns; empty when the columns
+        follow the order in which variables are trained.
+    """
+
+    rows: np.ndarray
+    columns: tuple[tuple[str, int], ...] = ()
+
+    def save(self, path: str | os.PathLike) -> str:
+        """Writes `path`, a `.npy` file of the rows, and beside it what its columns are; returns the path."""
+        path = pathlib.Path(path).with_suffix(".npy")
+        _write_whole(path.with_suffix(".json"), json.dumps({"columns": self.columns}).encode())
+        with open(path.with_suffix(".part"), "wb") as file:
+            np.save(file, np.asarray(self.rows, np.float32))
+        path.with_suffix(".part").rename(path)  # complete as soon as it is there
+        return str(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Basis:
+        """What `save` wrote, or any `.npy` file of a matrix, without reading more than is used.
+
+        Raises:
+          ValueError: it is no matrix with at most as many rows as columns.
+          OSError: it cannot be read.
+        """
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        if rows.ndim != 2 or rows.shape[0] > rows.shape[1]:
+            expected = "a matrix with a row for each direction"
+            mend = "Write it with Basis.save."
+            raise ValueError(message("Basis", f"{path} holds no basis", expected, f"the shape {rows.shape}", mend))
+        described = pathlib.Path(path).with_suffix(".json")
+        columns = json.loads(described.read_text())["columns"] if described.exists() else ()
+        return cls(rows, tuple((name, size) for name, size in columns))
+
+    def part(self, variables: Sequence[Any], number: int, count: int) -> np.ndarray:
+        """One of `count` parts of the rows, their columns in the order of some variables.
+
+        Args:
+          variables: the trained variables.
+          number, count: parts differ by one row at most, and follow each other; some may be empty.
+        Raises:
+          ValueError: the basis has other variables, or others sizes of them.
+        """
+        sizes = {_name_of(variable): variable.shape.num_elements() for variable in variables}
+        first, last = split(len(self.rows), number, count)
+        rows = self.rows[first:last]
+        if not self.columns:
+            if sum(sizes.values()) != self.rows.shape[1]:
+                problem = "the basis was made for another number of values"
+                got = f"{sum(sizes.values())} in {len(sizes)} variables"
+                mend = "Compute the basis from checkpoints of this model."
+                raise ValueError(message("SubspaceNewton", problem, f"{self.rows.shape[1]} values", got, mend))
+            return np.asarray(rows, np.float32)
+        known: dict[str, slice] = {}
+        place = 0
+        for name, size in self.columns:
+            known[name] = slice(place, place + size)
+            place += size
+        for name, size in [*sizes.items(), *((name, size) for name, size in self.columns if name not in sizes)]:
+            if name not in known or name not in sizes or known[name].stop - known[name].start != size:
+                near = nearest(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
+                problem = f"the basis and the trained variables differ in {name}"
+                expected = ", ".join(f"{name} of {size} values" for name, size in self.columns)
+                mend = f"It may be called {near!r} now." if near else "Compute the basis for these variables."
+                got = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+                raise ValueError(message("SubspaceNewton", problem, expected, got, mend))
+        return np.concatenate([np.asarray(rows[:, known[name]], np.float32) for name in sizes], axis=1)
+
+
+def compute_pca_basis(
+    checkpoints: str | os.PathLike | Sequence[str],
+    k: int = 32,
+    variables: Sequence[Any] | None = None,
+    seed: int = 0,
+    is_exact: bool = False,
+) -> Basis:
+    """The k directions along which the weights of some checkpoints differ most.
+
+    Each checkpoint is a point. From the points their mean is subtracted, and the first k right singular vectors of the
+    matrix of what remains are the directions, each with the sign that makes its largest entry positive.
+
+    Args:
+      checkpoints: their paths as `tf.train.load_checkpoint` takes them, or a folder, of which all are taken. At least
+        k, of either format.
+      k: number of directions, at least 1 and at most the number of values.
+      variables: what is trained: variables or their names; by default the trainable ones of the TF 1 graph that is
+        being built.
+      seed: of the random directions in which a randomised decomposition with one power iteration begins.
+      is_exact: decompose without them; slower.
+    Returns:
+      The basis, its columns named.
+    Raises:
+      ValueError: there are fewer than k checkpoints, k does not fit, or a variable is missing in one of them or has
+        another shape there.
+    """
+    found = _in_folder(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise _error("k is no number of directions", "at least 1", shown(k), "Leave it out for 32.")
+    if len(found) < k:
+        got, mend = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
+        raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, mend)
+    if variables is None:
+        variables = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
+    names = [variable if isinstance(variable, str) else _name_of(variable) for variable in variables]
+    if not names:
+        mend = "Pass variables=model.trainable_variables, or their names."
+        raise _error("it is not known which variables are trained", "their names", "none", mend)
+    points = [_read(path, names) for path in found]
+    sizes = [array.size for array in points[0]]
+    for path, point in zip(found, points):
+        for name, array, first in zip(names, point, points[0]):
+            if array.shape != first.shape:
+                got, mend = f"{array.shape} in {path}", "Take checkpoints of one model."
+                raise _error(f"{name} has another shape in another checkpoint", f"{first.shape}", got, mend)
+    matrix = np.stack([np.concatenate([array.ravel().astype(np.float32) for array in point]) for point in points])
+    if k > matrix.shape[1]:
+        raise _error("there are more directions than values", f"at most {matrix.shape[1]}", str(k), "Take a smaller k.")
+    return Basis(principal_directions(matrix, k, seed, is_exact), tuple(zip(names, sizes)))
+
+
+def principal_directions(matrix: np.ndarray, k: int, seed: int = 0, is_exact: bool = False) -> np.ndarray:
+    """The first k right singular vectors of a matrix whose columns are centred, as rows; their signs are fixed."""
+    centred = matrix - matrix.mean(axis=0, keepdims=True)
+    if is_exact:
+        directions = np.linalg.svd(centred, full_matrices=False)[2]
+        within = directions.T if len(directions) >= k else np.linalg.qr(_filled_up(directions.T, k, seed))[0]
+        directions = within.T[:k]
+    else:
+        # The matrix has few rows and very many columns, so random combinations of rows are taken.
+        width = min(k + _EXTRA_DIRECTIONS, matrix.shape[1])
+        mixed = np.random.default_rng(seed).standard_normal((width, len(matrix))).astype(matrix.dtype) @ centred
+        reached = np.linalg.qr(mixed.T)[0]
+        reached = np.linalg.qr(centred.T @ np.linalg.qr(centred @ reached)[0])[0]
+        if reached.shape[1] < width:
+            reached = np.linalg.qr(_filled_up(reached, width, seed))[0]
+        directions = (reached @ np.linalg.svd(centred @ reached, full_matrices=True)[2].T).T[:k]
+    largest = directions[np.arange(k), np.abs(directions).argmax(axis=1)]
+    return (directions * np.where(largest < 0, -1.0, 1.0)[:, np.newaxis]).astype(np.float32)
+
+
+def split(total: int, number: int, count: int) -> tuple[int, int]:
+    """First and last + 1 of the rows in one of `count` parts, of which the first ones may have one row more."""
+    size, larger = divmod(total, count)
+    first = number * size + min(number, larger)
+    return first, first + size + (number < larger)
+
+
+def _filled_up(columns, width, seed):
+    missing = width - columns.shape[1]
+    return np.concatenate([columns, np.random.default_rng(seed).standard_normal((len(columns), missing))], axis=1)
+
+
+def _in_folder(folder):
+    """The checkpoints of a folder, in the order of the numbers in their names."""
+    found = [path.with_suffix("") for path in pathlib.Path(folder).glob("*.index")]
+
+    def place(path):
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+    return [str(path) for path in sorted(found, key=place)]
+
+
+def _read(path, names):
+    reader = tf.train.load_checkpoint(path)
+    known = {name: name for name in reader.get_variable_to_shape_map()}
+    known.update(keys_in_object_checkpoint(reader))
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            mend = f"Did you mean {near!r}?" if near else "Pass the names that it has."
+            raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), mend)
+    return [reader.get_tensor(known[name]) for name in names]
+
+
+def _name_of(variable):
+    return variable.name.partition(":")[0]
+
+
+def _write_whole(path, content):
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.rename(path)
+
+
+def _error(problem, expected, got, mend):
+    return ValueError(message("compute_pca_basis", problem, expected, got, mend))

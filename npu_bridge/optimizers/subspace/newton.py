@@ -1,0 +1,336 @@
+"""`SubspaceNewton`: quasi-Newton steps with a line search along the directions of a basis, momentum along others."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.optimizers.per_variable import as_dense
+from npu_bridge.optimizers.subspace.basis import Basis, split
+from npu_bridge.options.errors import message, shown
+from npu_bridge.rewrite.copies import copier_of
+from npu_bridge.rewrite.loop import classic_control_flow
+
+tf1 = tf.compat.v1
+_COMPLEMENT = "complement"
+# Where a step and the change of the gradient are less alike than that, the curvature is not learnt from them.
+_LEAST_CURVATURE = 1e-20
+
+
+class SubspaceNewton(tf.compat.v1.train.Optimizer):
+    """Steps by BFGS along the directions of a basis, and by momentum along all others.
+
+    With P the basis, g the gradient, f the loss on this batch and w the weights:
+
+        c = P g;  B learns from the change of c since the last step (BFGS on the inverse Hessian)
+        d = -B c;  r = the first of 1, rho, rho^2... with f(w + r P'd) < f(w) + sigma r c.d, else 0
+        m = gamma m + (g - P'P g);  w = w + r P'd - alpha m
+
+    Where no rate is accepted, B and c are as they were before the step. Every trial evaluates the loss once more, on
+    the same batch: with one that is a function, when called, it is called again; of a loss in a TF 1 graph what depends
+    on the variables is copied. The loss must have one value for one batch; dropout in a function has not.
+
+    On several ranks put it into `NPUDistributedOptimizer` or `NPUOptimizer`, which average the gradients. Each rank
+    holds a part of the rows of the basis; losses are averaged, so that all ranks accept the same rate. Under loss
+    scaling, losses and gradients are those in true units.
+
+    Args:
+      basis: a `Basis`, as `compute_pca_basis` gives it, of the variables that are trained.
+      rho: by how much each further trial is shorter, in (0, 1).
+      gamma: momentum, in [0, 1).
+      alpha: learning rate of the rest of the space, at least 0.
+      sigma: the share of the expected fall that is accepted, in (0, 1).
+      trials: how many rates are tried at most. With 2 a step costs one or two evaluations.
+      name: name of the optimizer, and prefix of its transfers' names.
+    Raises:
+      TypeError: `basis` is none, or a number is no number.
+      ValueError: a number is out of range. When gradients are applied: the variables are not those of the basis.
+    Graph: a slot `complement` for each variable, and for k directions a (k, k) matrix and two vectors. This rank's rows
+      of the basis are a local variable, which checkpoints do not hold.
+    Ranks: applying gradients is collective.
+    """
+
+    def __init__(
+        self,
+        basis: Basis,
+        rho: float = 0.55,
+        gamma: float = 0.9,
+        alpha: float = 0.001,
+        sigma: float = 0.4,
+        trials: int = 2,
+        name: str = "SubspaceNewton",
+    ):
+        super().__init__(use_locking=False, name=name)
+        if not isinstance(basis, Basis):
+            mend = "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
+            raise TypeError(message("SubspaceNewton", "basis is no basis", "a Basis", shown(basis), mend))
+        for argument, value, is_right, expected in (
+            ("rho", rho, lambda x: 0 < x < 1, "above 0 and below 1"),
+            ("gamma", gamma, lambda x: 0 <= x < 1, "from 0 to below 1"),
+            ("alpha", alpha, lambda x: x >= 0, "of at least 0"),
+            ("sigma", sigma, lambda x: 0 < x < 1, "above 0 and below 1"),
+            ("trials", trials, lambda x: x >= 1 and isinstance(x, int), "whole, of at least 1"),
+        ):
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not is_right(value):
+                kind = ValueError if is_number else TypeError
+                mend = "Leave it out for the usual value."
+                raise kind(
+                    message("SubspaceNewton", f"{argument} is wrong", f"a number {expected}", shown(value), mend)
+                )
+        self._basis = basis
+        self._kept: Callable[[], Sequence[Any]] = tuple
+        self._rho, self._gamma, self._alpha, self._sigma, self._trials = rho, gamma, alpha, sigma, trials
+        self._rows: dict[Any, Any] = {}
+        self._loss: Any = None
+        self._value: Any = None
+
+    # Whoever shares the work of an update between ranks leaves optimizers alone that need all gradients at once.
+    global_clipnorm = True
+
+    def compute_gradients(self, loss, *arguments, **keywords):
+        """As `tf.compat.v1.train.Optimizer.compute_gradients`; the loss is kept for the search along a line."""
+        if not callable(loss):
+            grads_and_vars = super().compute_gradients(loss, *arguments, **keywords)
+            self.evaluates(loss, loss)
+            return grads_and_vars
+        values = []
+
+        def noted():
+            values.append(loss())
+            return values[-1]
+
+        grads_and_vars = super().compute_gradients(noted, *arguments, **keywords)
+        self.evaluates(loss, values[0])
+        return grads_and_vars
+
+    def evaluates(self, loss: Any, value: tf.Tensor) -> None:
+        """Says what is minimized, in true units; an optimizer around this one, which scales the loss, calls it.
+
+        Args:
+          loss: the loss, a tensor of a TF 1 graph or a function that gives it.
+          value: what it was for this batch.
+        """
+        self._loss, self._value = loss, value
+
+    def keep(self, variables: Callable[[], Sequence[Any]]) -> None:
+        """Says what evaluating a loss that is a function changes, such as moving statistics.
+
+        Args:
+          variables: gives the variables, which get their values back after each trial.
+        """
+        self._kept = variables
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        """Makes a step; the gradients are those of the loss that was given to `compute_gradients` last.
+
+        Args:
+          grads_and_vars: pairs for all variables of the basis; of one whose gradient is None only the line search moves
+            the values.
+          global_step: variable to increase by 1 then.
+          name: name of the op.
+        Returns:
+          The op that does it; None when executed eagerly.
+        Raises:
+          ValueError: there is no gradient, the variables are not those of the basis, or the loss cannot be evaluated
+            again.
+        """
+        pairs = list(grads_and_vars)
+        if self._loss is None or all(grad is None for grad, _ in pairs):
+            problem, expected = "there is nothing to minimize", "gradients from compute_gradients"
+            got = "no gradient" if self._loss is not None else "gradients from elsewhere"
+            raise ValueError(message("SubspaceNewton", problem, expected, got, "Call compute_gradients or minimize."))
+        variables = [variable for _, variable in pairs]
+        with tf.init_scope():
+            self._create_slots(variables)
+        is_graph = not tf.executing_eagerly() and not tf1.get_default_graph().building_function
+        with tf.name_scope(name or self.get_name()), classic_control_flow() if is_graph else contextlib.nullcontext():
+            gradient = tf.concat(
+                [
+                    tf.zeros([variable.shape.num_elements()]) if grad is None else tf.reshape(_float32(grad), [-1])
+                    for grad, variable in pairs
+                ],
+                axis=0,
+            )
+            done = self._step(gradient, variables, is_graph)
+            if global_step is not None:
+                with tf.control_dependencies(done):
+                    done = [*done, tf1.assign_add(global_step, 1)]
+            return None if tf.executing_eagerly() else tf.group(*done)
+
+    def _step(self, gradient, variables, is_graph):
+        state = self._state()
+        learnt, before, last, is_started = [tf.identity(state[key].read_value()) for key in state if key != "rate"]
+        coordinates, rows, (first, end) = self._coordinates(gradient, variables)
+        curvature = tf.tensordot(coordinates - before, last, 1)
+        hessian = tf.cond(
+            tf.logical_and(is_started, curvature > _LEAST_CURVATURE),
+            lambda: next_inverse_hessian(learnt, coordinates - before, last),
+            lambda: learnt,
+        )
+        way = -tf.linalg.matvec(hessian, coordinates)
+        halves = tf.matmul(tf.stack([way[first:end], coordinates[first:end]]), rows)
+        direction, inside = tf.unstack(self._summed(halves, "direction"))
+        with tf.control_dependencies([direction]):
+            start = [_copied(variable) for variable in variables]
+        rate = self._rate(direction, tf.tensordot(coordinates, way, 1), variables, start, is_graph)
+        complement = [self.get_slot(variable, _COMPLEMENT) for variable in variables]
+        with tf.control_dependencies([rate]):
+            rest = _shaped_like(gradient - inside, variables)
+            momentum = [self._gamma * slot.read_value() + part for slot, part in zip(complement, rest)]
+            moved = [
+                tf.cast(tf.cast(value, tf.float32) + rate * part - self._alpha * kept, variable.dtype.base_dtype)
+                for value, part, kept, variable in zip(start, _shaped_like(direction, variables), momentum, variables)
+            ]
+            is_accepted = rate > 0
+            kept_or_new = {
+                "inverse_hessian": tf.where(is_accepted, hessian, learnt),
+                "coordinates": tf.where(is_accepted, coordinates, before),
+                "last_step": tf.where(is_accepted, rate * way, last),
+                "is_started": tf.logical_or(is_accepted, is_started),
+                "rate": rate,
+            }
+            assigned = [variable.assign(value) for variable, value in zip(variables, moved)]
+            assigned += [slot.assign(value) for slot, value in zip(complement, momentum)]
+            return assigned + [state[key].assign(value) for key, value in kept_or_new.items()]
+
+    def _coordinates(self, gradient, variables):
+        """P g of all ranks, this rank's rows of P, and which of all rows these are."""
+        ranks = collective.current()
+        first, end = split(len(self._basis.rows), ranks.rank, ranks.size)
+        rows = self._rows_here(variables)
+        own = tf.linalg.matvec(rows, gradient)
+        whole = own if ranks.size == 1 else ranks.all_gather(own, f"{self._name}_coordinates")
+        return tf.ensure_shape(whole, [len(self._basis.rows)]), rows, (first, end)
+
+    def _summed(self, tensor, what):
+        ranks = collective.current()
+        return tensor if ranks.size == 1 else ranks.all_reduce([tensor], f"{self._name}_{what}", average=False)[0]
+
+    def _averaged(self, loss, what):
+        ranks = collective.current()
+        loss = tf.cast(tf.reduce_mean(loss), tf.float32)
+        return loss if ranks.size == 1 else ranks.all_reduce([loss], f"{self._name}_{what}")[0]
+
+    def _rate(self, direction, slope, variables, start, is_graph):
+        """The rate that is accepted, 0.0 for none; the variables are left at the last trial."""
+        loss_before = self._averaged(self._value, "loss")
+        evaluate = copier_of(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
+        steps = _shaped_like(direction, variables)
+        kept = list(self._kept())
+
+        def attempt(number, accepted):
+            rate = tf.pow(self._rho, tf.cast(number, tf.float32))
+            saved = [_copied(variable) for variable in kept]
+            with tf.control_dependencies([rate, *saved]):
+                moved = [
+                    variable.assign(tf.cast(tf.cast(value, tf.float32) + rate * step, variable.dtype.base_dtype))
+                    for variable, value, step in zip(variables, start, steps)
+                ]
+            with tf.control_dependencies(_ops(moved)):
+                loss = tf.identity(evaluate())
+            with tf.control_dependencies([loss]):
+                given_back = [variable.assign(value) for variable, value in zip(kept, saved)]
+            with tf.control_dependencies(_ops(given_back)):
+                loss = self._averaged(loss, "trial")
+            is_accepted = loss < loss_before + self._sigma * rate * slope
+            return number + 1, tf.where(is_accepted, rate, tf.zeros_like(rate))
+
+        return tf.while_loop(
+            lambda number, accepted: tf.logical_and(tf.equal(accepted, 0.0), number < self._trials),
+            attempt,
+            [tf.constant(0), tf.constant(0.0)],
+            parallel_iterations=1,
+        )[1]
+
+    def _create_slots(self, var_list):
+        k = len(self._basis.rows)
+        for variable in var_list:
+            zeros = tf.zeros_initializer()
+            where = f"{self._name}/{_COMPLEMENT}"
+            self._get_or_make_slot_with_initializer(variable, zeros, variable.shape, tf.float32, _COMPLEMENT, where)
+        first = min(var_list, key=lambda variable: variable.name)
+        for key, value in (
+            ("inverse_hessian", tf.eye(k)),
+            ("coordinates", tf.zeros([k])),
+            ("last_step", tf.zeros([k])),
+            ("is_started", tf.constant(False)),
+            ("rate", tf.constant(0.0)),
+        ):
+            self._create_non_slot_variable(value, f"{self._name}/{key}", first)
+
+    def _rows_here(self, variables):
+        """This rank's rows of the basis, its columns in the order of the variables."""
+        with tf.init_scope():
+            place = None if tf.executing_eagerly() else tf1.get_default_graph()
+            if place not in self._rows:
+                ranks = collective.current()
+                rows = self._basis.part(variables, ranks.rank, ranks.size)
+                self._rows[place] = _local_variable(rows, f"{self._name}/basis")
+        return self._rows[place]()
+
+    def _state(self):
+        """What is kept between steps, the accepted rate of the last one last."""
+        with tf.init_scope():
+            graph = None if tf.executing_eagerly() else tf1.get_default_graph()
+        keys = ("inverse_hessian", "coordinates", "last_step", "is_started", "rate")
+        return {key: self._get_non_slot_variable(f"{self._name}/{key}", graph=graph) for key in keys}
+
+    @property
+    def rate(self) -> Any:
+        """The variable that holds the rate of the last step; 0.0 where none was accepted."""
+        return self._state()["rate"]
+
+
+def next_inverse_hessian(inverse: tf.Tensor, change: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """The BFGS update of an inverse Hessian B: T'B T + s s'/q with T = I - y s'/q and q = y.s.
+
+    Args:
+      inverse: B, a (k, k) matrix.
+      change: y, how the gradient changed, a vector of k values.
+      step: s, how the point moved; y.s must not be 0.
+    """
+    product = tf.tensordot(change, step, 1)
+    turned = tf.eye(inverse.shape[0], dtype=inverse.dtype) - tf.tensordot(change, step, 0) / product
+    return tf.matmul(turned, tf.matmul(inverse, turned), transpose_a=True) + tf.tensordot(step, step, 0) / product
+
+
+def _float32(grad):
+    return tf.cast(as_dense(grad) if isinstance(grad, tf.IndexedSlices) else grad, tf.float32)
+
+
+def _copied(variable):
+    """The value as it is now; of a TF 1 reference variable reading alone would give what it holds later."""
+    value = tf.convert_to_tensor(variable)
+    return tf.identity(value) if tf.executing_eagerly() else tf.raw_ops.DeepCopy(x=value)
+
+
+def _ops(assigned):
+    return [] if tf.executing_eagerly() else assigned
+
+
+def _shaped_like(flat, variables):
+    parts = tf.split(flat, [variable.shape.num_elements() for variable in variables])
+    return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables)]
+
+
+def _local_variable(array, name):
+    """A function that gives an array as a tensor; it is kept in a variable that checkpoints leave out."""
+    if tf.executing_eagerly():
+        return tf.Variable(array, trainable=False, name=name).read_value
+    # Of a TF 1 graph the array itself would be a part, of which there may be 2 GB at most.
+    start = tf.ensure_shape(tf.numpy_function(lambda: array, [], tf.float32), array.shape)
+    kept = tf1.Variable(
+        start, trainable=False, collections=[tf1.GraphKeys.LOCAL_VARIABLES], use_resource=True, name=name
+    )
+
+    def read():
+        # A script may never run the initialiser of local variables.
+        return tf.cond(tf1.is_variable_initialized(kept), kept.read_value, lambda: tf.identity(start))
+
+    return read

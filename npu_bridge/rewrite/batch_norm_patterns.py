@@ -1,0 +1,172 @@
+"""Finds the batch normalisations that a network of residual or dense blocks can do without; knows only names.
+
+Three kinds of blocks are recognised, each between the point where a tensor is used twice and the point where both ways
+meet again:
+
+    residual block           add(f(x), x) or add(f(x), norm(conv(x))), f = conv norm act ... conv norm
+    inverted residual block  add(f(x), x), f = conv norm act depthwise norm act conv norm
+    dense block              concat(x, f(x)), f = norm act conv norm act conv
+
+Of a residual block the inner normalisations go, and that of the shortcut; the last one before the addition stays. Of an
+inverted residual block the one behind the expansion goes, of a dense block the one between the convolutions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+RESIDUAL, INVERTED, DENSE = "residual block", "inverted residual block", "dense block"
+# What an operation is to the patterns. PASS is what may stand anywhere: padding, adding a bias, dropping out.
+CONV, DEPTHWISE, NORM, ACT, ADD, CONCAT, PASS, OTHER = (
+    "conv",
+    "depthwise",
+    "norm",
+    "act",
+    "add",
+    "concat",
+    "pass",
+    "other",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """An operation of a network.
+
+    Attributes:
+      kind: what it is to the patterns.
+      inputs: names of the nodes whose results it computes with, in order.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class Found:
+    """What the patterns say about a network.
+
+    Attributes:
+      removable: names of normalisations that can go, with the kind of the block each stands in.
+      left_alone: names of the merging points of other blocks, with what is different about them.
+    """
+
+    removable: dict[str, str] = dataclasses.field(default_factory=dict)
+    left_alone: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
+    """Reads a network.
+
+    Args:
+      nodes: its operations by name, each with the names of those it reads.
+      outputs: names of those whose results are read from outside.
+    """
+    uses = dict.fromkeys(outputs, 1)
+    for node in nodes.values():
+        for name in node.inputs:
+            uses[name] = uses.get(name, 0) + 1
+    found = Found()
+    for name, node in nodes.items():
+        if node.kind not in (ADD, CONCAT) or len(node.inputs) != 2:
+            continue
+        ways = [_way_back(source, nodes, uses) for source in node.inputs]
+        reason = ""
+        if ways[0].start != ways[1].start:
+            reason = "its two sides do not begin at one point"
+        elif node.kind == ADD:
+            reason = _read_addition(ways, found)
+        else:
+            reason = _read_concatenation(ways, found)
+        if reason:
+            found.left_alone[name] = reason
+    return found
+
+
+@dataclasses.dataclass
+class _Way:
+    """One side of a block: where it begins, and its nodes from there on, those that pass left out."""
+
+    start: str
+    names: list
+    kinds: list
+
+
+def _way_back(name, nodes, uses):
+    """From a merging point back to a node that others read, too, or that reads several."""
+    names = []
+    while name in nodes and uses.get(name) == 1 and len(nodes[name].inputs) == 1:
+        if nodes[name].kind != PASS:
+            names.append(name)
+        name = nodes[name].inputs[0]
+    names.reverse()
+    return _Way(name, names, [nodes[name].kind for name in names])
+
+
+def _read_addition(ways, found):
+    shortcut, branch = sorted(ways, key=lambda way: len(way.kinds))
+    if shortcut.kinds not in ([], [CONV, NORM]):
+        return f"its shorter side is {' '.join(shortcut.kinds)}"
+    kinds = branch.kinds
+    if kinds == [CONV, NORM, ACT, DEPTHWISE, NORM, ACT, CONV, NORM]:
+        if shortcut.kinds:
+            return "its shortcut is not the input itself"
+        found.removable[branch.names[1]] = INVERTED
+        return ""
+    blocks = len(kinds) // 3
+    if not blocks or kinds != [CONV, NORM, ACT] * blocks + [CONV, NORM]:
+        return f"its longer side is {' '.join(kinds) or 'empty'}"
+    inner = [name for name, kind in zip(branch.names, kinds) if kind == NORM][:-1]
+    inner += [name for name, kind in zip(shortcut.names, shortcut.kinds) if kind == NORM]
+    found.removable.update(dict.fromkeys(inner, RESIDUAL))
+    return ""
+
+
+def _read_concatenation(ways, found):
+    shortcut, branch = sorted(ways, key=lambda way: len(way.kinds))
+    if shortcut.kinds or branch.kinds != [NORM, ACT, CONV, NORM, ACT, CONV]:
+        return f"its sides are {' '.join(shortcut.kinds) or 'empty'} and {' '.join(branch.kinds) or 'empty'}"
+    found.removable[branch.names[3]] = DENSE
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ThinningReport:
+    """Which batch normalisations were removed.
+
+    Attributes:
+      removed: their names in the order of the network, each with the kind of the block it stood in.
+      kept: how many are left.
+      unchanged_because: why none was removed; "" when some were.
+    """
+
+    removed: Mapping[str, str]
+    kept: int
+    unchanged_because: str = ""
+
+    def text(self) -> str:
+        """A few lines to read."""
+        if self.unchanged_because:
+            return f"less_batch_norm leaves it as it is: {self.unchanged_because}."
+        kinds = list(self.removed.values())
+        lines = [f"less_batch_norm: {len(kinds)} of {len(kinds) + self.kept} batch normalisations removed"]
+        for kind in dict.fromkeys(kinds):
+            names = [name for name, of_kind in self.removed.items() if of_kind == kind]
+            lines.append(f"  {len(names)} in {kind}s: {', '.join(names)}")
+        return "\n".join(lines)
+
+
+def report_of(nodes: Mapping[str, Node], found: Found) -> ThinningReport:
+    """What removing all that was found comes to, or why there is nothing to remove."""
+    norms = sum(node.kind == NORM for node in nodes.values())
+    removed = {name: found.removable[name] for name in nodes if name in found.removable}
+    reason = ""
+    if not norms:
+        reason = "it has no batch normalisation"
+    elif not removed and found.left_alone:
+        name, why = next(iter(found.left_alone.items()))
+        reason = f"none of its blocks is of a known form; of the one that ends at {name}, {why}"
+    elif not removed:
+        reason = "it has no residual or dense block"
+    return ThinningReport(removed, norms - len(removed), reason)

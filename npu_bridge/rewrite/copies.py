@@ -1,0 +1,79 @@
+"""Copies the part of a TF 1 graph that computes a tensor from variables, to be evaluated once more in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.operators import producers
+from npu_bridge.graph.search import dependency_order
+from npu_bridge.options.errors import message
+from npu_bridge.rewrite.loop import COLLECTIVE_TYPES, LOOP_TYPES
+
+tf1 = tf.compat.v1
+# Shapes do not depend on the values of variables, so that a mask that is drawn for one stays the same.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
+    """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
+
+    Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
+    nothing that changes a state is copied.
+
+    Args:
+      tensor: what to copy.
+      variables: what it depends on.
+      owner: who asks, for messages.
+    Returns:
+      A function to be called, under control dependencies, wherever a copy is wanted: in conditions and loops as well.
+    Raises:
+      ValueError: something in between cannot be copied.
+    """
+    handles = {variable.handle.op if hasattr(variable, "handle") else variable.op for variable in variables}
+    needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))
+    depends = set(handles)
+    copied = []
+    for op in needed:
+        if op not in handles and op.type not in _SHAPES and depends.intersection(producers(op.inputs)):
+            depends.add(op)
+            copied.append(op)
+            _check(op, owner)
+    inside = {op.name for op in copied}
+    definition, outer = tf1.GraphDef(), {}
+    definition.versions.CopyFrom(tensor.graph.graph_def_versions)
+    for op in copied:
+        node = definition.node.add()
+        node.CopyFrom(op.node_def)
+        node.attr.pop("_class", None)  # placement next to a variable
+        node.input[:] = [_source(source, inside, outer) for source in op.inputs]
+
+    def copy():
+        if not copied:
+            return tf.identity(tensor)
+        (made,) = tf1.import_graph_def(definition, outer, [tensor.name], name="evaluated_again")
+        return made
+
+    return copy
+
+
+def _source(tensor, inside, outer):
+    if tensor.op.name in inside:
+        return tensor.name
+    name = f"outer_{tensor.name.replace(':', '_')}:0"
+    outer[name] = tensor
+    return name
+
+
+def _check(op, owner):
+    types = [op.type, *(node.op for node in nodes_in_functions(op.graph, [op.node_def]))]
+    is_apart = [name for name in types if name in LOOP_TYPES or name.startswith(COLLECTIVE_TYPES)]
+    if is_apart:
+        reason = "is part of a loop" if is_apart[0] in LOOP_TYPES else "belongs to all ranks"
+        problem = "the loss cannot be evaluated a second time in this graph"
+        got = f"{op.name}, which {reason}"
+        mend = "Train eagerly or in a tf.function, with the loss as a function."
+        raise ValueError(message(owner, problem, "a loss without loops and transfers", got, mend))

@@ -1,0 +1,97 @@
+"""Trains from a fixed start: initial weights, batches and random numbers of a folder that `npu-run record` wrote.
+
+This file needs TensorFlow (1.15 or newer) and numpy, nothing else: copy it beside a script on any machine.
+
+With an Estimator or a MonitoredTrainingSession:
+
+    from replay_tf1 import Replay
+    estimator.train(input_fn, hooks=[Replay("recorded")])
+
+With a session of your own:
+
+    replay = Replay("recorded")
+    replay.load_weights(session)                 # in place of, or after, the initializer
+    for step in range(replay.steps):
+        session.run(train_op, feed_dict=replay.feeds(session.graph, step))
+
+Every value is found by its name in the graph. Names that the graph here does not have are printed once, and what they
+would have been fed with comes from the script then.
+"""
+
+import json
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+class Replay(tf.train.SessionRunHook):
+    """Loads recorded weights and feeds what recorded steps have read.
+
+    Args:
+      folder: what `npu-run record` wrote.
+      rank: whose batches to feed; weights are those of this rank, too.
+    Attributes:
+      steps: how many steps were recorded; after them the hook ends the training.
+      losses: those of the recorded steps, None where none was seen.
+    Raises:
+      IOError: nothing was recorded there for this rank.
+    """
+
+    def __init__(self, folder, rank=0):
+        self._folder = os.path.join(folder, f"rank_{rank}")
+        with open(os.path.join(self._folder, "record.json")) as file:
+            facts = json.load(file)
+        self.steps, self.losses = facts["steps"], facts["losses"]
+        self._step = 0
+        self._told = set()
+
+    def load_weights(self, session):
+        """Gives every recorded variable its first value."""
+        saved = np.load(os.path.join(self._folder, "weights.npz"))
+        with session.graph.as_default():
+            variables = {variable.op.name: variable for variable in tf.global_variables()}
+        self._tell("variables", set(saved.files) - set(variables))
+        for name, variable in variables.items():
+            if name not in saved.files:
+                continue
+            value = saved[name]
+            if not variable.shape.is_compatible_with(value.shape):
+                raise ValueError(
+                    f"replay: variable {name} has another shape. Expected {value.shape} as recorded; got "
+                    f"{variable.shape}. Build the model that was recorded."
+                )
+            session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+    def feeds(self, graph, step):
+        """What a step reads: values by the names of tensors, for `feed_dict`."""
+        saved = np.load(os.path.join(self._folder, f"step_{step:05d}.npz"))
+        found, missing = {}, set()
+        for name in saved.files:
+            try:
+                graph.get_tensor_by_name(name)
+            except (KeyError, ValueError):
+                missing.add(name)
+            else:
+                found[name] = saved[name]
+        self._tell("tensors", missing)
+        return found
+
+    def after_create_session(self, session, coord):
+        """Called by TensorFlow."""
+        self.load_weights(session)
+
+    def before_run(self, run_context):
+        """Called by TensorFlow."""
+        return tf.train.SessionRunArgs(None, self.feeds(run_context.session.graph, self._step))
+
+    def after_run(self, run_context, run_values):
+        """Called by TensorFlow."""
+        self._step += 1
+        if self._step >= self.steps:
+            run_context.request_stop()
+
+    def _tell(self, what, missing):
+        if missing - self._told:
+            print(f"replay: this graph has no {what} named {', '.join(sorted(missing - self._told))}")
+            self._told |= missing

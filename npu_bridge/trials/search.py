@@ -1,0 +1,126 @@
+"""Finds the smallest set of operators that have to keep their dtype for a training to stay as it was.
+
+Without TensorFlow: the search asks a function whether a training passes when some operators keep their dtype and all
+others are lowered. It takes that more kept operators never make it worse, and where that is not so still gives a set
+that was seen to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
+
+__all__ = ["Found", "Operator", "OutOfRuns", "smallest_kept"]
+
+
+class Operator(NamedTuple):
+    """An operator that may be lowered.
+
+    Attributes:
+      name: with its scopes, such as "layer_1/attention/Softmax".
+      type: such as "Softmax".
+      where: the line that made it, for people; "" where that is not known.
+    """
+
+    name: str
+    type: str
+    where: str = ""
+
+    @property
+    def scope(self) -> str:
+        """The name without its last part."""
+        return self.name.rpartition("/")[0]
+
+
+class Found(NamedTuple):
+    """What the search gives.
+
+    Attributes:
+      kept: the operators that keep their dtype, in the order they were given in.
+      is_smallest: whether none of them can be left out; False when the runs ran out.
+    """
+
+    kept: tuple[Operator, ...]
+    is_smallest: bool
+
+
+class OutOfRuns(Exception):
+    """Raised by a function that is asked for one run more than it may make."""
+
+
+# From coarse to fine: name scopes, operator types in a scope, single operators.
+_LEVELS: tuple[Callable[[Operator], object], ...] = (
+    lambda operator: operator.name.split("/")[0],
+    lambda operator: operator.scope,
+    lambda operator: (operator.scope, operator.type),
+    lambda operator: operator.name,
+)
+
+
+def smallest_kept(operators: Sequence[Operator], passes: Callable[[frozenset[str]], bool]) -> Found | None:
+    """Finds a set that passes and of which no operator can be left out.
+
+    With n operators of which k are needed it asks about k * log2(n) + 4 * (k + 1) times.
+
+    Args:
+      operators: all that may be lowered.
+      passes: tells whether the training passes when the operators of these names keep their dtype. It may raise
+        `OutOfRuns`; the smallest set seen to pass until then is given.
+    Returns:
+      The set, empty when nothing needs to be kept; None when the training does not even pass with all of them kept.
+    """
+    asked: dict[frozenset[str], bool] = {}
+    best = list(operators)
+    is_smallest = True
+
+    def passes_with(kept: Sequence[Operator]) -> bool:
+        nonlocal best
+        names = frozenset(operator.name for operator in kept)
+        if names not in asked:
+            asked[names] = passes(names)
+        if asked[names] and len(names) < len(best):
+            best = list(kept)
+        return asked[names]
+
+    try:
+        if passes_with([]):
+            return Found((), True)
+        if not passes_with(operators):
+            return None
+        left = list(operators)
+        for level in _LEVELS:
+            groups: dict[object, list[Operator]] = {}
+            for operator in left:
+                groups.setdefault(level(operator), []).append(operator)
+            left = _smallest_union(list(groups.values()), passes_with)
+    except OutOfRuns:
+        is_smallest = False
+    kept = {operator.name for operator in best}
+    return Found(tuple(operator for operator in operators if operator.name in kept), is_smallest)
+
+
+def _smallest_union(groups: list[list[Operator]], passes_with: Callable[[Sequence[Operator]], bool]) -> list[Operator]:
+    """Leaves out groups that are not needed; all of them together are known to pass, none of them is known to fail.
+
+    The shortest beginning of the list that passes ends with a group that is needed. What stands before it is searched
+    again, together with that group.
+    """
+    needed: list[Operator] = []
+
+    def beginning(count: int) -> list[Operator]:
+        return [*needed, *(operator for group in groups[:count] for operator in group)]
+
+    while groups:
+        if len(groups) > 1 or needed:
+            if passes_with(needed):
+                return needed
+        fails, succeeds = 0, len(groups)
+        while succeeds - fails > 1:
+            middle = (fails + succeeds) // 2
+            if passes_with(beginning(middle)):
+                succeeds = middle
+            else:
+                fails = middle
+        needed = [*needed, *groups[succeeds - 1]]
+        groups = groups[: succeeds - 1]
+    return needed

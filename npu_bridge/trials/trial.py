@@ -1,0 +1,40 @@
+"""What one run of a script is to be, as text that processes can hand on. Without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+SEED = 20150  # where the script says none; any number would do (ours)
+
+
+class Trial(NamedTuple):
+    """One run of a script.
+
+    Attributes:
+      folder: absolute path of the folder for its history, which Estimators take as their `model_dir` (`model` in it,
+        where the script is ended early); "" for neither.
+      seed: added to every seed the script sets, and to `SEED` where it sets none; None leaves seeds alone.
+      rounding: number of the draw by which initial weights are changed by one rounding; 0 for none.
+      steps: training steps after which the script is ended; 0 for never.
+      operators: path of a file to list the operators of the first training step in; "" for none.
+      record: absolute path of the folder to record the first `steps` steps in; "" for none.
+      replay: absolute path of the folder to feed recorded steps from; "" for none.
+    """
+
+    folder: str = ""
+    seed: int | None = None
+    rounding: int = 0
+    steps: int = 0
+    operators: str = ""
+    record: str = ""
+    replay: str = ""
+
+    def as_text(self) -> str:
+        """For `of_text`."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def of_text(cls, text: str) -> Trial:
+        """Reads what `as_text` gave."""
+        return cls(**json.loads(text))

@@ -1,0 +1,104 @@
+"""The pages for those who come from another system: every row has code for here, and it runs as it stands.
+
+A page `docs/from_*.md` has one piece of python, and tables "there | here | what differs". The code in the cells "here"
+is run in the order of the page, in the names that the piece leaves behind: each a statement, or an expression. Eager
+execution stays on; a graph of TensorFlow 1 is built inside `with tf.Graph().as_default():`, or in a function.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import NamedTuple
+
+import pytest
+import tensorflow as tf
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+PAGES = sorted((REPOSITORY / "docs").glob("from_*.md"))
+# Features of the other system that a page goes through, a row for each.
+FEATURES = {"from_apex": 26, "from_singa": 26, "from_mindspore_boost": 16}
+HEADS = ("there", "here", "what differs")
+
+
+class Row(NamedTuple):
+    line: int
+    there: str
+    here: str
+    differs: str
+
+    @property
+    def code(self):
+        return [piece.replace(r"\|", "|") for piece in re.findall(r"`([^`]+)`", self.here)]
+
+
+def cells_of(line):
+    """The cells of a line of a table; a bar that a backslash stands before is none between cells."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def rows_of(text):
+    """The rows of all tables with the three heads, in their order."""
+    rows, is_inside, is_code = [], False, False
+    for number, line in enumerate(text.splitlines(), start=1):
+        is_code ^= line.startswith("```")
+        if is_code or not line.startswith("|"):
+            is_inside = False
+        elif tuple(cells_of(line)) == HEADS:
+            is_inside = True
+        elif is_inside and not set(line) <= set("|-: "):
+            cells = cells_of(line)
+            assert len(cells) == len(HEADS), f"line {number}: expected {len(HEADS)} cells; got {len(cells)}"
+            rows.append(Row(number, *cells))
+    return rows
+
+
+def run(text, name):
+    """Runs the piece of python and every row of a page; gives the names they leave behind."""
+    names = {"__name__": name}
+    exec(compile(re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1), f"the code of {name}", "exec"), names)
+    for row in rows_of(text):
+        for code in row.code:
+            try:
+                exec(compile(code, f"{name}, line {row.line}", "exec"), names)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                raise AssertionError(f"{name}, line {row.line}: {code!r} raised {said}") from error
+    return names
+
+
+@pytest.fixture
+def stock_tensorflow(tmp_path, monkeypatch):
+    """A folder to write into and a graph of its own; what a page sets for the process is taken back."""
+    monkeypatch.chdir(tmp_path)
+    policy = tf.keras.mixed_precision.global_policy()
+    yield
+    tf.keras.mixed_precision.set_global_policy(policy)
+    tf.keras.backend.clear_session()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_every_row_runs(page, stock_tensorflow):
+    run(page.read_text(encoding="utf-8"), page.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_feature_has_a_row_with_code(page):
+    rows = rows_of(page.read_text(encoding="utf-8"))
+    assert [row.line for row in rows if not (row.there and row.code and row.differs)] == []
+    assert len(rows) >= FEATURES[page.stem]
+
+
+def test_what_is_read_and_run():
+    """The check itself."""
+    page = "```python\nfrom math import pi\n```\n\n| there | here | what differs |\n| --- | --- | --- |\n"
+    page += (
+        "| two | `twice = 2 * pi`, then `big = twice \\| 8 if 0 else twice` | nothing |\n| none | in words | much |\n"
+    )
+    page += "\n| another | table |\n| --- | --- |\n| `1 / 0` | `1 / 0` |\n"
+    assert [row.code for row in rows_of(page)] == [["twice = 2 * pi", "big = twice | 8 if 0 else twice"], []]
+    assert run(page, "a page")["big"] > 6
+    with pytest.raises(AssertionError, match="line 7: 'twice = 2 [*] py' raised NameError"):
+        run(page.replace("2 * pi", "2 * py"), "a page")
+    with pytest.raises(AssertionError, match="expected 3 cells; got 2"):
+        rows_of(page.replace("| in words | much |", "| in words |"))

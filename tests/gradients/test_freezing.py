@@ -1,0 +1,354 @@
+"""Frozen layers cost nothing in the updates that do not train them, and training is that of the schedule."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import stages
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
+from npu_bridge.gradients.graph_mode import classic_control_flow
+from tests import freeze_cases, freeze_models
+from tests.training import assert_same_bits
+
+tf1 = tf.compat.v1
+SHORT = {"groups": [["first"], ["second"]], "kind": "explicit", "sequence": [0, 1, 1]}
+
+
+@pytest.mark.parametrize("way", freeze_cases.WAYS)
+def test_training_is_that_of_the_model_in_numpy(way):
+    """With overflows, and with the number of times that each layer's backward pass is computed."""
+    for chain in freeze_cases.CHAINS_OF_WAYS[way]:
+        freeze_cases.assert_equals_numpy(way, chain, [freeze_cases.trained(way, chain)])
+
+
+@pytest.mark.parametrize("way", ["graph", "function"])
+def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
+    assert_same_bits(*freeze_cases.resumed(way, tmp_path)[::-1])
+
+
+def test_a_session_runs_no_operator_of_a_frozen_layer():
+    """Of its backward pass and its update; its variables and slots keep their bits."""
+    freeze_cases.assert_frozen_layers_cost_nothing([freeze_cases.executed("alone")])
+
+
+def awkward_loss(variables, rows):
+    """The loss of a model with an embedding, a loop, a condition and a function."""
+    table, kernel, last = variables
+
+    @tf.function(autograph=False)
+    def called(x):
+        return tf.tanh(x) * tf.reduce_sum(kernel)
+
+    x = tf.nn.embedding_lookup(table, rows)
+    x = tf.sin(tf.matmul(x, kernel))
+    _, x = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(tf.matmul(x, kernel))), [0, x])
+    x = tf.cond(tf.reduce_sum(rows) > 4, lambda: x * kernel[0], lambda: tf.exp(x))
+    return tf.reduce_sum(tf.square(tf.matmul(called(x) + tf.matmul(x, kernel), last)))
+
+
+def trained_awkwardly(way, steps=7):
+    """Variables after training in a graph, a function or eagerly."""
+    random = np.random.RandomState(3)
+    values = [random.randn(*shape).astype(np.float32) / 2 for shape in ((5, 2), (2, 2), (2, 2))]
+    names = ["first/table", "first/kernel", "second/kernel"]
+    batches = random.randint(0, 5, [steps, 3])
+    if way.startswith("graph"):
+        control_flow = classic_control_flow() if way.endswith("classic") else contextlib.nullcontext()
+        with tf.Graph().as_default(), control_flow:
+            variables = [
+                tf1.get_variable(name, initializer=value, use_resource=True) for name, value in zip(names, values)
+            ]
+            fed = tf1.placeholder(tf.int32, [3])
+            inner = tf1.train.MomentumOptimizer(0.1, 0.9)
+            optimizer = NPUOptimizer(inner, stages=[stages.Freeze(SHORT), stages.ClipByGlobalNorm(1.0)])
+            train_op = optimizer.minimize(awkward_loss(variables, fed))
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for batch in batches:
+                    session.run(train_op, {fed: batch})
+                return session.run(variables)
+    variables = [tf.Variable(value, name=name) for name, value in zip(names, values)]
+    inner = tf.keras.optimizers.legacy.SGD(0.1, 0.9)
+    optimizer = npu_keras_optimizer(inner, stages=[stages.Freeze(SHORT), stages.ClipByGlobalNorm(1.0)])
+
+    def step(rows):
+        optimizer.minimize(lambda: awkward_loss(variables, rows), variables)
+
+    step = tf.function(step, autograph=False) if way == "function" else step
+    for batch in batches:
+        step(tf.constant(batch, tf.int32))
+    return [variable.numpy() for variable in variables]
+
+
+def test_models_with_loops_conditions_functions_and_embeddings_freeze_too():
+    expected = trained_awkwardly("eager")
+    for way in ("function", "graph", "graph, classic"):
+        for ours, value in zip(trained_awkwardly(way), expected):
+            np.testing.assert_allclose(ours, value, rtol=1e-4, atol=1e-6, err_msg=way)
+
+
+@pytest.mark.parametrize("settings", [{"steps_per_execution": 2}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_other_ways_to_run_a_keras_step_do_the_same(settings):
+    training = freeze_cases.InFit("clipped", is_counted=not settings.get("jit_compile"), **settings)
+    training.train(*freeze_models.batches_of(0, 20))
+    values, _, groups = freeze_models.in_numpy("clipped", 1, 20)
+    assert training.updates() == len(groups)
+    for name, value in values.items():
+        np.testing.assert_allclose(training.values()[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def test_keras_in_a_graph_freezes(keras_batches):
+    """Where a session runs the step that Keras makes of a legacy optimizer."""
+    results = []
+    for is_graph in (False, True):
+        with tf.Graph().as_default() if is_graph else contextlib.nullcontext():
+            dense = [
+                tf.keras.layers.Dense(3, name=name, kernel_initializer="ones", activation="tanh")
+                for name in ("first", "second")
+            ]
+            model = tf.keras.Sequential([tf.keras.Input([3]), *dense])
+            optimizer = npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(0.1, 0.9), stages=[stages.Freeze(SHORT)])
+            model.compile(optimizer, loss="mse")
+            model.fit(*keras_batches, batch_size=4, shuffle=False, verbose=0)
+            results.append(model.get_weights())
+    for ours, expected in zip(*results):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def keras_batches():
+    random = np.random.RandomState(2)
+    return random.randn(24, 3).astype(np.float32), random.randn(24, 3).astype(np.float32)
+
+
+def model_fn(features, labels, mode):
+    x = features
+    for name in ("first", "second"):
+        kernel = tf1.get_variable(f"{name}/kernel", initializer=np.eye(3, dtype=np.float32))
+        x = tf.tanh(tf.matmul(x, kernel))
+    loss = tf.reduce_mean(tf.square(x - labels))
+    inner = tf1.train.AdamOptimizer(0.1)
+    optimizer = NPUOptimizer(inner, freeze_cases.dynamic(), True, True, stages=[stages.Freeze(SHORT)])
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    )
+
+
+def test_an_estimator_trains_several_steps_in_a_run_with_frozen_layers(tmp_path, keras_batches):
+    results = []
+    for loop in (1, 3):
+        config = NPURunConfig(model_dir=str(tmp_path / str(loop)), iterations_per_loop=loop, save_checkpoints_steps=100)
+        estimator = NPUEstimator(model_fn, config=config)
+        estimator.train(lambda: tf.data.Dataset.from_tensor_slices(keras_batches).batch(4), max_steps=6)
+        results.append({name: estimator.get_variable_value(name) for name in estimator.get_variable_names()})
+    assert results[0]["freeze_updates"] == 6
+    assert_same_bits(results[1], results[0])
+
+
+def test_a_type_0_schedule_of_10_groups_is_full_in_20_of_29_updates():
+    schedule = stages.FreezeSchedule(groups=10, kind="continuous", full_share=0.7, total_steps=1000)
+    assert list(schedule.sequence[:30]) == [0] * 20 + list(range(1, 10)) + [0]
+    assert len(schedule.sequence) == 1010
+
+
+def test_an_interval_schedule_draws_what_it_says():
+    default = stages.FreezeSchedule()
+    sequence = default.sequence
+    assert len(sequence) == int(1.01 * 65536) and sequence[0] == 0
+    assert default.full_updates() / len(sequence) == pytest.approx(0.7, abs=1e-4)
+    counts = np.bincount(sequence)[1:]
+    assert len(counts) == 9
+    np.testing.assert_allclose(counts / counts.sum(), np.arange(9, 0, -1) / 45, atol=0.01)
+    for stop in range(1, 200):  # the share is kept from the beginning on
+        assert np.count_nonzero(sequence[:stop]) <= 0.3 * stop + 1
+    assert np.array_equal(stages.FreezeSchedule().sequence, sequence)
+    other = stages.FreezeSchedule(seed=1)
+    assert other.digest() != default.digest() == stages.FreezeSchedule().digest()
+    assert not stages.FreezeSchedule(full_share=1.0).sequence.any()
+    assert not stages.FreezeSchedule(groups=1).sequence.any()
+    assert stages.FreezeSchedule(full_share=0.1).full_updates() / len(sequence) == pytest.approx(0.1, abs=1e-4)
+
+
+def test_layers_are_cut_into_blocks_of_equal_numbers():
+    layers = ["stem/conv/kernel", "stem/bn/gamma", "stem/bn/beta"]  # one block: what says "bn" joins
+    for number in range(6):
+        layers += [f"block_{number}/dense/kernel", f"block_{number}/dense/bias", f"block_{number}/dense/scale"]
+    assert stages.FreezeSchedule(groups=7).last_groups([f"{name}:0" for name in layers]) == [
+        *[0] * 3,
+        *[group for group in range(1, 7) for _ in range(3)],
+    ]
+    # 7 blocks in 3 groups: two for each, and the last one also what is left
+    assert stages.FreezeSchedule(groups=3).last_groups(layers)[::3] == [0, 0, 1, 1, 2, 2, 2]
+    plain = ["w0", "w1", "w2", "w3", "subnet", "out_bias"]
+    assert stages.FreezeSchedule(groups=2).last_groups(plain) == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(ValueError, match="2 blocks of layers for 3 groups. Use groups=2"):
+        stages.FreezeSchedule(groups=3).last_groups(plain)
+
+
+def test_parts_of_a_model_are_named_by_expressions_or_variables():
+    names = ["bert/embedding:0", "bert/layer_0/kernel:0", "bert/layer_1/kernel:0", "bert/layer_10/kernel:0", "head:0"]
+    parts = [["embedding"], ["layer_0/", "layer_1/"], ["layer_10"]]
+    assert stages.FreezeSchedule(groups=parts).last_groups(names) == [0, 1, 1, 2, 2]
+    variable = tf.Variable([1.0], name="bert/layer_1/kernel")
+    schedule = stages.FreezeSchedule(groups=[[variable], ["head"]])
+    assert schedule.last_groups(names) == [1, 1, 0, 1, 1]
+    again = stages.FreezeSchedule.of(schedule.get_config())
+    assert again.get_config() == schedule.get_config() and again.last_groups(names) == [1, 1, 0, 1, 1]
+    with pytest.raises(ValueError, match="'layer_0_/kernl'.*Did you mean 'bert/layer_0/kernel'"):
+        stages.FreezeSchedule(groups=[["layer_0_/kernl"], ["head"]]).last_groups(names)
+    with pytest.raises(ValueError, match="bert/layer_10/kernel in parts 0 and 1"):
+        stages.FreezeSchedule(groups=[["layer_1"], ["layer_10"]]).last_groups(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "part"),
+    [
+        ({"kind": "intervall"}, ValueError, "Did you mean 'interval'"),
+        ({"kind": 1}, ValueError, "unknown kind"),
+        ({"full_share": 0}, ValueError, "0 < full_share <= 1; got 0"),
+        ({"full_share": 1.1}, ValueError, "got 1.1"),
+        ({"full_share": float("nan")}, ValueError, "nan"),
+        ({"full_share": "0.7"}, TypeError, "'0.7' (str)"),
+        ({"groups": 0}, ValueError, "got 0"),
+        ({"groups": 2.0}, TypeError, "2.0 (float)"),
+        ({"groups": True}, TypeError, "True (bool)"),
+        ({"groups": "layer"}, TypeError, "'layer' (str)"),
+        ({"groups": ["layer"]}, TypeError, "Write [["),
+        ({"groups": [[]]}, ValueError, "an empty list"),
+        ({"groups": [["("]]}, ValueError, "no regular expression"),
+        ({"groups": [[4]]}, TypeError, "4 (int)"),
+        ({"total_steps": 0}, ValueError, "got 0"),
+        ({"seed": -1}, ValueError, "got -1"),
+        ({"kind": "explicit"}, ValueError, "sequence=None"),
+        ({"sequence": [0]}, ValueError, "kind='interval'"),
+        ({"kind": "explicit", "sequence": [0, 1.0]}, TypeError, "entry 1 of sequence is no integer"),
+        ({"kind": "explicit", "sequence": [0, True]}, TypeError, "True (bool)"),
+        ({"kind": "explicit", "sequence": [0, 10]}, ValueError, "each 0 to 9; got 10"),
+        ({"kind": "explicit", "sequence": []}, ValueError, "empty"),
+        ({"kind": "explicit", "sequence": 5}, TypeError, "no list"),
+    ],
+)
+def test_bad_arguments_are_refused_at_construction(arguments, kind, part):
+    for make in (lambda: stages.FreezeSchedule(**arguments), lambda: stages.Freeze(arguments)):
+        with pytest.raises(kind) as refused:
+            make()
+        assert part in str(refused.value)
+
+
+def test_a_table_of_a_file_makes_a_schedule_and_is_explained(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[[stages]]\nstage = 'Freeze'\nschedule = {groups = [['first'], ['second']], full_share = 0.5}\n")
+    config = NPURunConfig.from_file(path)
+    with tf.Graph().as_default():
+        inner = tf1.train.GradientDescentOptimizer(0.1)
+        told = stages.explain(NPUOptimizer(inner, freeze_cases.dynamic(), True, True, stages=config.stages), ranks=2)
+    lines = told.splitlines()
+    assert "freeze" in lines[1] and "'full_share': 0.5" in lines[1] and "depend on the training" in lines[1]
+    assert "reduce" in lines[2]
+    path.write_text("\n[[stages]]\nstage = 'Freeze'\nschedule = {groups = 2, full_shar = 0.5}\n")
+    with pytest.raises(ValueError, match=r"run.toml:4: key stages\[0\].schedule: .*'full_share'\?"):
+        NPURunConfig.from_file(path)
+    with pytest.raises(TypeError, match="FreezeSchedule"):
+        stages.Freeze(10)
+
+
+def test_a_keras_model_is_saved_with_its_schedule_and_goes_on(tmp_path, keras_batches):
+    def new_model():
+        names = ("first", "second")
+        dense = [tf.keras.layers.Dense(3, name=name, kernel_initializer="ones", activation="tanh") for name in names]
+        model = tf.keras.Sequential([tf.keras.Input([3]), *dense])
+        model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.1, 0.9), stages=[stages.Freeze(SHORT)]), loss="mse")
+        return model
+
+    def fit(model, start, stop):
+        model.fit(*(part[start:stop] for part in keras_batches), batch_size=4, shuffle=False, verbose=0)
+        return model
+
+    whole, half = fit(new_model(), 0, 24), fit(new_model(), 0, 8)
+    half.save(tmp_path / "model.keras")
+    loaded = fit(tf.keras.models.load_model(tmp_path / "model.keras"), 8, 24)
+    for ours, expected in zip(loaded.get_weights(), whole.get_weights()):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_stages_that_need_every_variable_in_every_step_are_refused_beside_it():
+    inner = tf1.train.GradientDescentOptimizer(0.1)
+    for other in (stages.PartialSync(), stages.TopK(0.1), stages.Threshold(0.1)):
+        with pytest.raises(ValueError, match=f"Freeze leaves variables out.*{type(other).__name__}.*freeze, reduce"):
+            NPUDistributedOptimizer(inner, stages=[stages.Freeze(SHORT), other])
+    for other in (stages.Adasum(), stages.TopK(0.1, error_feedback=False)):
+        NPUDistributedOptimizer(inner, stages=[stages.Freeze(SHORT), other])
+    with pytest.raises(ValueError, match="SharedUpdate"):
+        NPUDistributedOptimizer(inner, is_weight_update_sharding=True, stages=[stages.Freeze(SHORT)])
+
+
+@pytest.mark.parametrize("is_graph", [True, False])
+def test_variables_of_two_groups_share_a_gradient(is_graph):
+    schedule = {"groups": [["first"], ["second"], ["third"]], "kind": "explicit", "sequence": [0, 1, 2]}
+    names = ("first", "second", "third")
+    with tf.Graph().as_default() if is_graph else contextlib.nullcontext():
+        variables = [tf1.Variable(0.0, name=name, use_resource=True) for name in names]
+        optimizer = npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(1.0), stages=[stages.Freeze(schedule)])
+        inner = tf1.train.GradientDescentOptimizer(1.0)
+        optimizer = NPUOptimizer(inner, stages=[stages.Freeze(schedule)]) if is_graph else optimizer
+        values = []
+        if is_graph:
+            train_op = optimizer.minimize(variables[0] + variables[1] + variables[2])
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train_op)
+                    values.append(session.run(variables))
+        else:
+            step = tf.function(
+                lambda: [optimizer.minimize(lambda: sum(variables[1:], variables[0]), variables), None][1]
+            )
+            for _ in range(3):
+                step()
+                values.append([variable.numpy() for variable in variables])
+    assert values == [[-1, -1, -1], [-1, -2, -2], [-1, -2, -3]]
+
+
+def test_the_loss_and_what_hangs_on_the_forward_pass_are_computed_in_all_steps():
+    """Where frozen variables alone need it for the backward pass, too."""
+    with tf.Graph().as_default():
+        variables = [tf1.get_variable(name, initializer=1.0, use_resource=True) for name in ("first", "second")]
+        grown = tf.exp(variables[0])
+        shown = tf.negative(grown)
+        loss = variables[1] + grown
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Freeze(SHORT)])
+        grads = [grad for grad, _ in optimizer.compute_gradients(loss)]
+        train_op = optimizer.apply_gradients(zip(grads, variables))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            losses = []
+            for _ in range(4):
+                losses.append(session.run([loss, shown, *grads]))
+                session.run(train_op)
+    first = [np.exp(1.0), np.exp(1.0 - 0.1 * np.exp(1.0))]
+    expected = [[1 + first[0], -first[0], first[0], 1.0]]
+    expected += [[1 - 0.1 * step + first[1], -first[1], 0.0 if step < 3 else first[1], 1.0] for step in (1, 2, 3)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_what_would_change_frozen_variables_is_refused():
+    pipeline = stages.pipeline("loop", stages=[stages.Freeze(SHORT)])
+    first, second = (tf.Variable([1.0], name=name) for name in ("first", "second"))
+    step = pipeline.begin()
+    pairs = pipeline.combine(step, [(tf.ones([1]), first), (tf.ones([1]), second)])
+    with pytest.raises(ValueError, match="Write apply"):
+        pipeline.apply(step, lambda: first.assign_sub(pairs[0][0]))
+    with pytest.raises(ValueError, match="group 1 trains no variable on which the loss depends"):
+        pipeline.combine(pipeline.begin(), [(tf.ones([1]), first), (None, second)])
+    with tf.Graph().as_default():
+        variables = [tf1.get_variable(name, [1]) for name in ("first", "second")]
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stages.Freeze(SHORT)])
+        with pytest.raises(ValueError, match="compute_gradients"):
+            optimizer.apply_gradients([(tf.ones([1]), variable) for variable in variables])
