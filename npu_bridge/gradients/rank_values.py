@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.carriers import run_in_any_case
+from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable, tensors_if
 from npu_bridge.tf_internals.graphs import is_compiled_by_xla
@@ -79,7 +79,7 @@ class RankValues:
         words = packed([variable.read_value() for variable, _ in kept])
         received, _ = ranks.all_to_all(words, tf.stack([tf.size(words), *[0] * (ranks.size - 1)]), name)
         if ranks.rank > 0:
-            return run_in_any_case(received)
+            return never_pruned(received)
         specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
         values_of_ranks = unpacked(received, [specs] * ranks.size)
         filled = [rows.assign(tf.stack(values)) for (_, rows), values in zip(kept, zip(*values_of_ranks))]
