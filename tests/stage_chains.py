@@ -18,7 +18,15 @@ tf1 = tf.compat.v1
 STEPS, MOMENTUM = 24, 0.9
 # What a stage of each kind can be given. Bounds of single gradients are sums of powers of two, so that values that are
 # equal in exact arithmetic are equal in float32, too: of equal ones TopK sends the first.
+_PARTS = [["table"], ["kernel"], ["vector"]]
 ARGUMENTS = {
+    "Freeze": lambda draw: {
+        "schedule": {
+            "groups": draw([_PARTS, _PARTS[1:]]),
+            "kind": "explicit",
+            "sequence": draw([[0, 1], [0, 1, 1, 0, 1]]),
+        }
+    },
     "Accumulate": lambda draw: {"steps": draw([1, 2, 3, 4]), "reduction": draw(["mean", "sum"])},
     "ClipLocally": lambda draw: draw([{"low": -0.5, "high": 0.75}, {"low": 1.0}, {"low": 0.25, "high": 0.5}]),
     "TopK": lambda draw: {
@@ -59,10 +67,17 @@ class Case(NamedTuple):
     def refused(self):
         """The names of two stages of which only one can be there, or None."""
         names = [table["stage"] for table in self.chain]
-        for pair in itertools.combinations(names, 2):
-            if pair[0] == pair[1] or set(pair) <= set(SYNCHRONISING):
-                return pair
-        return None
+        pairs = list(itertools.combinations(names, 2))
+        together = [pair for pair in pairs if set(pair) <= set(SYNCHRONISING)]
+        equal = [pair for pair in pairs if pair[0] == pair[1]]
+        needing = [table["stage"] for table in self.chain if _needs_all_variables(table)] if "Freeze" in names else []
+        return next(iter([*together, *equal, *(("Freeze", name) for name in needing)]), None)
+
+
+def _needs_all_variables(table):
+    """True for a stage that cannot do without some variables in some updates."""
+    keeps = table["stage"] in ("TopK", "Threshold") and table.get("error_feedback", True)
+    return keeps or table["stage"] == "PartialSync" or table.get("on") == "weights"
 
 
 def cases(accepted, seed=15):
@@ -77,7 +92,8 @@ def cases(accepted, seed=15):
 
 
 def _chain(source):
-    names = [name for name in ARGUMENTS if name not in SYNCHRONISING and source.random() < 0.5]
+    shares = {name: 0.25 if name == "Freeze" else 0.5 for name in ARGUMENTS if name not in SYNCHRONISING}
+    names = [name for name, share in shares.items() if source.random() < share]
     names += source.sample(SYNCHRONISING, source.choice([0, 1, 1, 1, 1, 1, 2]))
     if names and source.random() < 0.05:
         names.append(source.choice(names))

@@ -29,6 +29,10 @@ TABLES = {
     "adasum of weights": {"stage": "Adasum", "on": "weights"},
     "adasum of weights, of means": {"stage": "Adasum", "averaged_ranks": 2, "on": "weights"},
     "partial sync": {"stage": "PartialSync", "threshold": 12},
+    "freeze": {
+        "stage": "Freeze",
+        "schedule": {"groups": [["table"], ["kernel"], ["vector"]], "kind": "explicit", "sequence": [0, 1, 2, 1]},
+    },
 }
 # At most one of these: each keeps ranks together by itself.
 SYNCHRONISING = ("TopK", "Threshold", "Adasum", "PartialSync")
@@ -113,7 +117,8 @@ def in_numpy(chain, rank_count, fed=None, momentum=0.0):
     scale, good, updates, scales = FIRST_SCALE, 0, 0, []
     for step in range(len(fed[0])):
         scales.append(scale)
-        sums = [_added(kept, _summed_rows(batches[step]), stages) for kept, batches in zip(sums, fed)]
+        frozen = _frozen(stages, updates)
+        sums = [_added(kept, _summed_rows(batches[step], frozen), stages) for kept, batches in zip(sums, fed)]
         if (step + 1) % window:
             continue
         local, sums = sums, [_nothing() for _ in fed]
@@ -125,8 +130,8 @@ def in_numpy(chain, rank_count, fed=None, momentum=0.0):
         good += 1
         scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
         before = [dict(of_rank) for of_rank in values]
-        for rank, grads in enumerate(_combined(stages, local, residuals)):
-            _update(values[rank], slots[rank], _of_reduced(stages, grads), momentum)
+        for rank, grads in enumerate(_combined(stages, local, residuals, frozen)):
+            _update(values[rank], slots[rank], _of_reduced(stages, grads), momentum, frozen)
         if _is_of_weights(stages):
             for name in SHAPES:
                 deltas = [old[name] - new[name] for old, new in zip(before, values)]
@@ -156,11 +161,23 @@ def _nothing():
     return _Grads({name: np.zeros(shape) for name, shape in SHAPES.items()}, np.zeros(6, bool))
 
 
-def _summed_rows(grads):
+def _frozen(stages, updates):
+    """Names of the variables that this update does not train: those of the parts before that of its number."""
+    if "Freeze" not in stages:
+        return ()
+    schedule = stages["Freeze"]["schedule"]
+    group = schedule["sequence"][updates % len(schedule["sequence"])]
+    return tuple(name for part in schedule["groups"][:group] for name in part)
+
+
+def _summed_rows(grads, frozen):
+    """Dense gradients; of what is frozen zeros, and no rows."""
     table, rows = np.zeros(SHAPES["table"]), np.zeros(6, bool)
-    np.add.at(table, grads["rows"], grads["table"])
-    rows[grads["rows"]] = True
-    return _Grads({**{name: grads[name].astype(np.float64) for name in DENSE}, "table": table}, rows)
+    if "table" not in frozen:
+        np.add.at(table, grads["rows"], grads["table"])
+        rows[grads["rows"]] = True
+    dense = {name: np.zeros(SHAPES[name]) if name in frozen else grads[name].astype(np.float64) for name in DENSE}
+    return _Grads({**dense, "table": table}, rows)
 
 
 def _added(kept, grads, stages):
@@ -183,7 +200,7 @@ def _is_usable(grads):
     return bool(half <= np.finfo(np.float32).max)  # False for NaN
 
 
-def _combined(stages, local, residuals):
+def _combined(stages, local, residuals, frozen):
     """What each rank goes on with."""
     if "PartialSync" in stages:
         return local
@@ -196,7 +213,7 @@ def _combined(stages, local, residuals):
     sparse = next((stages[name] for name in ("TopK", "Threshold") if name in stages), None)
     is_dense = sparse is None or len(local) == 1 or sparse.get("density", 0) * (len(local) - 1) >= 1
     if not is_dense:
-        local = [_sent(sparse, grads, residual) for grads, residual in zip(local, residuals)]
+        local = [_sent(sparse, grads, residual, frozen) for grads, residual in zip(local, residuals)]
     return [_combined_by(_mean, local)] * len(local)
 
 
@@ -218,9 +235,9 @@ def _is_of_weights(stages):
     return stages.get("Adasum", {}).get("on") == "weights"
 
 
-def _sent(options, grads, residual):
+def _sent(options, grads, residual, frozen):
     """What one rank sends of its dense gradients; changes what it keeps."""
-    wanted = {name: grads.of[name] + residual.get(name, 0.0) for name in DENSE}
+    wanted = {name: grads.of[name] + residual.get(name, 0.0) for name in DENSE if name not in frozen}
     flat = {name: value.ravel() for name, value in wanted.items()}
     if "value" in options:
         chosen = {name: np.abs(vector) >= options["value"] for name, vector in flat.items()}
@@ -265,9 +282,10 @@ def _of_reduced(stages, grads):
     return grads
 
 
-def _update(values, slots, grads, momentum):
+def _update(values, slots, grads, momentum, frozen):
     """The momentum optimizer of TensorFlow: of a sparse gradient it updates the rows that are there."""
-    for name, grad in grads.of.items():
+    for name in grads.of.keys() - set(frozen):
+        grad = grads.of[name]
         there = np.broadcast_to(grads.rows[:, np.newaxis] if name == "table" else True, grad.shape)
         slots[name] = np.where(there, momentum * slots[name] + grad, slots[name])
         values[name] = values[name] - np.where(there, LEARNING_RATE * slots[name], 0.0)
