@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.pipeline import variables_of
@@ -16,37 +17,16 @@ from tests.stage_models import (
     FIRST_SCALE,
     GROWS_EVERY,
     LEARNING_RATE,
-    LEAST,
-    PARTITION_VALUES,
-    PARTITIONS,
-    SHAPES,
     STEPS,
-    TOP_SHARE,
     WINDOW,
     gradients_of,
     in_numpy,
     start_values,
+    tables_of,
 )
+from tests.training import assert_same_bits
 
 tf1 = tf.compat.v1
-STAGES = {
-    "accumulate": lambda: stages.Accumulate(WINDOW),
-    "accumulate sums": lambda: stages.Accumulate(WINDOW, "sum"),
-    "clip locally": lambda: stages.ClipLocally(-0.5, 0.75),
-    "clip by value": lambda: stages.ClipByValue(0.4),
-    "clip by norm": lambda: stages.ClipByGlobalNorm(1.5),
-    "centralise": lambda: stages.CentralizeGradients(),
-    "top k": lambda: stages.TopK(TOP_SHARE),
-    "top k, forgetful": lambda: stages.TopK(TOP_SHARE, error_feedback=False),
-    "top k of a fragment": lambda: stages.TopK(TOP_SHARE, per="fragment"),
-    "threshold": lambda: stages.Threshold(LEAST),
-    "adasum": lambda: stages.Adasum(),
-    "adasum of means": lambda: stages.Adasum(averaged_ranks=2),
-    "adasum of hosts": lambda: stages.Adasum("host"),
-    "adasum of weights": lambda: stages.Adasum(on="weights"),
-    "adasum of weights, of means": lambda: stages.Adasum(averaged_ranks=2, on="weights"),
-    "partial sync": lambda: stages.PartialSync(PARTITION_VALUES),
-}
 CHAINS = (
     ("accumulate",),
     ("accumulate sums", "clip by norm"),
@@ -57,18 +37,7 @@ CHAINS = (
     ("centralise", "clip by norm", "clip by value", "clip locally", "accumulate"),
 )
 # What does nothing on one rank.
-SPARSE_CHAINS = (
-    ("top k",),
-    ("top k, forgetful", "clip by value"),
-    ("top k of a fragment",),
-    ("threshold", "accumulate"),
-    ("clip by norm", "accumulate", "clip locally", "top k"),
-)
-ADASUM_CHAINS = (
-    ("adasum",),
-    ("adasum of hosts",),
-    ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"),
-)
+ADASUM_CHAINS = (("adasum",), ("accumulate", "clip locally", "adasum", "clip by norm", "centralise"))
 ADASUM_OF_WEIGHTS_CHAINS = (("adasum of weights",), ("accumulate", "clip by norm", "adasum of weights", "centralise"))
 PARTIAL_SYNC_CHAINS = (("partial sync",), ("accumulate", "clip by norm", "partial sync"))
 # The cheap way to train meets all of them, others those in which most happens.
@@ -83,7 +52,12 @@ CHAINS_OF_WAYS = {
 
 def made(chain):
     """The stages of a chain, in the order of its names."""
-    return [STAGES[name]() for name in chain]
+    return stages.from_config({"stages": tables_of(chain)})
+
+
+def _is_apart(chain):
+    """True when ranks keep something for themselves."""
+    return any(name.split()[0] in ("partial", "accumulate", "top", "threshold") for name in chain)
 
 
 def dynamic():
@@ -114,7 +88,7 @@ class InGraph:
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=made(chain))
             self._scale = manager.get_loss_scale()
             self._train_op = optimizer.minimize(loss_of(self._variables, self._fed), self._count)
-            self._sync_op = stages.sync_all(optimizer) if "partial sync" in chain else None
+            self._sync_op = stages.sync_all(optimizer) if _is_apart(chain) else None
             self._saver = tf1.train.Saver()
             self._session = tf1.Session()
             self._session.run(tf1.global_variables_initializer())
@@ -135,6 +109,10 @@ class InGraph:
 
     def sync(self):
         self._session.run(self._sync_op)
+
+    def broadcast(self):
+        with self._graph.as_default():
+            self._session.run(broadcast_global_variables(0))
 
     def save(self, path):
         with self._graph.as_default():
@@ -262,37 +240,49 @@ def trained(way, chain):
 
 def assert_equals_numpy(way, chain, results):
     """Results of `trained`, by rank, against the model."""
-    values_of_ranks, scales, updates, residuals = in_numpy(chain, len(results))
-    assert 0 < updates < STEPS
+    model = in_numpy(chain, len(results))
+    assert 0 < model.updates < STEPS
     for rank, (our_values, our_scales, our_updates, everything) in enumerate(results):
         where = f"{way}, {chain}, rank {rank}"
-        assert our_scales == scales, where
-        assert our_updates == updates, where
-        alike = PARTITIONS[(updates - 1) % len(PARTITIONS)] if "partial sync" in chain else SHAPES
-        for name, value in values_of_ranks[rank].items():
-            np.testing.assert_allclose(our_values[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
-            is_same = np.array_equal(our_values[name], results[0][0][name])
-            assert is_same or name not in alike, f"{where}: {name} differs between ranks"
-        for name, residual in (
-            residuals[rank].items() if {"top k", "top k of a fragment", "threshold"} & set(chain) else ()
-        ):
-            kept = next((value for key, value in everything.items() if f"not_sent/{name}" in key), None)
-            if not way.startswith("fit"):  # whose variables are known by number
-                np.testing.assert_allclose(kept, residual, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
-        sums = {name: value for name, value in everything.items() if "accumulated" in name}
-        assert not any(np.any(value) for value in sums.values()), f"{where}: something is left of the last window"
+        assert our_scales == model.scales, where
+        assert our_updates == model.updates, where
+        assert_close(our_values, model.values[rank], where)
+        for name in model.alike:
+            assert np.array_equal(our_values[name], results[0][0][name]), f"{where}: {name} differs between ranks"
+        if not way.startswith("fit"):  # whose variables are known by number
+            assert_close(kept_in(everything, "not_sent"), model.residuals[rank], where)
+            assert_close(kept_in(everything, "accumulated"), model.sums[rank], where)
 
 
-def resumed(way, folder):
-    """Every variable after training in one go, and after a restart in the middle of a window."""
-    chain, rank = ("accumulate", "clip by norm"), collective.current().rank
-    fed = gradients_of(rank, 16)
+def assert_close(actual, expected, where):
+    """Arrays by name; float32 against float64, whatever happened to them in all steps."""
+    assert set(actual) == set(expected), where
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
+
+
+def kept_in(everything, folder):
+    """What stages keep for each variable, by the variable's name without scopes."""
+    found = {name.partition(":")[0]: value for name, value in everything.items() if folder + "/" in name}
+    own = {name: value for name, value in found.items() if "of_ranks" not in name and not name.endswith("_rows")}
+    return {name.rpartition("/")[2]: value for name, value in own.items()}
+
+
+def resumed(way, chain, folder):
+    """Every variable after training in one go, after a restart from rank 0's checkpoint, and before the restart."""
+    ranks = collective.current()
+    fed = gradients_of(ranks.rank, 16)
     stop = 10
     assert stop % WINDOW
     whole, before, after = (WAYS[way](chain) for _ in range(3))
     whole.train(fed)
     before.train(fed[:stop])
-    path = before.save(f"{folder}/rank_{rank}")
-    after.restore(path)
+    left = before.everything()
+    before.sync()
+    path = before.save(f"{folder}/{way}_{ranks.rank}")
+    ranks.exchange([0], f"saved_{list(WAYS).index(way)}_{len(chain)}")
+    after.restore(path.replace(f"{way}_{ranks.rank}", f"{way}_0"))
     after.train(fed[stop:])
-    return whole.everything(), after.everything(), before.everything()
+    before.train(fed[stop:])
+    assert_same_bits(before.everything(), whole.everything())
+    return whole.everything(), after.everything(), left

@@ -125,10 +125,23 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
             initialise_in_keras_session(variable)
 
 
-def state_variable(initial_value: Callable[[], tf.Tensor], name: str) -> tf.Variable:
-    """A variable that is saved with the model, made outside any control flow or control dependency of the caller."""
+def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
+    """A variable that is saved with the model, made outside any control flow or control dependency of the caller.
+
+    Args:
+      initial_value: gives it.
+      name: of the variable.
+      shape: the shapes that its values can have, where these change; by default that of the initial value.
+    """
     with tf.init_scope():
-        made = tf.compat.v1.Variable(initial_value=initial_value, trainable=False, use_resource=True, name=name)
+        made = tf.compat.v1.Variable(
+            initial_value=initial_value,
+            trainable=False,
+            use_resource=True,
+            name=name,
+            shape=shape,
+            validate_shape=shape is None,
+        )
         initialise_with_keras([made])
     return made
 

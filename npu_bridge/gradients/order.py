@@ -26,7 +26,7 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
     communicating = [name_of(stage) for stage in stages if stage.communicates]
     if len(communicating) > 1:
         problem = "gradients would be reduced more than once"
-        expected = "at most one stage that communicates"
+        expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
         raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep one of them."))
     for first, second in itertools.combinations(stages, 2):
         _check_pair(first, second, owner)

@@ -15,6 +15,7 @@ from npu_bridge.collective import agreement, wire_names
 from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
+from npu_bridge.gradients.rank_values import RankValues
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
 from npu_bridge.options.errors import message
@@ -49,6 +50,8 @@ class Pipeline:
         self._has_compared = False
         self._owner = ""
         self._seen = SeenVariables()
+        has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
+        self._rank_values = RankValues() if has_own else None
         self.optimizer_variables: Callable[[], Sequence] = list
         self._transforming = [
             stage
@@ -104,12 +107,15 @@ class Pipeline:
 
     def state(self) -> dict:
         """What belongs into an object-based checkpoint, by name."""
-        return {name: value for stage in self._stages for name, value in stage.state().items()}
+        of_stages = {name: value for stage in self._stages for name, value in stage.state().items()}
+        return of_stages if self._rank_values is None else {**of_stages, "of_ranks": self._rank_values.module}
 
     def make_variables(self, variables: Sequence) -> None:
         """Makes what stages keep for each trained variable now, instead of in the first step."""
         for stage in self._stages:
             stage.make_variables(list(variables))
+        if self._rank_values is not None:
+            self._rank_values.make(self._of_this_rank())
 
     # AutoGraph would translate this package when a user's tf.function calls into it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
@@ -171,12 +177,22 @@ class Pipeline:
         step.needs_recheck = not all(stage.keeps_usable for stage in self._transforming)
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
-            for stage in self._stages:
-                stage.collect(step)
-            self._reduce_if_due(step)
+            self._prepare(step)
+            with tf.control_dependencies(step.waits_for):
+                for stage in self._stages:
+                    stage.collect(step)
+                self._reduce_if_due(step)
         self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
+
+    def _prepare(self, step):
+        for stage in self._stages:
+            stage.prepare(step)
+        if self._rank_values is not None:
+            self._rank_values.make(self._of_this_rank())
+            taken = self._rank_values.take()
+            step.waits_for = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
         for stage in self._stages:
@@ -208,16 +224,13 @@ class Pipeline:
         results = BranchResults(step)
 
         def reduce(group):
-            trained = [
-                (grad if step.trains(variable, group) else None, variable) for grad, variable in step.grads_and_vars
-            ]
+            trained = [(grad if step.trains(var, group) else None, var) for grad, var in step.grads_and_vars]
             inside = dataclasses.replace(step, grads_and_vars=trained, group=None, carried={})
             self._reduce(inside)
             return results.of(inside)
 
-        results.unpack(
-            step, tensors_of(step.group, [functools.partial(reduce, group) for group in range(len(step.frozen))])
-        )
+        branches = [functools.partial(reduce, group) for group in range(len(step.frozen))]
+        results.unpack(step, tensors_of(step.group, branches))
 
     def _compare_with_other_ranks(self, step):
         # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
@@ -251,7 +264,8 @@ class Pipeline:
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
         update = update_of()
-        state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
+        with tf.control_dependencies(step.waits_for):
+            state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
         return tf.group(update, *state_updates)
@@ -263,10 +277,8 @@ class Pipeline:
             return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
         if not takes_pairs:
             problem = "a stage leaves variables out of some steps, and the update does not ask which"
-            expected, mend = (
-                "a function of pairs of gradients and variables",
-                "Write apply(step, optimizer.apply_gradients).",
-            )
+            expected = "a function of pairs of gradients and variables"
+            mend = "Write apply(step, optimizer.apply_gradients)."
             raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", mend))
 
         def update(group):
@@ -288,6 +300,26 @@ class Pipeline:
             step.make_slots()
             self._seen.compare(self._owner, [*trained, *self._own_variables()])
 
+    def gather_rank_values(self) -> Any:
+        """Puts what stages keep for each rank alone, where they do, into what a checkpoint of rank 0 holds.
+
+        Returns:
+          The op to run in a graph; None when executed eagerly.
+        Raises:
+          ValueError: no gradients went through this pipeline yet.
+        Ranks: collective.
+        """
+        if not self._has_compared:
+            problem, expected = "it is not known yet which variables are trained", "a call after the first update"
+            mend = "In a TF 1 graph call sync_all after minimize."
+            raise ValueError(message("sync_all", problem, expected, "none was made", mend))
+        return self._rank_values.gather(f"{self._owner}_of_ranks")
+
+    @property
+    def has_rank_values(self) -> bool:
+        """True when a stage keeps something for each rank alone."""
+        return self._rank_values is not None
+
     def _watch_graph(self, step, transfers):
         """The same in a TF 1 graph: a session compares before it first runs these transfers."""
         if self._owner and building_graph():
@@ -296,8 +328,11 @@ class Pipeline:
             known += [] if step_counter is None else [step_counter]
             watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers)
 
+    def _of_this_rank(self):
+        return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
+
     def _own_variables(self):
-        of_this_rank = {id(variable) for stage in self._stages for variable in stage.variables_of_this_rank()}
+        of_this_rank = {id(variable) for variable in self._of_this_rank()}
         shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
 

@@ -43,6 +43,7 @@ class Step:
       is_transformed: True when a stage after the verdict changes gradients.
       needs_recheck: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
+      waits_for: ops of a graph that must have run before what stages keep is read or changed.
       carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
 
@@ -67,6 +68,7 @@ class Step:
     is_transformed: bool = False
     needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
+    waits_for: list = dataclasses.field(default_factory=list)
     carried: dict = dataclasses.field(default_factory=dict)
 
     @property
@@ -127,10 +129,9 @@ class Stage:
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 
-        begin ─► scale ─► backward pass ─► computed ─► collect ─► local ─► reduce ─► reduced ─► (caller clips)
-                                                                                                  │
-                                                                                   after ◄─┬─ gate ◄───┘
-                                                                                           └► update
+        begin ─► scale ─► backward pass ─► computed ─► prepare ─► collect ─► local ─► reduce ─► reduced
+          ─► (caller clips) ─► gate ─► update
+                                └──► after
 
     Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
     stage is made of is set at construction; what belongs to one step is kept in its `Step`.
@@ -196,7 +197,10 @@ class Stage:
         """Makes what this stage keeps for each of the trained variables, where it must exist before the first step."""
 
     def variables_of_this_rank(self) -> list:
-        """Variables of `state` whose values are this rank's own and differ between ranks."""
+        """Variables of `state` whose values are this rank's own and differ between ranks.
+
+        They are there from `prepare` on. `sync_all` puts the values of all ranks into rank 0's checkpoint.
+        """
         return []
 
     def decide_together(self) -> None:
@@ -216,6 +220,9 @@ class Stage:
 
     def computed(self, step: Step) -> None:
         """Works on gradients that the optimizer itself has just computed, so that nobody else uses them yet."""
+
+    def prepare(self, step: Step) -> None:
+        """Makes what this stage keeps for the variables of these gradients, where it does not exist yet."""
 
     def collect(self, step: Step) -> None:
         """Works on this rank's gradients in every step, also in those that exchange nothing."""

@@ -153,8 +153,9 @@ def _start_alike(owner, variables, read, write, line):
         return False
     hashes_of_ranks = np.reshape(_all_gather(ranks, hashes), [ranks.size, -1])
     differing = [position for position, column in enumerate(hashes_of_ranks.T) if len(set(column)) > 1]
-    if ranks.rank == 0:
-        names = [variables[position].name for position in differing]
+    # Rows for all ranks (`rank_values`) are rank 0's alone until now, whoever restored them.
+    names = [variables[position].name for position in differing if variables[position].shape.is_fully_defined()]
+    if ranks.rank == 0 and names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         _LOG.warning(
             "%s: the ranks started from different values of %s%s; now all have those of rank 0. To choose this "
@@ -165,7 +166,10 @@ def _start_alike(owner, variables, read, write, line):
             line,
         )
     for batch in _batches(differing, variables):
-        for position, value in zip(batch, _of_rank_0(ranks, read(batch))):
+        values = read(batch)
+        if not all(variables[position].shape.is_fully_defined() for position in batch):
+            values = _shaped_as_on_rank_0(ranks, values)
+        for position, value in zip(batch, _of_rank_0(ranks, values)):
             write(position, value)
     return True
 
@@ -197,6 +201,14 @@ def _batches(positions, variables):
 
 def _all_gather(ranks, numbers):
     return _outside([np.array(numbers, np.int64)], lambda tensor: ranks.all_gather(tensor, _MEETING))[0]
+
+
+def _shaped_as_on_rank_0(ranks, values):
+    """Values of the shapes that they have on rank 0, which is to send them."""
+    lengths = [length for value in values for length in np.shape(value)]
+    there = iter(np.reshape(_all_gather(ranks, lengths), [ranks.size, -1])[0])
+    shapes = [tuple(int(next(there)) for _ in np.shape(value)) for value in values]
+    return [value if np.shape(value) == shape else np.zeros(shape, value.dtype) for value, shape in zip(values, shapes)]
 
 
 def _of_rank_0(ranks, values):

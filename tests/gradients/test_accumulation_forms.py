@@ -50,7 +50,8 @@ def test_a_batch_that_is_left_out_leaves_every_bit_but_the_scale():
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_batches_that_are_reduced_one_by_one_train_as_a_window_does(name):
-    expected, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), stages=[stages.Accumulate(4)]), 12)
+    of_window, _ = train(lambda: NPUOptimizer(OPTIMIZERS[name](), stages=[stages.Accumulate(4)]), 12)
+    expected = {key: value for key, value in of_window.items() if "of_ranks/" not in key}  # here all ranks are alike
     for scaled in (False, True):
         manager = (lambda: forms.DynamicLossScaleManager(2.0**4)) if scaled else (lambda: None)
         ours, _ = train(

@@ -17,7 +17,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stages.partial_sync import partitions
 from tests import stage_cases
-from tests.training import OPTIMIZERS, assert_same_bits, token_batches, train
+from tests.training import OPTIMIZERS, TwoLayers, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
 
@@ -99,9 +99,28 @@ def test_partitions_are_cut_from_the_last_variable_on():
         assert cut == expected
 
 
+def test_without_stages_a_graph_has_the_nodes_it_has_without_the_argument():
+    def nodes(make):
+        with tf.Graph().as_default() as graph:
+            model = TwoLayers()
+            make(tf1.train.AdamOptimizer(0.1)).minimize(model.loss, tf1.train.get_or_create_global_step())
+            return list(graph.as_graph_def().node)
+
+    plain = nodes(lambda inner: inner)
+    assert len(plain) > 50
+    for make in (NPUOptimizer, NPUDistributedOptimizer):
+        assert nodes(make) == nodes(lambda inner, make=make: make(inner, stages=[])) == plain
+    scaled = [
+        nodes(lambda inner, more=more: NPUOptimizer(inner, stage_cases.dynamic(), True, True, True, **more))
+        for more in ({}, {"stages": []})
+    ]
+    assert scaled[0] == scaled[1]
+    assert len(scaled[0]) > len(plain)
+
+
 @pytest.mark.parametrize("way", ["graph", "function", "fit, current"])
 def test_training_resumes_in_the_middle_of_a_window(way, tmp_path):
-    whole, resumed, _ = stage_cases.resumed(way, tmp_path)
+    whole, resumed, _ = stage_cases.resumed(way, ("accumulate", "clip by norm"), tmp_path)
     assert_same_bits(resumed, whole)
 
 
@@ -242,7 +261,7 @@ def test_the_code_of_the_page_runs(monkeypatch):
     monkeypatch.chdir(repository)
     page = repository / "docs" / "stages.md"
     pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 9
+    assert len(pieces) == 10
     for number, piece in enumerate(pieces):
         exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from npu_bridge import collective
@@ -11,43 +12,163 @@ from tests.training import assert_same_bits
 pytestmark = pytest.mark.ranks(2)
 
 
-def trained_in(ways):
-    """On a rank: what `stage_cases.trained` gives for every chain of these ways."""
-    return {(way, chain): stage_cases.trained(way, chain) for way in ways for chain in stage_cases.CHAINS_OF_WAYS[way]}
+# TF 1 graphs are those of test_chains_of_stages.py.
+OF_TWO = [
+    *((way, chain) for way in ("function", "fit, legacy", "fit, current") for chain in stage_cases.CHAINS_OF_WAYS[way]),
+    *((way, ("clip by norm", "accumulate", "clip locally", "top k")) for way in ("function", "fit, current")),
+    ("function", ("top k of a fragment",)),
+]
 
 
-@pytest.mark.parametrize("ways", [("graph", "graph, tailed"), ("function", "fit, legacy", "fit, current")])
-def test_every_stage_does_what_numpy_does(on_ranks, ways):
-    results = on_ranks(2, trained_in, ways)
-    for way, chain in results[0]:
-        stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
-
-
-def sparsified_in(chains_of_ways):
+def trained_by_two():
     """On a rank: what `stage_cases.trained` gives."""
-    return {(way, chain): stage_cases.trained(way, chain) for way, chains in chains_of_ways for chain in chains}
+    return {case: stage_cases.trained(*case) for case in OF_TWO}
 
 
-def test_sparsification_keeps_what_it_does_not_send(on_ranks):
-    chains = stage_cases.SPARSE_CHAINS
-    plan = [("graph", chains), ("graph, tailed", chains[-1:]), ("function", chains[-1:]), ("fit, current", chains[-1:])]
-    results = on_ranks(2, sparsified_in, plan)
-    for way, chain in results[0]:
+def test_every_stage_does_what_numpy_does(on_ranks):
+    results = on_ranks(2, trained_by_two)
+    for way, chain in OF_TWO:
         stage_cases.assert_equals_numpy(way, chain, [result[way, chain] for result in results])
+
+
+KEEPING = ("accumulate", "clip by norm", "top k")
 
 
 def resumed_in(ways, folder):
     """On a rank: every variable after training in one go and after a restart, and before the restart."""
     assert collective.current().size == 2
-    return [stage_cases.resumed(way, folder) for way in ways]
+    return [stage_cases.resumed(way, KEEPING, folder) for way in ways]
 
 
-def test_each_rank_resumes_its_own_window_bit_for_bit(on_ranks, tmp_path):
-    """Sums are each rank's own, and nothing that makes ranks alike before the first step touches them."""
-    results = on_ranks(2, resumed_in, ("graph", "function"), str(tmp_path))
-    for way in range(2):
-        for whole, resumed, before in (result[way] for result in results):
+def test_each_rank_resumes_its_own_window_from_rank_0s_checkpoint_bit_for_bit(on_ranks, tmp_path):
+    """Sums, and what was not sent, are each rank's own."""
+    ways = ("graph", "function", "fit, legacy", "fit, current")
+    results = on_ranks(2, resumed_in, ways, str(tmp_path))
+    for number, way in enumerate(ways):
+        for whole, resumed, _ in (result[number] for result in results):
             assert_same_bits(resumed, whole)
-            assert any("accumulated" in name and value.any() for name, value in before.items())
-        first, second = (result[way][2] for result in results)
-        assert any("accumulated" in name and (first[name] != second[name]).any() for name in first)
+        first, second = (result[number][2] for result in results)
+        assert sum((first[name] != second[name]).any() for name in first) >= 5, f"{way}: ranks are alike"
+
+
+def resumed_on_rank_0_alone(is_broadcast, folder):
+    """On a rank: what is kept before and after a restore that happens on rank 0 alone, and steps after it."""
+    ranks = collective.current()
+    fed = stage_cases.gradients_of(ranks.rank, 16)
+    before, after = (stage_cases.InGraph(KEEPING) for _ in range(2))
+    before.train(fed[:10])
+    before.sync()
+    if ranks.rank == 0:
+        after.restore(before.save(f"{folder}/{is_broadcast}"))
+    if is_broadcast:
+        after.broadcast()
+    for training in (before, after):
+        training.train(fed[10:])
+    return before.everything(), after.everything()
+
+
+@pytest.mark.parametrize("is_broadcast", [False, True])
+def test_what_each_rank_keeps_gets_to_it_from_a_restore_on_rank_0_alone(on_ranks, tmp_path, is_broadcast):
+    for whole, resumed in on_ranks(2, resumed_on_rank_0_alone, is_broadcast, str(tmp_path)):
+        assert_same_bits(resumed, whole)
+
+
+def saved_and_kept(folder):
+    """On a rank: what is kept when rank 0 writes a checkpoint."""
+    ranks = collective.current()
+    training = stage_cases.InGraph(KEEPING)
+    training.train(stage_cases.gradients_of(ranks.rank, 10))
+    training.sync()
+    if ranks.rank == 0:
+        training.save(f"{folder}/of_two")
+    return training.everything()
+
+
+def restored_and_kept(folder):
+    """What is left of that after a step in which nothing is sent and nothing added."""
+    training = stage_cases.InGraph(KEEPING)
+    training.restore(f"{folder}/of_two")
+    nothing = {name: 0 * value for name, value in stage_cases.gradients_of(0, 1)[0].items()}
+    training.train([nothing])
+    return training.everything()
+
+
+@pytest.mark.ranks(4)
+def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(on_ranks, tmp_path):
+    saved = on_ranks(2, saved_and_kept, str(tmp_path))
+    own = [name for name in saved[0] if name.startswith(("accumulated/", "not_sent/")) and not name.endswith("_rows:0")]
+    means = {name: sum(of_rank[name].astype(float) for of_rank in saved) / 2 for name in own}
+    assert len([name for name in means if means[name].any()]) == 5
+    for everything in [*on_ranks(4, restored_and_kept, str(tmp_path)), restored_and_kept(tmp_path)]:
+        for name in means.keys() & everything.keys():
+            np.testing.assert_allclose(everything[name], means[name], rtol=1e-6, err_msg=name)
+
+
+CONSERVING = (("top k",), ("threshold",))
+
+
+def conserved():
+    """On a rank: by chain all that was applied in 200 steps, what is left to send, and all that this rank had."""
+    rank, found = collective.current().rank, {}
+    bad = {
+        (step, step % 2): ("kernel", value) for step, value in ((3, np.inf), (50, np.nan), (51, -np.inf), (199, 1e25))
+    }
+    fed = stage_cases.gradients_of(rank, 200, 7, bad)
+    used = [grads for step, grads in enumerate(fed) if not any(step == number for number, _ in bad)]
+    for chain in CONSERVING:
+        training = stage_cases.InGraph(chain)
+        training.train(fed)
+        values, kept = training.values(), stage_cases.kept_in(training.everything(), "not_sent")
+        start = stage_cases.start_values()
+        assert training.updates() == len(used) == 196
+        found[chain] = {
+            name: (
+                (start[name].astype(float) - values[name]) / stage_cases.LEARNING_RATE,
+                kept[name].astype(float),
+                sum(grads[name].astype(float) for grads in used),
+            )
+            for name in ("kernel", "vector")
+        }
+    return found
+
+
+def test_nothing_that_was_not_sent_is_lost(on_ranks):
+    """What is applied and what is kept are together the mean of all gradients, also after skipped steps."""
+    results = on_ranks(2, conserved)
+    for chain in CONSERVING:
+        for name in ("kernel", "vector"):
+            applied, kept, had = np.mean([result[chain][name] for result in results], axis=0)
+            assert np.linalg.norm(kept) > 1e-3
+            assert np.linalg.norm(applied + kept - had) <= 1e-5 * np.linalg.norm(had), f"{chain}, {name}"
+
+
+LONG = ("accumulate", "clip locally", "clip by value", "clip by norm", "centralise")
+OF_FOUR = [
+    ("graph", (*LONG, "top k")),
+    ("graph", ("threshold",)),
+    ("graph, tailed", (*LONG, "partial sync")),
+    ("function", (*LONG, "threshold")),
+    ("fit, legacy", (*LONG, "top k")),
+    ("fit, current", (*LONG, "adasum")),
+]
+
+
+def trained_by_four():
+    """On a rank: what `stage_cases.trained` gives, and the variables after each step of partial synchronisation."""
+    training, values = stage_cases.InGraph(("partial sync",)), []
+    for grads in stage_cases.gradients_of(collective.current().rank, 6):
+        training.train([grads])
+        values.append(training.values())
+    return {case: stage_cases.trained(*case) for case in OF_FOUR}, values
+
+
+@pytest.mark.ranks(4)
+def test_every_stage_does_on_four_ranks_what_numpy_does(on_ranks):
+    results = on_ranks(4, trained_by_four)
+    for way, chain in OF_FOUR:
+        stage_cases.assert_equals_numpy(way, chain, [trained[way, chain] for trained, _ in results])
+    partitions = 2
+    for name in stage_cases.start_values():
+        of_ranks = [np.stack([values[name] for values in of_rank]) for _, of_rank in results]
+        alike = [all((value[step] == of_ranks[0][step]).all() for value in of_ranks) for step in range(6)]
+        assert all(any(alike[step : step + partitions]) for step in range(5)) and not all(alike), f"{name}: {alike}"

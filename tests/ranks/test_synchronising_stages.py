@@ -26,32 +26,18 @@ def compare(results):
 
 
 @pytest.mark.ranks(2)
-def test_adasum_does_what_numpy_does(on_ranks):
-    plan = [("graph", ADASUM), ("graph, tailed", ADASUM[-1:]), ("function", ADASUM[-1:])]
-    compare(on_ranks(2, trained_in, [*plan, *((way, ADASUM[:1]) for way in ("fit, legacy", "fit, current"))]))
-
-
-@pytest.mark.ranks(2)
-def test_partial_sync_does_what_numpy_does(on_ranks):
-    ways = [
-        ("graph", PARTIAL),
-        ("graph, tailed", PARTIAL[-1:]),
-        ("function", PARTIAL[-1:]),
-        ("fit, legacy", PARTIAL[:1]),
-    ]
-    compare(on_ranks(2, trained_in, [*ways, ("fit, current", PARTIAL[:1])]))
+def test_they_do_what_numpy_does(on_ranks):
+    """In TF 1 graphs test_chains_of_stages.py looks at that."""
+    of_adasum = [("function", ADASUM[-1:]), ("fit, legacy", ADASUM[:1]), ("fit, current", ADASUM[:1])]
+    of_partial_sync = [("function", PARTIAL[-1:]), ("fit, legacy", PARTIAL[:1]), ("fit, current", PARTIAL[:1])]
+    of_weights = [("function", WEIGHTS[1:]), ("fit, current", WEIGHTS[1:])]
+    compare(on_ranks(2, trained_in, [*of_adasum, *of_partial_sync, *of_weights]))
 
 
 @pytest.mark.ranks(4)
 def test_adasum_of_four_ranks_is_a_tree_and_of_means(on_ranks):
     of_weights = ("adasum of weights, of means", "clip by norm")
     compare(on_ranks(4, trained_in, [("graph", [("adasum",), ("adasum of means",), of_weights])]))
-
-
-@pytest.mark.ranks(2)
-def test_adasum_of_weights_does_what_numpy_does(on_ranks):
-    ways = [("graph, tailed", WEIGHTS[:1]), ("graph", WEIGHTS[1:]), ("function", WEIGHTS[1:])]
-    compare(on_ranks(2, trained_in, [*ways, ("fit, current", WEIGHTS[1:])]))
 
 
 def hostile_gradients():

@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer
 from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.rank_values import without_rows
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.progress_variables import ProgressVariablesHook
 from npu_bridge.session import (
@@ -328,7 +329,8 @@ def broadcast_global_variables(root_rank):
       The op to run once the variables have values; None when executed eagerly.
     Ranks: collective.
     """
-    return remote_slots.broadcast_with_slots(tf.compat.v1.global_variables(), collective.current(), root_rank)
+    variables = without_rows(tf.compat.v1.global_variables())
+    return remote_slots.broadcast_with_slots(variables, collective.current(), root_rank)
 
 
 def _after(dependencies, tensors):

@@ -45,9 +45,8 @@ class Accumulate(Stage):
       TypeError: `steps` is not an integer.
       ValueError: an argument is out of its range, or the loss scale would move with other steps than are judged.
     Graph: a variable of each trained variable's shape, a boolean for each row of sparse ones, and a counter; all are
-      saved. On several ranks they are each rank's own: a checkpoint that rank 0 writes in the middle of a window holds
-      its sums alone, and the ranks that start from it all begin with these. With `exchange="batch"` they are the same
-      on all ranks.
+      saved. On several ranks sums are each rank's own: run `sync_all` before rank 0 writes a checkpoint in the middle
+      of a window. With `exchange="batch"` they are the same on all ranks.
     """
 
     place = "accumulate"
@@ -102,6 +101,12 @@ class Accumulate(Stage):
             return []
         return [variable for variable in self.state()["accumulated"].variables if variable is not self._sums.counter]
 
+    def prepare(self, step):
+        self.state()
+        for grad, variable in step.grads_and_vars:
+            if grad is not None:
+                self._sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+
     def collect(self, step):
         if self._reduces_batches:
             return
@@ -153,7 +158,6 @@ class Accumulate(Stage):
 
     def _added(self, step):
         """This batch's gradients added to those before."""
-        self.state()
         sums, pairs = self._sums, step.grads_and_vars
         kept = [
             None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))

@@ -67,7 +67,7 @@ class _Sparsified(AllReduce, abc.ABC):
         super().describe(step, plan)
         plan.settings[type(self).__name__] = str(self.get_config())
 
-    def collect(self, step):
+    def prepare(self, step):
         if self._is_used() and self._has_feedback:
             for grad, variable in step.grads_and_vars:
                 if isinstance(grad, tf.Tensor):
