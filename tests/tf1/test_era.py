@@ -34,7 +34,7 @@ OF_2 = {
     "function": "import tensorflow as tf\n@tf.function\ndef f(x):\n    return tf.random.set_seed(1)",
     "compat of single names": "import tensorflow as tf\ntf.compat.v1.logging.set_verbosity('ERROR')",
     "compat in a graph": "import tensorflow as tf\ng = tf.Graph().as_default()\ntf.compat.v1.placeholder('float')",
-    "beside, in a graph": "import tensorflow as tf\nv1 = tf.compat.v1\ng = tf.Graph().as_default()\nv1.get_variable('x')",
+    "beside, in a graph": "import tensorflow as tf\nv = tf.compat.v1\ng = tf.Graph().as_default()\nv.get_variable('x')",
     "switched off": "import tensorflow as tf\ntf.compat.v1.disable_eager_execution()\ntf.compat.v1.Session()",
     "npu_device": "import npu_device\nimport tensorflow as tf\nnpu_device.open().as_default()\ntf.placeholder",
     "npu_bridge": "import tensorflow as tf\nfrom npu_bridge.npu_init import npu_keras_optimizer\ntf.keras.Model()",
