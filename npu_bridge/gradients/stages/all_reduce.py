@@ -31,7 +31,8 @@ class AllReduce(Stage):
 
     Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
     summed, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
-    by the loss scale, if there is one. In a 16-bit wire format they are rounded, nothing else: the mean is taken in float32.
+    by the loss scale, where there is one. In a 16-bit wire format they are rounded, nothing else: the mean is taken in
+    float32.
     When the decision about the step is known early, only the last fragment waits for it, if it is not large. When the
     options of the run say `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
 
