@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge import collective
+from npu_bridge import collective, stages
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.amp.scaling import scale_loss, unscaled_gradients
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
-from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 
 tf1 = tf.compat.v1
 STEPS, RATE = 16, 0.25
@@ -61,6 +64,10 @@ def managers():
     ]
 
 
+def one_manager():
+    return FixedLossScaleManager(FIRST_SCALES[1])
+
+
 def in_numpy(ranks):
     """The variables after each step, and the scales that it used."""
     values = {name: value.astype(np.float64) for name, value in start_values().items()}
@@ -87,19 +94,27 @@ def in_numpy(ranks):
     return trace
 
 
-def in_graph(is_tailing=False):
-    """`NPUOptimizer.compute_gradients` of a list."""
+def whole_optimizer(inner, given, is_tailing=False, added=()):
+    return NPUOptimizer(inner, given, True, True, is_tailing, name="several", stages=added)
+
+
+def sharded_optimizer(inner, given):
+    shared = NPUDistributedOptimizer(inner, is_weight_update_sharding=True, name="several")
+    return NPULossScaleOptimizer(shared, given, is_distributed=True)
+
+
+def in_graph(make=whole_optimizer, is_sum=False):
+    """`NPUOptimizer.compute_gradients` of a list; with `is_sum` of its sum, which has one loss scale."""
     with tf.Graph().as_default(), tf1.Session() as session:
         variables = {
             name: tf1.get_variable(name, initializer=value, use_resource=name != "vector")
             for name, value in start_values().items()
         }
         fed = {key: tf1.placeholder(value.dtype, value.shape) for key, value in fed_to(0)[0].items()}
-        optimizer = NPUOptimizer(
-            tf1.train.GradientDescentOptimizer(RATE), managers(), True, True, is_tailing, name="several"
-        )
+        optimizer = make(tf1.train.GradientDescentOptimizer(RATE), one_manager() if is_sum else managers())
         losses = losses_of(variables, fed)
-        train_op = optimizer.apply_gradients(optimizer.compute_gradients(losses), tf1.train.get_or_create_global_step())
+        pairs = optimizer.compute_gradients(tf.add_n(losses) if is_sum else losses)
+        train_op = optimizer.apply_gradients(pairs, tf1.train.get_or_create_global_step())
         session.run(tf1.global_variables_initializer())
         trace = []
         for grads in fed_to(collective.current().rank):
@@ -109,14 +124,15 @@ def in_graph(is_tailing=False):
         return trace
 
 
-def in_loop(generation, is_function):
-    """`scale_loss` around two passes of one tape."""
+def in_loop(generation, is_function, added=(), is_sum=False):
+    """`scale_loss` around two passes of one tape; with `is_sum` around one."""
     variables = {name: tf.Variable(value, name=name) for name, value in start_values().items()}
-    optimizer = npu_keras_optimizer(generation.SGD(RATE), managers())
+    optimizer = npu_keras_optimizer(generation.SGD(RATE), one_manager() if is_sum else managers(), stages=added)
 
     def train(grads):
         with tf.GradientTape(persistent=True) as tape:
             losses = losses_of(variables, grads)
+            losses = [tf.add_n(losses)] if is_sum else losses
         for loss_id, loss in enumerate(losses):
             with scale_loss(loss, optimizer, loss_id=loss_id) as scaled:
                 scaled.backward(tape, list(variables.values()))
@@ -147,12 +163,52 @@ def in_eager_loop_of_tf1_optimizer():
 
 WAYS = {
     "graph": in_graph,
-    "graph, tailed": lambda: in_graph(is_tailing=True),
+    "graph, tailed": lambda: in_graph(functools.partial(whole_optimizer, is_tailing=True)),
     "function, legacy": lambda: in_loop(tf.keras.optimizers.legacy, is_function=True),
     "function, current": lambda: in_loop(tf.keras.optimizers, is_function=True),
     "eager, current": lambda: in_loop(tf.keras.optimizers, is_function=False),
     "eager, of TF 1": in_eager_loop_of_tf1_optimizer,
 }
+
+
+FREEZING = {"groups": [["kernel"], ["vector"]], "kind": "explicit", "sequence": [0, 1]}
+TOGETHER = {
+    "freeze": lambda: [stages.Freeze(FREEZING)],
+    "top k": lambda: [stages.TopK(0.5)],
+    "adasum": lambda: [stages.Adasum()],
+    "adasum of weights": lambda: [stages.Adasum(on="weights")],
+    "partial sync": lambda: [stages.PartialSync(1)],
+}
+
+
+def trained_with_stages():
+    """On a rank: the traces of training by two losses and by their sum, in one way with one of these stages."""
+    makers = {name: functools.partial(whole_optimizer, added=made()) for name, made in TOGETHER.items()}
+    makers["sharding"] = sharded_optimizer
+    found = {("graph", name): (in_graph(make), in_graph(make, is_sum=True)) for name, make in makers.items()}
+    for name in ("freeze", "adasum of weights"):
+        of_kinds = [in_loop(tf.keras.optimizers, True, TOGETHER[name](), is_sum) for is_sum in (False, True)]
+        found["function", name] = tuple(of_kinds)
+    return found
+
+
+def assert_like_one_loss(results):
+    """Results of `trained_with_stages`, by rank: losses with a scale each train as their sum does."""
+    expected = in_numpy(len(results))
+    for rank, result in enumerate(results):
+        for case, (several, one) in result.items():
+            before = start_values()
+            for step, ((values, report, _), (of_sum, report_of_sum, _), (_, scales, is_bad)) in enumerate(
+                zip(several, one, expected)
+            ):
+                where = f"{case}, rank {rank}, step {step}"
+                assert tuple(report.loss_scale) == scales, where
+                assert bool(report.overflow) == bool(report_of_sum.overflow) == is_bad, where
+                for name, value in values.items():
+                    np.testing.assert_allclose(value, of_sum[name], rtol=2e-5, atol=2e-5, err_msg=f"{where}: {name}")
+                    assert not is_bad or value.tobytes() == before[name].tobytes(), f"{where}: {name} has changed"
+                before = values
+            assert all(np.any(value != start_values()[name]) for name, value in before.items()), case
 
 
 def trained(ways):

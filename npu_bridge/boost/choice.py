@@ -218,8 +218,8 @@ class _Choice:
             wanted = f"2, 4, 8... times device_number={averaged} ranks"
             self.leave_out("adasum", f"it needs {wanted}, and there {'is 1' if size == 1 else f'are {size}'}")
         else:
-            self.say("adasum", f"gradients of {servers} groups of {averaged} ranks are combined")
-            return [Adasum(averaged_ranks=averaged)]
+            self.say("adasum", f"updates of {servers} groups of {averaged} ranks are combined")
+            return [Adasum(averaged_ranks=averaged, on="weights")]
         return []
 
     def split_communication(self):

@@ -152,6 +152,7 @@ class Stage:
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
       leaves_out: True for a stage that leaves variables out of some steps.
+      copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
     """
 
     place = "transform"
@@ -165,6 +166,7 @@ class Stage:
     needs_variables = False
     spans_batches = False
     leaves_out = False
+    copes_with_left_out = False
 
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""

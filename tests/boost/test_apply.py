@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge import boost, collective, stages
 from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from tests.stage_models import adasum_tree
 
 tf1 = tf.compat.v1
 layers = tf.keras.layers
@@ -251,9 +252,76 @@ def test_adasum_counts_ranks_by_the_device_number_and_rank_0_alone_speaks(on_ran
     """The number of devices of a server is not taken to be 8."""
     for rank, ((one, is_adasum, _), (two, is_mean, values)) in on_ranks(2, of_two_ranks):
         assert is_adasum and not is_mean
-        assert ("gradients of 2 groups of 1 ranks are combined" in one) == (rank == 0)
+        assert ("updates of 2 groups of 1 ranks are combined" in one) == (rank == 0)
         assert ("left out, because it needs 2, 4, 8... times device_number=2 ranks" in two) == (rank == 0)
         np.testing.assert_allclose(np.concatenate(values), [0.8, 1.6, 2.4], rtol=1e-6)
+
+
+# Two blocks of three variables; the first update trains both, the second one the last block alone.
+NAMES = [f"layer_{layer}/part_{part}" for layer in (0, 1) for part in (0, 1, 2)]
+FREEZING = {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 4}
+SLOPES = [np.random.default_rng(rank).normal(size=(4, len(NAMES), 2)).astype(np.float32) for rank in (0, 1)]
+
+
+class Slopes(tf.keras.Model):
+    """A loss that is linear in its weights, for a batch of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [self.add_weight(name, [2], initializer="zeros") for name in NAMES]
+
+    def call(self, inputs):
+        return tf.reshape(tf.reduce_sum(tf.stack(self.parts) * inputs[0]), [1, 1])
+
+
+def trained_by_adasum(way, features, slopes):
+    """Weights after each update with SGD(1) and features of boost."""
+    config = manual(*features, grad_freeze=FREEZING, common={"device_number": 1})
+    if way.startswith("fit"):
+        model, trace = Slopes(), []
+        kind = tf.keras.optimizers.legacy if way == "fit, legacy" else tf.keras.optimizers
+        model.compile(kind.SGD(1.0), loss=lambda _, loss: loss)
+        model = boost.apply(model, config=config)
+        note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: trace.append(model.get_weights()))
+        model.fit(slopes, np.zeros([len(slopes), 1]), batch_size=1, shuffle=False, verbose=0, callbacks=[note])
+        return trace
+    if way == "graph":
+        with tf.Graph().as_default(), tf1.Session() as session:
+            variables = [tf1.get_variable(name, [2], initializer=tf1.zeros_initializer()) for name in NAMES]
+            fed = tf1.placeholder(tf.float32, slopes.shape[1:])
+            optimizer = boost.apply(tf1.train.GradientDescentOptimizer(1.0), config=config)
+            train_op = optimizer.minimize(tf.reduce_sum(tf.stack(variables) * fed))
+            session.run(tf1.global_variables_initializer())
+            return [session.run([train_op, variables], {fed: each}) and session.run(variables) for each in slopes]
+    optimizer = boost.apply(tf.keras.optimizers.legacy.SGD(1.0), config=config)
+    variables, trace = [tf.Variable(tf.zeros([2]), name=name) for name in NAMES], []
+    for each in slopes:
+        optimizer.minimize(lambda each=each: tf.reduce_sum(tf.stack(variables) * each), variables)
+        trace.append([variable.numpy() for variable in variables])
+    return trace
+
+
+def trained_by_adasum_in_all_ways():
+    slopes = SLOPES[collective.current().rank]
+    return {
+        (way, features): trained_by_adasum(way, features, slopes)
+        for way in ("fit, current", "fit, legacy", "graph", "eager, legacy")
+        for features in (("adasum",), ("grad_freeze", "adasum"))
+    }
+
+
+@pytest.mark.ranks(2)
+def test_adasum_combines_updates_of_servers_also_where_layers_are_frozen(on_ranks):
+    sequence = stages.FreezeSchedule(groups=2, kind="continuous", full_share=0.5, total_steps=4).sequence
+    assert {0, 1} <= set(sequence[:4])
+    mine, other = on_ranks(2, trained_by_adasum_in_all_ways)
+    for case, trace in mine.items():
+        expected = np.zeros([len(NAMES), 2])
+        for step, values in enumerate(trace):
+            for number in range(3 if "grad_freeze" in case[1] and sequence[step] else 0, len(NAMES)):
+                expected[number] -= adasum_tree([slopes[step, number].astype(np.float64) for slopes in SLOPES])
+            np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=f"{case}, step {step}")
+            np.testing.assert_array_equal(values, other[case][step])
 
 
 def small_model():

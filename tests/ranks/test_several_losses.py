@@ -15,6 +15,10 @@ def test_an_overflow_of_one_loss_on_one_rank_moves_that_scale_on_all(on_ranks):
         several_losses.assert_equals_numpy([result[way] for result in results])
 
 
+def test_losses_train_as_their_sum_does_with_every_stage_that_keeps_ranks_together(on_ranks):
+    several_losses.assert_like_one_loss(on_ranks(2, several_losses.trained_with_stages))
+
+
 def test_accumulation_in_its_other_forms_does_what_numpy_does(on_ranks):
     results = on_ranks(2, accumulation_forms.trained, tuple(accumulation_forms.WAYS))
     for way, form in results[0]:

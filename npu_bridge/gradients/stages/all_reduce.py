@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.collective.agreement import Gradient
-from npu_bridge.gradients.arithmetic import map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options import of_graph
 
@@ -31,7 +31,8 @@ class AllReduce(Stage):
 
     Scaled gradients, and all that were judged, are multiplied by a power of two not above 1 / ranks before they are
     summed, which loses no bits and keeps a sum of finite values finite; the rest of the mean is left to the division
-    by the loss scale. In a 16-bit wire format they are rounded, nothing else: the mean is taken in float32.
+    by the loss scale, where there is one. In a 16-bit wire format they are rounded, nothing else: the mean is taken in
+    float32.
     When the decision about the step is known early, only the last fragment waits for it, if it is not large. When the
     options of the run say `hcom_parallel=False`, no transfer starts before every gradient of this rank exists.
 
@@ -102,7 +103,10 @@ class AllReduce(Stage):
             for position, (grad, variable) in enumerate(step.grads_and_vars)
         ]
         if method.leftover != 1.0:
-            step.multiplied_by(method.leftover)
+            if step.divisor is None:  # no stage will divide
+                step.map(lambda grad: in_true_units(grad, method.leftover))
+            else:
+                step.multiplied_by(method.leftover)
 
     def _reduce_dense(self, gradients, cut, method, decision):
         """Reduced gradients by position; the last fragment waits for the decision about the step, if there is one."""
@@ -152,8 +156,7 @@ class _Mean:
 
 
 class _FiniteSum(_Mean):
-    """Gradients are multiplied by a power of two that keeps sums finite; the division by the loss scale does the rest
-    of the mean."""
+    """Gradients are multiplied by a power of two that keeps sums finite; `leftover` is the rest of the mean."""
 
     def __init__(self, communicator):
         super().__init__(communicator)
