@@ -26,6 +26,7 @@ _MOST_PARTS, _PART, _FEWEST_PARTS = 16, 16, 4
 _OVER_PARTS, _OVER_VARIABLES, _MORE_REPEATS = 3.0, 1.5, 6
 # Nothing is judged that is less than so many times what repeats do as a whole, or less than so much (ours).
 _FEWEST_SPREADS, _LEAST = 4.0, 0.05
+_ROUNDING = 2.0**-24
 
 
 class Sizes(NamedTuple):
@@ -86,7 +87,7 @@ def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.nda
       a, b: for each repeat and each variable, `update_sizes`; one of the two has at least two repeats.
       chance: of a false alarm.
     Returns:
-      None where there is nothing to compare, or repeats went equally far to the bit.
+      None where there is nothing to compare.
     """
     if not a[0]:
         return None
@@ -96,8 +97,7 @@ def compare_sizes(a: Sequence[Sequence[np.ndarray]], b: Sequence[Sequence[np.nda
     freedom = len(repeats) - 1
     noise = repeats - repeats.mean(axis=0)
     variance = np.bincount(variable, (noise**2).sum(axis=0)) / np.bincount(variable) / freedom
-    if not (variance > 0).all():
-        return None
+    variance = np.maximum(variance, _ROUNDING**2)
     weight = 1 / variance[variable]
     weight /= weight.sum()
     of_variables = np.array([np.bincount(variable, run * weight) for run in noise])
