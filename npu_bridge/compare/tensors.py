@@ -116,7 +116,8 @@ def compare_dumps(
         return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
     if done.first is None:
         steps = f"step {done.key.step}" if len(pairs) == 1 else f"{len(pairs)} steps"
-        worst = max((row for row in done.rows if row.agreement), key=lambda row: row.agreement.largest_relative)
+        judged = [row for row in done.rows if row.agreement and not row.is_noise]
+        worst = max(judged or done.rows, key=lambda row: row.agreement.largest_relative if row.agreement else 0.0)
         sentence = (
             f"All {compared} tensors of {steps} are within tolerance; the largest relative error is "
             f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
