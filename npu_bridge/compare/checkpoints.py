@@ -21,6 +21,8 @@ __all__ = ["Variable", "compare_checkpoints"]
 _FALSE_ALARM = 1e-3
 # Half a bit of float32, over the root mean square of a variable: no spread is smaller.
 _ROUNDING = 2.0**-24
+# The smallest normal float32: what is below is as good as zero, and a rounding of zero.
+_ZERO = 2.0**-126
 # Without repeats: what rounding alone makes of a checkpoint in a few steps (ours).
 _AS_GOOD_AS_EQUAL = 1e-6
 _MOST_CHECKPOINTS = 6
@@ -177,7 +179,8 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
     distance = _over(math.sqrt(sums[2]), norm)
     spread = z = None
     if many > 1:
-        around = math.sqrt(sums[3] / (many - 1) + (_ROUNDING * norm) ** 2)
+        least = (_ROUNDING * norm) ** 2 + arrays[0].size * _ZERO**2
+        around = math.sqrt(sums[3] / (many - 1) + least)
         z = _over(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
         spread = _over(around, norm)
     has_moved = sums[4] > 0 and sums[6] > 0

@@ -71,6 +71,15 @@ def test_what_cannot_be_measured_is_left_out(tmp_path):
     assert compare_checkpoints(same, same[:1])[0].facts["sizes"]["apart"] == pytest.approx(0, abs=1e-12)
 
 
+def test_a_rounding_of_zero_is_no_difference(tmp_path):
+    runs = []
+    for number, bias in enumerate((0.0, 0.0, 0.0, 1e-45)):
+        runs.append({0: str(tmp_path / str(number))})
+        tf.raw_ops.SaveV2(prefix=runs[-1][0], tensor_names=["b"], shape_and_slices=[""], tensors=[np.float32([bias])])
+    verdict, _ = compare_checkpoints(runs[:3], runs[3:])
+    assert verdict.is_inside, verdict.sentence
+
+
 def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
     before, after = np.random.RandomState(0).randn(2, 1024).astype(np.float32)
     for name, values in (("before", before), ("after", after), ("nan", np.where(after > 2, np.nan, after))):
