@@ -173,6 +173,7 @@ def build(name, error=""):
     """The graph of a model, with an error in its operators: "bfloat16", "gradient" or none."""
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(1)
+        tf.keras.utils.set_random_seed(1)  # layers of Keras draw their seeds from Python's numbers
         if name == "bert":
             inputs = [tf1.placeholder(tf.int32, [None, 16], "tokens"), tf1.placeholder(tf.int32, [None, 2], "places")]
         elif name == "line":

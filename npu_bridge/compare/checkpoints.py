@@ -11,6 +11,7 @@ import numpy as np
 from npu_bridge.compare.arrays import Stored, in_pieces
 from npu_bridge.compare.checkpoint_files import read_checkpoint
 from npu_bridge.compare.names import match
+from npu_bridge.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
 from npu_bridge.compare.student import t_quantile
 from npu_bridge.compare.verdict import CannotTell, Verdict
 
@@ -20,6 +21,8 @@ __all__ = ["Variable", "compare_checkpoints"]
 _FALSE_ALARM = 1e-3
 # Half a bit of float32, over the root mean square of a variable: no spread is smaller.
 _ROUNDING = 2.0**-24
+# The smallest normal float32: what is below is as good as zero, and a rounding of zero.
+_ZERO = 2.0**-126
 # Without repeats: what rounding alone makes of a checkpoint in a few steps (ours).
 _AS_GOOD_AS_EQUAL = 1e-6
 _MOST_CHECKPOINTS = 6
@@ -99,6 +102,13 @@ def compare_checkpoints(
     if outside:
         facts.update(variable=found[0].name, step=found[0].step)
         return Verdict("checkpoints", False, _about_worst(found, outside, steps), facts, tuple(notes)), found
+    if limit < math.inf and len(steps) > 1:
+        stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
+        sizes = _sizes_between(a, b, stretch, names)
+        facts.update(sizes=None if sizes is None else sizes.plain())
+        if sizes is not None and not sizes.is_inside:
+            facts.update(step=stretch[1])
+            return Verdict("checkpoints", False, _about_sizes(sizes, stretch), facts, tuple(notes)), found
     worst = found[0]
     said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
     if limit < math.inf:
@@ -169,7 +179,8 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
     distance = _over(math.sqrt(sums[2]), norm)
     spread = z = None
     if many > 1:
-        around = math.sqrt(sums[3] / (many - 1) + (_ROUNDING * norm) ** 2)
+        least = (_ROUNDING * norm) ** 2 + arrays[0].size * _ZERO**2
+        around = math.sqrt(sums[3] / (many - 1) + least)
         z = _over(math.sqrt(sums[2]), around * math.sqrt(1 / count_a + 1 / count_b))
         spread = _over(around, norm)
     has_moved = sums[4] > 0 and sums[6] > 0
@@ -179,6 +190,38 @@ def _compared(name: str, other: str, step: int, files: _Files, start: _Files | N
         float(sums[5] / sums[4]) if has_moved else None,
         bad,
     )
+
+
+def _sizes_between(a, b, stretch: tuple[int, int], names: Mapping[str, str]) -> Sizes | None:
+    """How far all repeats of both went in a stretch of steps, in variables that every one of them has moved."""
+    moved: list[list[dict[str, np.ndarray | None]]] = []
+    for side, of_b in ((a, False), (b, True)):
+        moved.append([])
+        for run in side:
+            before, after = (read_checkpoint(run[step])[0] for step in stretch)
+            own_names = {name: other if of_b else name for name, other in names.items()}
+            moved[-1].append(
+                {
+                    name: update_sizes(before[own], after[own])
+                    for name, own in own_names.items()
+                    if own in before and own in after and not is_slot(own, before)
+                }
+            )
+    every = [run for side in moved for run in side]
+    common = [name for name in names if all(run.get(name) is not None for run in every)]
+    return compare_sizes(*([[run[name] for name in common] for run in side] for side in moved), _FALSE_ALARM)
+
+
+def _about_sizes(sizes: Sizes, stretch: tuple[int, int]) -> str:
+    how_far = f"{math.exp(sizes.apart):.3g} times as far as A between steps {stretch[0]} and {stretch[1]}"
+    noise = (
+        f"repeats differ by {_percent(sizes.spread)}, and up to {_percent(sizes.limit)} is noise with so few of them"
+    )
+    return f"All variables together, B went {how_far}; {noise}. Another learning rate does that."
+
+
+def _percent(logarithm: float) -> str:
+    return f"{100 * math.expm1(logarithm):.2g} %"
 
 
 def _over(number: float, other: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge.compare.arrays import Agreement, compare_arrays
+from npu_bridge.compare.arrays import Agreement, compare_arrays, tolerance_of
 from npu_bridge.compare.dumps import Dump, Key, Place
 from npu_bridge.compare.names import Matching, match
 from npu_bridge.compare.verdict import CannotTell, Verdict
@@ -24,6 +24,10 @@ _SOURCES = {
     "Stateless": "B draws other random numbers",
 }
 _MOST_STEPS_BACK = 8
+# B's errors may be so many times as large as those of A's repeats, which are few (ours).
+_ROOM = 10.0
+# Reads of a TF 1 reference variable may show what the step made of it.
+_REFERENCES = ("Variable", "VariableV2")
 _ALMOST_A_MULTIPLE = 0.05
 
 
@@ -112,7 +116,8 @@ def compare_dumps(
         return Verdict("tensors", None, f"No tensor could be compared: {problem}.", facts, tuple(notes)), done
     if done.first is None:
         steps = f"step {done.key.step}" if len(pairs) == 1 else f"{len(pairs)} steps"
-        worst = max((row for row in done.rows if row.agreement), key=lambda row: row.agreement.largest_relative)
+        judged = [row for row in done.rows if row.agreement and not row.is_noise]
+        worst = max(judged or done.rows, key=lambda row: row.agreement.largest_relative if row.agreement else 0.0)
         sentence = (
             f"All {compared} tensors of {steps} are within tolerance; the largest relative error is "
             f"{worst.agreement.largest_relative:.2g}, at {worst.place.op!r}."
@@ -147,12 +152,15 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
 def _compare_step(
     a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
 ) -> Tensors:
-    noisy = {
-        place
-        for other in repeats
-        for place in a.files
-        if place in other.files and _row(a, other, place, place, "", tolerance).is_inside is False
-    }
+    noise: dict[Place, float] = {}
+    noisy = set()
+    for other in repeats:
+        for place in a.files:
+            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
+            if found is not None and not found.is_inside:
+                noisy.add(place)
+            elif found is not None:
+                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
     if 2 * len(noisy) > len(a.files):
         raise CannotTell(
             f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
@@ -164,14 +172,16 @@ def _compare_step(
         name = matching.pairs.get(place.op)
         other = None if name is None else Place(name, *place[1:])
         if other in b.files:
-            rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance))
+            room = _ROOM * noise.get(place, 0.0)
+            rows.append(_row(a, b, place, other, matching.how.get(place.op, ""), tolerance, room))
     # A scope more in front is a guess, which the shapes have to confirm.
     wrong = {row.place.op for row in rows if row.how == "scope" and row.agreement is None}
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
     outputs = [row for row in rows if row.place.side == "output"] or rows
-    first = next((row for row in rows if row.is_inside is False), None)
+    lost = [row for row in rows if row.is_inside is False]
+    first = next((row for row in lost if not _is_read_of_reference(a, row.place.op)), lost[0] if lost else None)
     state: dict[str, bool | None] = {}
     for row in outputs:
         known = state.get(row.place.op, True)
@@ -180,17 +190,25 @@ def _compare_step(
     return Tensors(a.key, rows, matching, first, inputs, readers)
 
 
-def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None) -> Row:
+def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
+    """The two tensors compared; `room` is what noise alone may make, where that is more than the tolerance."""
     kind = a.types.get(place.op) or b.types.get(other.op, "")
     try:
         x, y = a.array(place), b.array(other)
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
             return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), None, problem, how)
-        agreement = compare_arrays(x, y, tolerance)
+        allowed = tolerance_of(x) if tolerance is None else tolerance
+        agreement = compare_arrays(x, y, max(allowed, room))
     except CannotTell as error:
         return Row(place, other, kind, (), (), None, str(error).rstrip("."), how)
     return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), agreement, "", how)
+
+
+def _is_read_of_reference(dump: Dump, op: str) -> bool:
+    """Whether this is a TF 1 reference variable, or the operator that reads one."""
+    read = dump.inputs.get(op, [])[:1] if dump.types.get(op) == "Identity" else [op]
+    return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
 def _neighbours(inputs: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]):
@@ -237,10 +255,13 @@ def _about_first(done: Tensors) -> str:
         return f"{said}; {source}."
     good = [repr(name) for name, is_inside in done.inputs.items() if is_inside]
     lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
+    late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
     if good:
         said += f"; its input{'s' if len(good) > 1 else ''} {_list(good)} {'are' if len(good) > 1 else 'is'} inside"
     if lost:
         said += f"; {_list(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+    if late:
+        said += f"; {_list(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
     return f"{said}."
 
 

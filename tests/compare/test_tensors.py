@@ -76,8 +76,45 @@ def test_what_repeats_of_a_differ_in_is_not_judged(base, tmp_path):
     verdict, _ = compare_dumps(base, one, repeats=[two])
     assert verdict.exit_code == 0
     assert any(note.startswith("Tensors that were not judged, as A's own repeats differ") for note in verdict.notes)
+    assert "the largest relative error is 0," in verdict.sentence, verdict.sentence
     with pytest.raises(CannotTell, match="own repeats differ in .* so those of B tell nothing"):
         compare_dumps(base, one, repeats=[of_training(dump(tmp_path / "fed", fed=2.0))])
+
+
+def test_errors_are_held_against_those_of_repeats(base, tmp_path):
+    repeat = of_training(dump(tmp_path / "repeat", factor=1.00005))
+    verdict, done = compare_dumps(base, of_training(dump(tmp_path / "b", factor=1.0002)))
+    assert not verdict.is_inside and done.first.place.op == "scaled"
+    verdict, done = compare_dumps(base, of_training(dump(tmp_path / "again", factor=1.0002)), repeats=[repeat])
+    assert verdict.is_inside and {row.place.op: row.agreement.tolerance for row in done.rows}["scaled"] > 3e-4
+    assert {row.agreement.tolerance for row in done.rows if row.place.op == "two/relu"} == {1e-4}
+    verdict, done = compare_dumps(base, of_training(dump(tmp_path / "more", factor=1.002)), repeats=[repeat])
+    assert not verdict.is_inside and done.first.place.op == "scaled"
+
+
+def test_a_reference_variable_that_the_step_has_changed_is_not_the_first(tmp_path):
+    """Its read may show the value after the update, which is wrong because of what came later."""
+
+    def trained(folder, factor, start=1.0):
+        folder.mkdir()
+        config = session_config(enable_dump=True, dump_path=str(folder), dump_step="0")
+        with tf.Graph().as_default():
+            first = np.linspace(1, 2, 6, dtype=np.float32) * np.float32(start)
+            weight = tf1.get_variable("weight", initializer=first, use_resource=False)
+            scaled = tf.multiply(tf.multiply(weight, 0.25, name="quarter"), factor, name="scaled")
+            train = tf1.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_sum(tf.square(scaled), name="loss"))
+            with tf1.Session(config=config) as session:
+                session.run(weight.initializer)
+                session.run(train)
+        return [one for one in read_dumps(str(folder)) if "scaled" in one.operators]
+
+    a = trained(tmp_path / "a", 1.0)
+    for name, factor, start, first in (("b", 1.1, 1.0, "scaled"), ("start", 1.0, 1.1, "quarter")):
+        verdict, done = compare_dumps(a, trained(tmp_path / name, factor, start))
+        inside = {row.place.op: row.is_inside for row in done.rows}
+        assert inside["weight/read"] is False and done.first.place.op == first, verdict.sentence
+        said = "'weight/read' is out, too, or shows the variable after this step."
+        assert verdict.sentence.endswith(said) == (name == "start")
 
 
 def test_what_differs_before_anything_is_computed(base, tmp_path):
