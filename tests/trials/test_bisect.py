@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 tf.disable_eager_execution()
 draw = np.random.RandomState(0)
 value = tf.constant(draw.randn(64, 16), tf.float32)
-for layer in range(3):
+for layer in range(1):
     with tf.variable_scope(f"layer_{layer}"):
         value = tf.nn.relu(tf.matmul(value, tf.get_variable("w", [16, 16])))
 with tf.variable_scope("energy"):
