@@ -77,7 +77,7 @@ class Case(NamedTuple):
 def _needs_all_variables(table):
     """True for a stage that cannot do without some variables in some updates."""
     keeps = table["stage"] in ("TopK", "Threshold") and table.get("error_feedback", True)
-    return keeps or table["stage"] == "PartialSync" or table.get("on") == "weights"
+    return keeps or table["stage"] == "PartialSync"
 
 
 def cases(accepted, seed=15):

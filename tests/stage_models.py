@@ -131,7 +131,7 @@ def in_numpy(chain, rank_count, fed=None, momentum=0.0):
         scale, good = (scale * 2, 0) if good == GROWS_EVERY else (scale, good)
         before = [dict(of_rank) for of_rank in values]
         for rank, grads in enumerate(_combined(stages, local, residuals, frozen)):
-            _update(values[rank], slots[rank], _of_reduced(stages, grads), momentum, frozen)
+            _update(values[rank], slots[rank], _of_reduced(stages, grads, frozen), momentum, frozen)
         if _is_of_weights(stages):
             for name in SHAPES:
                 deltas = [old[name] - new[name] for old, new in zip(before, values)]
@@ -268,12 +268,13 @@ def adasum_tree(grads):
     return grads[0]
 
 
-def _of_reduced(stages, grads):
+def _of_reduced(stages, grads, frozen):
     if "ClipByValue" in stages:
         grads = _clipped(grads, stages["ClipByValue"])
     if "ClipByGlobalNorm" in stages:
         bound = stages["ClipByGlobalNorm"]["clip_norm"]
-        norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.of.values()))
+        trained = grads.of.keys() - set(frozen)  # what is left out has no gradient, also where the least value is not 0
+        norm = np.sqrt(sum(np.sum(np.square(grads.of[name])) for name in trained))
         grads = grads.map(lambda grad: grad * min(1.0, bound / max(norm, 1e-300)))
     # Gradients of vectors, and sparse ones, stay what they are.
     if "CentralizeGradients" in stages and "kernel" not in stages["CentralizeGradients"].get("skip", ()):
