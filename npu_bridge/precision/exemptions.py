@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE
+from npu_bridge.graph.search import search
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.operator_dtypes import OperatorDtypes
 from npu_bridge.precision.rewriter import MATRIX_TYPES
@@ -59,16 +60,17 @@ def kept_ops(dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation]
 
 def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
     """Those that compute with a loss scale: in float16 one above 65504 is infinite, and is so for ever."""
-    graph, own, found = ops[0].graph, set(ops), set()
-    waiting = list(graph.get_collection(LOSS_SCALE))
-    waiting += [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
-    while waiting:
-        for op in waiting.pop().consumers():
-            if op not in own or op in found or control_flow_context(op) is not None:
-                continue
-            found.add(op)
-            # As far as it is a number: what a gradient becomes, divided by it, is like any other tensor.
-            waiting += [value for value in op.outputs if value.dtype == tf.float32 and value.shape.rank == 0]
+    graph, own = ops[0].graph, set(ops)
+    states = [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
+
+    def consumers(values):
+        return [op for value in values for op in value.consumers() if op in own and control_flow_context(op) is None]
+
+    def next_ops(op):
+        # As far as it is a number: what a gradient becomes, divided by it, is like any other tensor.
+        return consumers(value for value in op.outputs if value.dtype == tf.float32 and value.shape.rank == 0)
+
+    found = search(consumers([*graph.get_collection(LOSS_SCALE), *states]), next_ops)
     return {op for op in found if any(value.dtype == tf.float32 for value in op.outputs) and not op.op_def.is_stateful}
 
 
