@@ -90,4 +90,13 @@ def squared_halves(gradients) -> list:
         if values.dtype.size < tf.float32.size:
             values = tf.cast(values, tf.float32)
         terms_of.setdefault(values.dtype, []).append(tf.nn.l2_loss(values))
-    return [tf.add_n(terms) for terms in terms_of.values()]
+    return [sum_in_order(terms) for terms in terms_of.values()]
+
+
+def sum_in_order(numbers: list) -> tf.Tensor:
+    """The sum of scalars of one dtype, added in the same order in every run and on every rank.
+
+    `tf.add_n` begins with whichever of its inputs it may overwrite, which depends on what has been freed by then: of
+    three numbers and more its last bit is a matter of chance.
+    """
+    return tf.reduce_sum(tf.stack(numbers))

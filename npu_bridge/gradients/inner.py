@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.options.errors import message
 from npu_bridge.tf_internals import training
@@ -54,9 +55,9 @@ class InnerOptimizer(abc.ABC):
         if evaluates is None:
             return
         if any(map(callable, losses)):
-            evaluates(lambda: tf.add_n([loss() for loss in losses]), tf.add_n(values))
+            evaluates(lambda: sum_in_order([loss() for loss in losses]), sum_in_order(values))
         else:
-            evaluates(tf.add_n(losses), tf.add_n(values))
+            evaluates(sum_in_order(losses), sum_in_order(values))
 
     @abc.abstractmethod
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:

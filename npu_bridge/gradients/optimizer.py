@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
@@ -111,7 +112,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         # After the inner optimizer, so that of several around one another the outermost has the last word.
         self._inner.tell_losses(losses, step.unscaled_losses)
         if not any(map(callable, losses)):
-            collections.publish(collections.UNSCALED_LOSS, tf.add_n(losses) if has_several else loss)
+            collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:
             return self._combined(step, step.grads_and_vars)
         return self._combined(step, self._pipeline.computed(step, grads_and_vars))

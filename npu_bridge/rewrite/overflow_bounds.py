@@ -169,7 +169,7 @@ class OverflowBounds:
         if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _keeps_shape(op):
             return self.norm_bound(op.inputs[0]) / _smallest(_outside(op.inputs[1]))
         if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
-            return tf.add_n([self.norm_bound(term) for term in op.inputs])
+            return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
         if op.type in ("Sum", "UnsortedSegmentSum"):
             return self.norm_bound(op.inputs[0]) * _ROOT_OF_MOST_TERMS
         raise UnknownCheckError(f"{op.name} ({op.type})")

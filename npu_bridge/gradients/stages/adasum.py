@@ -114,6 +114,8 @@ class Adasum(AllReduce):
         if not self._is_of_weights or ranks.size == 1:
             return apply()
         tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
+        if tree.groups == 1:  # all have the same gradients, and so the same updates
+            return apply()
         variables = [variable for grad, variable in step.grads_and_vars if grad is not None]
         old_values = [value_before_update(variable) for variable in variables]
         with tf.control_dependencies(old_values):

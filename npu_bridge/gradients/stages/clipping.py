@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_in_order, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.options.errors import message, shown
 
@@ -43,7 +43,7 @@ class ClipByGlobalNorm(Stage):
             if not step.gradients:
                 return
             halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]
-            norm = tf.sqrt(2.0 * tf.add_n(halves))
+            norm = tf.sqrt(2.0 * sum_in_order(halves))
             factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
             step.map(lambda grad: map_values(grad, lambda values: _multiplied(values, factor)))
 
