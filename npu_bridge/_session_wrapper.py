@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from typing import Any, Callable, NamedTuple, TypeVar
 
+from npu_bridge._classes import change_class
+
 
 class Place(enum.IntEnum):
     """Where an engine stands; the innermost one, next to TensorFlow, comes first."""
@@ -93,7 +95,7 @@ def add_engine(session: Any, engine: SessionEngine) -> None:
     if not isinstance(session, _WrappedSession):
         session._npu_bridge_engines = ()
         session._npu_bridge_outermost = _TensorFlow()
-        session.__class__ = type(type(session).__name__, (_WrappedSession, type(session)), {})
+        change_class(session, type(type(session).__name__, (_WrappedSession, type(session)), {}))
     engines = sorted((*session._npu_bridge_engines, engine), key=lambda each: each.place)
     inner: SessionEngine = _TensorFlow()
     for each in engines:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge._classes import change_class
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import rewriter
 from npu_bridge.precision.batch_norm import BatchNormalizationIn16Bits, BatchNormalizationInFloat32
@@ -193,7 +194,7 @@ def _in_place(model, dtypes, owner):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
         set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))
         if is_batchnorm and type(layer) in (*_OURS, _BATCH_NORMALIZATION):
-            layer.__class__ = _layer_of_batchnorm(dtypes)
+            change_class(layer, _layer_of_batchnorm(dtypes))
             layer.output_dtype = dtypes.compute
     if dtypes.outputs is not None:
         model.call = _casting(model.call, dtypes.outputs)
