@@ -51,7 +51,11 @@ class LARS(Rule):
         decays = self.decay == "in_direction" and self.decays(at)
         if at.adapts_layer:
             of_weights, of_gradient = tensors.norm(parameter), tensors.norm(gradient)
-            bottom = of_gradient + at.epsilon + (at.weight_decay * of_weights if decays else 0.0)
+            terms = [of_gradient, at.epsilon * tf.ones_like(of_gradient)]
+            if decays:
+                terms.append(at.weight_decay * of_weights)
+            # Three numbers added with + become one add_n, which adds them in any order: ranks could differ in a bit.
+            bottom = tf.reduce_sum(terms, axis=0)
             is_both = tf.logical_and(of_weights > 0.0, of_gradient > 0.0)
             rate = rate * tf.where(is_both, at.trust * of_weights / bottom, tf.ones_like(of_weights))
         if decays:
