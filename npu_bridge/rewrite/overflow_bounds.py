@@ -20,7 +20,7 @@ _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")
 # What gives some of the values, by the position of the input that has them all.
 _PARTS = {"StridedSlice": 0, "Slice": 0, "SplitV": 0, "Split": 1}
-# Of n terms, a sum is no larger than the root of n times their norm. Ours: nobody has memory for more of them.
+# Of terms whose number is not known. Ours: nobody has memory for more than its square.
 _ROOT_OF_MOST_TERMS = 2.0**20
 _ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
 _ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
@@ -170,8 +170,11 @@ class OverflowBounds:
             return self.norm_bound(op.inputs[0]) / _smallest(_outside(op.inputs[1]))
         if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
             return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
+        if op.type in ("Pack", "ConcatV2"):
+            parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
+            return tf.reduce_sum([self.norm_bound(part) for part in parts])
         if op.type in ("Sum", "UnsortedSegmentSum"):
-            return self.norm_bound(op.inputs[0]) * _ROOT_OF_MOST_TERMS
+            return self.norm_bound(op.inputs[0]) * _root_of_terms(op.inputs[0])
         raise UnknownCheckError(f"{op.name} ({op.type})")
 
     def _depends(self, op):
@@ -215,6 +218,12 @@ def _keeps_shape(op):
     """False when a smaller input may be repeated, which makes a norm grow."""
     first, *others = (tensor.shape for tensor in op.inputs)
     return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
+
+
+def _root_of_terms(tensor):
+    """A sum of n terms is no larger than the root of n times their norm."""
+    terms = tensor.shape.num_elements()
+    return _ROOT_OF_MOST_TERMS if terms is None else math.sqrt(max(terms, 1))
 
 
 def _smallest(tensor):

@@ -27,6 +27,10 @@ CHECKS = {
     "enlarged": lambda grad: all_finite(grad * tf.constant(1e15) * tf.constant(1e15)),
     "divided": lambda grad: all_finite(grad / tf.constant(1e-6)),
     "norm": lambda grad: tf.math.is_finite(tf.add_n([tf.nn.l2_loss(grad), tf.nn.l2_loss(-grad)])),
+    "norm in one order": lambda grad: tf.math.is_finite(
+        tf.reduce_sum(tf.stack([tf.nn.l2_loss(grad), tf.nn.l2_loss(-grad), tf.nn.l2_loss(grad[:2])]))
+    ),
+    "joined": lambda grad: all_finite(tf.concat([grad, tf.abs(grad)], axis=0)),
     "half": lambda grad: all_finite(tf.cast(tf.cast(grad, tf.float16), tf.float32)),
     "no nan, no inf": lambda grad: tf.logical_not(
         tf.reduce_any(tf.logical_or(tf.math.is_nan(grad), tf.math.is_inf(grad)))
