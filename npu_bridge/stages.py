@@ -24,7 +24,7 @@ from npu_bridge.gradients.stages.clipping import ClipByGlobalNorm, ClipByValue, 
 from npu_bridge.gradients.stages.freezing import Freeze
 from npu_bridge.gradients.stages.partial_sync import PartialSync
 from npu_bridge.gradients.stages.sparsification import Threshold, TopK
-from npu_bridge.gradients.sync import sync_all
+from npu_bridge.gradients.sync import SyncBeforeSavingHook, sync_all
 
 __all__ = [
     "PLACES",
@@ -40,6 +40,7 @@ __all__ = [
     "Pipeline",
     "Stage",
     "Step",
+    "SyncBeforeSavingHook",
     "Threshold",
     "TopK",
     "explain",

@@ -21,6 +21,7 @@ LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner opt
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
 # What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
 _GRADIENTS = ("npu_bridge", "gradients")
+_PIPELINES = ("npu_bridge", "pipelines")
 
 
 def publish_gradients(gradients: list[Any]) -> None:
@@ -32,6 +33,16 @@ def gradients_of(graph: Any) -> list[Any]:
     """The gradients that the last optimizer of a graph applies, averaged and unscaled; empty when there are none."""
     kept = graph.get_collection(_GRADIENTS)
     return kept[-1] if kept else []
+
+
+def publish_pipeline(pipeline: Any) -> None:
+    """Keeps a pipeline whose update is built, as `publish` does."""
+    publish(_PIPELINES, pipeline)
+
+
+def pipelines_in(graph: Any) -> list[Any]:
+    """The pipelines whose updates are in a graph, each once."""
+    return list(dict.fromkeys(graph.get_collection(_PIPELINES)))
 
 
 def publish(name: Any, tensor: Any) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
+from npu_bridge.gradients import collections
 from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
@@ -264,6 +265,7 @@ class Pipeline:
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
         update = update_of()
+        collections.publish_pipeline(self)
         with tf.control_dependencies(step.waits_for):
             state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():

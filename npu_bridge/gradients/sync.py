@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge import collective
+from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import pipelines_of
 from npu_bridge.options.errors import message
+
+_AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
 
 def sync_all(optimizer: Any) -> Any:
@@ -27,15 +32,84 @@ def sync_all(optimizer: Any) -> Any:
     Ranks: collective.
     """
     pipelines = pipelines_of(optimizer)
-    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    synchronising = [stage for stage in stages if hasattr(stage, "sync_all")]
-    keeping = [pipeline for pipeline in pipelines if pipeline.has_rank_values]
-    if not synchronising and not keeping:
-        names = ", ".join(type(stage).__name__ for stage in stages)
+    if not _need_it(pipelines):
+        names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
         problem, mend = "ranks are alike with these stages", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK or Threshold"
         raise ValueError(message("sync_all", problem, expected, names, mend))
+    return _sync(pipelines)
+
+
+def _need_it(pipelines: Sequence) -> bool:
+    return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
+
+
+def _sync(pipelines):
     with tf.name_scope("sync_all"):
-        ops = [stage.sync_all() for stage in synchronising]
-        ops += [pipeline.gather_rank_values() for pipeline in keeping]
+        ops = [stage.sync_all() for pipeline in pipelines for stage in _synchronising(pipeline)]
+        ops += [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
     return None if tf.executing_eagerly() else tf.group(*ops)
+
+
+def _synchronising(pipeline):
+    return [stage for stage in pipeline.stages if hasattr(stage, "sync_all")]
+
+
+class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
+    """Runs `sync_all` when a checkpoint of rank 0 is due, for the optimizers of the session's graph.
+
+    It counts as a `tf.estimator.CheckpointSaverHook` with the same `save_steps`, and comes before that one in the list
+    of hooks. `NPUEstimator` has both by itself, unless it is given a saver. Where no stage needs `sync_all`, and on one
+    rank, the hook does nothing.
+
+    Args:
+      save_steps: global steps between checkpoints; None for those that follow the clock, of which only the last one,
+        at the end of training, is prepared for: ranks do not have the same clock.
+      is_saving: False where no checkpoint is written, and nothing is to be done.
+    Ranks: collective; give it to every rank. What rank 0 is given counts.
+    """
+
+    def __init__(self, save_steps: int | None = None, is_saving: bool = True):
+        self._interval = (save_steps or _AT_THE_END) if is_saving else _NEVER
+        self._sync = None
+
+    def begin(self):
+        graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
+        pipelines = pipelines_in(graph)
+        self._global_step = tf.compat.v1.train.get_global_step(graph)
+        if ranks.size > 1 and self._global_step is not None and _need_it(pipelines):
+            self._sync = _sync(pipelines)
+            self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")
+
+    def after_create_session(self, session, coord):
+        if self._sync is None:
+            return
+        # A saver saves what a session starts with, in which ranks are alike.
+        self._synced_at, self._interval = session.run([self._global_step, self._interval_of_rank_0])
+        if self._interval == _NEVER:
+            self._sync = None
+
+    def before_run(self, run_context):
+        return None if self._sync is None else tf.compat.v1.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context, run_values):
+        # The step is read beside its update, so what was read may be one behind.
+        if self._sync is None or not self._is_due(run_values.results + 1):
+            return
+        step = run_context.session.run(self._global_step)
+        if self._is_due(step):
+            self._run(run_context.session, step)
+
+    def end(self, session):
+        if self._sync is None:
+            return
+        step = session.run(self._global_step)
+        if step != self._synced_at:
+            self._run(session, step)
+
+    def _is_due(self, step):
+        return self._interval != _AT_THE_END and step >= self._synced_at + self._interval
+
+    def _run(self, session, step):
+        session.run(self._sync)
+        self._synced_at = step

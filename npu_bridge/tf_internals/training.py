@@ -149,6 +149,11 @@ def log_step_count_steps(run_config: tf.estimator.RunConfig) -> int | None:
     return run_config._log_step_count_steps
 
 
+def checkpoint_interval(run_config: tf.estimator.RunConfig) -> tuple:
+    """Seconds and steps between checkpoints that a RunConfig was given (`_save_checkpoints_*`, Estimator 2.15)."""
+    return run_config._save_checkpoints_secs, run_config._save_checkpoints_steps
+
+
 def distribute_config(strategy: tf.distribute.Strategy) -> Any:
     """What a RunConfig takes to train and evaluate under a strategy (`DistributeConfig`, TF 2.15)."""
     from tensorflow.python.distribute.distribute_config import DistributeConfig

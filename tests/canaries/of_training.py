@@ -172,13 +172,19 @@ def _():
     expect(callable(getattr(estimator, names.INPUT_OF_ESTIMATOR, None)), f"there is no {names.INPUT_OF_ESTIMATOR}")
 
 
-@canary_of(training.session_config, training.set_session_config, training.log_step_count_steps)
+@canary_of(training.session_config, training.set_session_config)
 def _():
-    config = tf.estimator.RunConfig(session_config=v1.ConfigProto(), log_step_count_steps=7)
+    config = tf.estimator.RunConfig(session_config=v1.ConfigProto())
     changed = v1.ConfigProto(allow_soft_placement=True)
     training.set_session_config(config, changed)
     expect(training.session_config(config) == config.session_config == changed, "the settings did not change")
-    expect(training.log_step_count_steps(config) == 7, "the interval is another one")
+
+
+@canary_of(training.log_step_count_steps, training.checkpoint_interval)
+def _():
+    config = tf.estimator.RunConfig(log_step_count_steps=7, save_checkpoints_steps=9)
+    expect(training.log_step_count_steps(config) == 7, "the interval of log lines is another one")
+    expect(training.checkpoint_interval(config) == (None, 9), "the interval of checkpoints is another one")
 
 
 @canary_of(training.distribute_config)

@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 )
 from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
+from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import (
@@ -36,7 +37,7 @@ from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import make_room_for
-from npu_bridge.tf_internals.training import log_step_count_steps
+from npu_bridge.tf_internals.training import checkpoint_interval, log_step_count_steps
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -54,7 +55,8 @@ class NPUEstimator(tf.estimator.Estimator):
     `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (each
     `save_summary_steps`, where that is set) and makes the page `report.html` with a `ReportHook`, unless hooks contain
     such; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
-    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, unless hooks contain a saver.
+    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
+    all ranks, unless hooks contain a saver.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
     prediction.
 
@@ -192,15 +194,20 @@ class NPUEstimator(tf.estimator.Estimator):
             # Where the base class, for which this rank's interval is None, would have put it.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
-        interval = {"save_secs": self.config.save_checkpoints_secs, "save_steps": self.config.save_checkpoints_steps}
+        secs, save_steps = checkpoint_interval(self.config)  # what was given, on every rank
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         if tf.compat.v1.get_collection(STEP_SKIPPED):
             worker_hooks = _WithNanLossHook(worker_hooks)
-        if any(interval.values()) and not has_saver and not self.config.cluster_spec:
+        is_saving = bool(secs or save_steps) and not has_saver and not self.config.cluster_spec
+        savers = [SyncBeforeSavingHook(save_steps, is_saving)]
+        if is_saving and collective.current().rank == 0:
             # Where the base class would put a saver of its own.
-            saver = NPUCheckpointSaverHook(self.model_dir, **interval, scaffold=estimator_spec.scaffold)
-            chief_hooks = [saver, *estimator_spec.training_chief_hooks]
+            savers.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=estimator_spec.scaffold))
+        if collective.current().rank == 0:
+            chief_hooks = [*savers, *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
+        else:
+            worker_hooks[:0] = savers  # as on rank 0, whose hooks of the chief come before others
         return super()._train_with_estimator_spec(
             estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
         )

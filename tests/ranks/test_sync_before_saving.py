@@ -1,0 +1,104 @@
+"""Estimators whose ranks keep something for themselves: their checkpoints are those of all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective, stages
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+from tests.training import assert_same_bits
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+
+CHAINS = {
+    "top-k": lambda: [stages.TopK(0.25)],
+    "partial sync": lambda: [stages.PartialSync(4)],
+    "in a window": lambda: [stages.Accumulate(2)],
+}
+
+
+def model_fn(features, labels, mode, params):
+    kernel = tf1.get_variable("kernel", [8, 1], initializer=tf1.ones_initializer())
+    bias = tf1.get_variable("bias", [1], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(features, kernel) + bias - labels))
+    inner = tf1.train.GradientDescentOptimizer(0.05)  # slots would be each rank's own in partial synchronisation
+    optimizer = NPUDistributedOptimizer(inner, stages=CHAINS[params["chain"]]())
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def input_fn(skipped):
+    batches = np.random.RandomState(collective.current().rank).normal(size=[40, 4, 9]).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((batches[:, :, :8], batches[:, :, 8:])).skip(skipped)
+
+
+class ValuesAtTheEnd(tf.estimator.SessionRunHook):
+    def end(self, session):
+        self.values = {variable.name: session.run(variable) for variable in tf1.trainable_variables()}
+
+
+def trained(chain, folder, batches, skipped=0, hooks=(), **interval):
+    config = NPURunConfig(model_dir=folder, log_step_count_steps=None, save_summary_steps=0, **interval)
+    at_the_end = ValuesAtTheEnd()
+    estimator = NPUEstimator(model_fn, config=config, params={"chain": chain})
+    estimator.train(lambda: input_fn(skipped).take(batches), [*hooks, at_the_end])
+    return at_the_end.values
+
+
+def whole_and_resumed(chain, folder):
+    """On a rank: variables after eight batches, and after the same with a stop after the fourth."""
+    whole = trained(chain, f"{folder}/whole", 8, save_checkpoints_steps=2)
+    trained(chain, f"{folder}/resumed", 4, save_checkpoints_steps=2)
+    return whole, trained(chain, f"{folder}/resumed", 4, skipped=4, save_checkpoints_steps=2)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits(on_ranks, chain, tmp_path):
+    for whole, resumed in on_ranks(2, whole_and_resumed, chain, str(tmp_path)):
+        assert_same_bits(whole, resumed)
+
+
+def stopped_in_the_middle(chain, folder, interval):
+    """On a rank: variables after an odd number of batches, and what the checkpoint says."""
+    values = trained(chain, folder, 3, **interval)
+    reader = tf.train.load_checkpoint(folder)
+    return values, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.parametrize("interval", [{"save_checkpoints_steps": 100}, {"save_checkpoints_secs": 1000}])
+def test_the_last_checkpoint_has_what_every_rank_keeps(on_ranks, interval, tmp_path):
+    results = on_ranks(2, stopped_in_the_middle, "in a window", str(tmp_path), interval)
+    for _, saved in results:
+        (rows,) = [value for name, value in saved.items() if "of_ranks" in name and "kernel" in name]
+        assert len(rows) == 2 and (rows[0] != rows[1]).any()
+
+
+def own_saver(folder):
+    """On a rank: trains with a saver that rank 0 alone is given."""
+    savers = [tf.estimator.CheckpointSaverHook(folder, save_steps=2)] if collective.current().rank == 0 else []
+    return trained("partial sync", folder, 5, hooks=savers, save_checkpoints_steps=2)
+
+
+def own_saver_and_sync(folder):
+    """On a rank: the same with the hook that comes before it."""
+    savers = [stages.SyncBeforeSavingHook(5)]
+    if collective.current().rank == 0:
+        savers.append(tf.estimator.CheckpointSaverHook(folder, save_steps=5))
+    values = trained("partial sync", folder, 5, hooks=savers)
+    return values, tf.train.load_variable(folder, "kernel")
+
+
+def test_a_saver_of_rank_0_alone_stops_nobody(on_ranks, tmp_path):
+    first, second = on_ranks(2, own_saver, str(tmp_path))
+    assert any((first[name] != second[name]).any() for name in first)  # five updates, two partitions: still apart
+
+
+def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
+    (first, saved), (second, _) = on_ranks(2, own_saver_and_sync, str(tmp_path))
+    assert_same_bits(first, second)
+    assert np.array_equal(first["kernel:0"], saved)
