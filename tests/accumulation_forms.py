@@ -10,6 +10,7 @@ from npu_bridge.amp.loss_scale import DynamicLossScaleManager
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.stages import Accumulate, ClipByGlobalNorm
+from tests.saved_trainings import SavedSession
 from tests.several_losses import POISONS, RATE, SHAPES, fed_to, losses_of, start_values
 
 tf1 = tf.compat.v1
@@ -63,13 +64,13 @@ def in_numpy(form, ranks):
     return trace
 
 
-class InGraph:
+class InGraph(SavedSession):
     """A TF 1 graph with `NPUOptimizer`."""
 
     def __init__(self, form, is_tailing=False):
-        self._graph = tf.Graph()
-        with self._graph.as_default():
-            self._variables = {
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.variables = {
                 name: tf1.get_variable(name, initializer=value, use_resource=name != "vector")
                 for name, value in start_values().items()
             }
@@ -78,32 +79,21 @@ class InGraph:
             inner = tf1.train.GradientDescentOptimizer(RATE)
             added = [ClipByGlobalNorm(CLIP_NORM), FORMS[form]()]
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name="forms", stages=added)
-            self._count = tf1.train.get_or_create_global_step()
-            self._train_op = optimizer.minimize(losses_of(self._variables, self._fed)[0], self._count)
+            self.count = tf1.train.get_or_create_global_step()
+            self._train_op = optimizer.minimize(losses_of(self.variables, self._fed)[0], self.count)
             self._scale = optimizer.last_step.loss_scale
-            self._saver = tf1.train.Saver()
-            self._session = tf1.Session()
-            self._session.run(tf1.global_variables_initializer())
-            self._all = tf1.global_variables()
+            self.saver = tf1.train.Saver()
+            self.session = tf1.Session()
+            self.session.run(tf1.global_variables_initializer())
+            self.all_variables = tf1.global_variables()
 
     def train(self, fed):
         trace = []
         for grads in fed:
             feeds = {self._fed[key]: value for key, value in grads.items()}
-            scale, _ = self._session.run([self._scale, self._train_op], feeds)
-            trace.append((self._session.run(self._variables), scale, int(self._session.run(self._count))))
+            scale, _ = self.session.run([self._scale, self._train_op], feeds)
+            trace.append((self.session.run(self.variables), scale, int(self.session.run(self.count))))
         return trace
-
-    def everything(self):
-        return {variable.name: self._session.run(variable) for variable in self._all}
-
-    def save(self, path):
-        with self._graph.as_default():
-            return self._saver.save(self._session, path, write_meta_graph=False)
-
-    def restore(self, path):
-        with self._graph.as_default():
-            self._saver.restore(self._session, path)
 
 
 class InFunction:

@@ -31,6 +31,7 @@ from tests.freeze_models import (
     in_numpy,
     start_values,
 )
+from tests.saved_trainings import SavedModel, SavedObjects, SavedSession
 
 tf1 = tf.compat.v1
 
@@ -83,18 +84,18 @@ def outputs_of(variables, x, counted=None):
     return x
 
 
-class InGraph:
+class InGraph(SavedSession):
     """A TF 1 graph with `NPUOptimizer`."""
 
     def __init__(self, chain, is_tailing=False, name="frozen", **settings):
-        self._graph = tf.Graph()
-        with self._graph.as_default():
+        self.graph = tf.Graph()
+        with self.graph.as_default():
             self.variables = {
                 name: tf1.get_variable(name, initializer=value, use_resource="kernel" in name)
                 for name, value in start_values().items()
             }
             self._fed = [tf1.placeholder(tf.float32, [ROWS, WIDTH]) for _ in range(2)]
-            self._count = tf1.train.get_or_create_global_step()
+            self.count = tf1.train.get_or_create_global_step()
             loss = tf.reduce_mean(tf.square(outputs_of(self.variables, self._fed[0]) - self._fed[1]))
             manager = dynamic()
             inner = tf1.train.MomentumOptimizer(RATE, MOMENTUM)
@@ -102,11 +103,11 @@ class InGraph:
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=added, **settings)
             self._scale = manager.get_loss_scale()
             self.pairs = optimizer.compute_gradients(loss)
-            self.train_op = optimizer.apply_gradients(self.pairs, self._count)
-            self._saver = tf1.train.Saver()
+            self.train_op = optimizer.apply_gradients(self.pairs, self.count)
+            self.saver = tf1.train.Saver()
             self.session = tf1.Session()
             self.session.run(tf1.global_variables_initializer())
-            self._all = tf1.global_variables()
+            self.all_variables = tf1.global_variables()
 
     def train(self, inputs, labels):
         return [
@@ -119,7 +120,7 @@ class InGraph:
     def values_sent(self, name, stats):
         """How many values of gradients an operator that has run has all-reduced."""
         try:
-            op = self._graph.get_operation_by_name(name)
+            op = self.graph.get_operation_by_name(name)
         except KeyError:  # made by TensorFlow from several
             return 0
         if not (op.type.startswith("Horovod") and "fragment" in name):
@@ -127,25 +128,8 @@ class InGraph:
         shapes = [[dim.size for dim in output.tensor_description.shape.dim] for output in stats.output]
         return sum(int(np.prod(shape)) for shape in shapes)
 
-    def values(self):
-        return self.session.run(self.variables)
 
-    def updates(self):
-        return int(self.session.run(self._count))
-
-    def everything(self):
-        return {variable.name: self.session.run(variable) for variable in self._all}
-
-    def save(self, path):
-        with self._graph.as_default():
-            return self._saver.save(self.session, path, write_meta_graph=False)
-
-    def restore(self, path):
-        with self._graph.as_default():
-            self._saver.restore(self.session, path)
-
-
-class InLoop:
+class InLoop(SavedObjects):
     """A loop around a `tf.GradientTape` with a pipeline, in a `tf.function` or executed eagerly."""
 
     def __init__(self, chain, name="frozen_in_loop", is_eager=False, is_own_tape=False):
@@ -154,11 +138,11 @@ class InLoop:
         self._manager = dynamic()
         self._is_own_tape = is_own_tape
         self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
-        self._optimizer = tf.keras.optimizers.legacy.SGD(RATE, MOMENTUM)
-        self._pipeline.optimizer_variables = self._optimizer.variables
+        self.optimizer = tf.keras.optimizers.legacy.SGD(RATE, MOMENTUM)
+        self._pipeline.optimizer_variables = self.optimizer.variables
         self._step = self._step_of if is_eager else tf.function(self._step_of, autograph=False)
         named = {key.replace("/", "_"): variable for key, variable in self.variables.items()}
-        self._checkpoint = tf.train.Checkpoint(optimizer=self._optimizer, **named, **self._pipeline.state())
+        self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, **named, **self._pipeline.state())
 
     def _step_of(self, x, y):
         step = self._pipeline.begin()
@@ -171,64 +155,29 @@ class InLoop:
         else:
             grads = self._pipeline.gradients(step, tape, loss, variables)
         self._pipeline.combine(step, zip(grads, variables))
-        self._pipeline.apply(step, self._optimizer.apply_gradients)
+        self._pipeline.apply(step, self.optimizer.apply_gradients)
         return step.loss_scale
 
     def train(self, inputs, labels):
         return [float(self._step(tf.constant(x), tf.constant(y))) for x, y in zip(inputs, labels)]
 
-    def values(self):
-        return {name: variable.numpy() for name, variable in self.variables.items()}
-
-    def updates(self):
-        return int(self._optimizer.iterations)
-
     def everything(self):
-        own = [*variables_of(self._pipeline.state()), *self._optimizer.variables()]
+        own = [*variables_of(self._pipeline.state()), *self.optimizer.variables()]
         return {**self.values(), **{re.sub(".*SGD/", "", variable.name): variable.numpy() for variable in own}}
 
-    def save(self, path):
-        return self._checkpoint.write(path)
 
-    def restore(self, path):
-        self._checkpoint.read(path)
-
-
-class InFit:
+class InFit(SavedModel):
     """Keras `fit` with `npu_keras_optimizer`."""
 
     def __init__(self, chain, generation=tf.keras.optimizers.legacy, is_counted=True, **settings):
         self.model = Layers(is_counted)
-        optimizer = npu_keras_optimizer(generation.SGD(RATE, MOMENTUM), dynamic(), stages=made(chain))
-        self.model.compile(optimizer, loss="mse", **settings)
-        self._checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
-        self.counted = self.model.counted
+        self.variables, self.counted = self.model.named, self.model.counted
+        self.optimizer = npu_keras_optimizer(generation.SGD(RATE, MOMENTUM), dynamic(), stages=made(chain))
+        self.model.compile(self.optimizer, loss="mse", **settings)
+        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.optimizer)
 
     def train(self, inputs, labels):
-        scales = []
-        note = tf.keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda *_: scales.append(float(self.model.optimizer.loss_scale))
-        )
-        flat = [array.reshape(-1, WIDTH) for array in (inputs, labels)]
-        self.model.fit(*flat, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[note])
-        return scales
-
-    def values(self):
-        return {name: variable.numpy() for name, variable in self.model.named.items()}
-
-    def updates(self):
-        return int(self.model.optimizer.iterations)
-
-    def everything(self):
-        variables = self.model.optimizer.variables
-        own = variables() if callable(variables) else variables
-        return {**self.values(), **{str(position): variable.numpy() for position, variable in enumerate(own)}}
-
-    def save(self, path):
-        return self._checkpoint.write(path)
-
-    def restore(self, path):
-        self._checkpoint.read(path)
+        return self.fit(*[array.reshape(-1, WIDTH) for array in (inputs, labels)], batch_size=ROWS)
 
 
 class Layers(tf.keras.Model):

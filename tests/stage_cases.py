@@ -13,6 +13,7 @@ from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.pipeline import variables_of
+from tests.saved_trainings import SavedModel, SavedObjects, SavedSession
 from tests.stage_models import (
     FIRST_SCALE,
     GROWS_EVERY,
@@ -71,87 +72,64 @@ def loss_of(variables, grads):
     return tf.add_n([tf.reduce_sum(product) for product in products])
 
 
-class InGraph:
+class InGraph(SavedSession):
     """A TF 1 graph with `NPUOptimizer`; `checkpoint` is a path that other graphs can go on from."""
 
     def __init__(self, chain, is_tailing=False, name="stages"):
-        self._graph = tf.Graph()
-        with self._graph.as_default():
-            self._variables = {
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.variables = {
                 name: tf1.get_variable(name, initializer=value, use_resource=name != "vector")
                 for name, value in start_values().items()
             }
             self._fed = {key: tf1.placeholder(value.dtype, value.shape) for key, value in gradients_of(0, 1)[0].items()}
-            self._count = tf1.train.get_or_create_global_step()
+            self.count = tf1.train.get_or_create_global_step()
             manager = dynamic()
             inner = tf1.train.GradientDescentOptimizer(LEARNING_RATE)
             optimizer = NPUOptimizer(inner, manager, True, True, is_tailing, name=name, stages=made(chain))
             self._scale = manager.get_loss_scale()
-            self._train_op = optimizer.minimize(loss_of(self._variables, self._fed), self._count)
+            self._train_op = optimizer.minimize(loss_of(self.variables, self._fed), self.count)
             self._sync_op = stages.sync_all(optimizer) if _is_apart(chain) else None
-            self._saver = tf1.train.Saver()
-            self._session = tf1.Session()
-            self._session.run(tf1.global_variables_initializer())
-            self._all = tf1.global_variables()
+            self.saver = tf1.train.Saver()
+            self.session = tf1.Session()
+            self.session.run(tf1.global_variables_initializer())
+            self.all_variables = tf1.global_variables()
 
     def train(self, fed):
         feeds = [{self._fed[key]: value for key, value in grads.items()} for grads in fed]
-        return [float(self._session.run([self._scale, self._train_op], feed)[0]) for feed in feeds]
-
-    def values(self):
-        return self._session.run(self._variables)
-
-    def updates(self):
-        return int(self._session.run(self._count))
-
-    def everything(self):
-        return {variable.name: self._session.run(variable) for variable in self._all}
+        return [float(self.session.run([self._scale, self._train_op], feed)[0]) for feed in feeds]
 
     def sync(self):
-        self._session.run(self._sync_op)
+        self.session.run(self._sync_op)
 
     def broadcast(self):
-        with self._graph.as_default():
-            self._session.run(broadcast_global_variables(0))
-
-    def save(self, path):
-        with self._graph.as_default():
-            return self._saver.save(self._session, path, write_meta_graph=False)
-
-    def restore(self, path):
-        with self._graph.as_default():
-            self._saver.restore(self._session, path)
+        with self.graph.as_default():
+            self.session.run(broadcast_global_variables(0))
 
 
-class InFunction:
+class InFunction(SavedObjects):
     """A `tf.function` around a `tf.GradientTape`, with a pipeline."""
 
     def __init__(self, chain, name="stages_in_function"):
-        self._variables = {key: tf.Variable(value, name=key) for key, value in start_values().items()}
+        self.variables = {key: tf.Variable(value, name=key) for key, value in start_values().items()}
         self._manager = dynamic()
         self._pipeline = stages.pipeline(name, self._manager, is_distributed=True, stages=made(chain))
-        self._optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
-        self._pipeline.optimizer_variables = self._optimizer.variables
+        self.optimizer = tf.keras.optimizers.legacy.SGD(LEARNING_RATE)
+        self._pipeline.optimizer_variables = self.optimizer.variables
         self._step = tf.function(self._step_of, autograph=False)
-        self._checkpoint = tf.train.Checkpoint(optimizer=self._optimizer, **self._variables, **self._pipeline.state())
+        self.checkpoint = tf.train.Checkpoint(optimizer=self.optimizer, **self.variables, **self._pipeline.state())
 
     def _step_of(self, grads):
         step = self._pipeline.begin()
         with tf.GradientTape() as tape:
-            loss = self._pipeline.scale(loss_of(self._variables, grads), step)
-        variables = list(self._variables.values())
+            loss = self._pipeline.scale(loss_of(self.variables, grads), step)
+        variables = list(self.variables.values())
         pairs = self._pipeline.combine(step, zip(tape.gradient(loss, variables), variables))
-        self._pipeline.apply(step, lambda: self._optimizer.apply_gradients(pairs))
+        self._pipeline.apply(step, lambda: self.optimizer.apply_gradients(pairs))
         return step.loss_scale
 
     def train(self, fed):
         return [float(self._step({key: tf.constant(value) for key, value in grads.items()})) for grads in fed]
-
-    def values(self):
-        return {name: variable.numpy() for name, variable in self._variables.items()}
-
-    def updates(self):
-        return int(self._optimizer.iterations)
 
     def everything(self):
         state = {variable.name: variable.numpy() for variable in variables_of(self._pipeline.state())}
@@ -160,51 +138,23 @@ class InFunction:
     def sync(self):
         stages.sync_all(self._pipeline)
 
-    def save(self, path):
-        return self._checkpoint.write(path)
 
-    def restore(self, path):
-        self._checkpoint.read(path)
-
-
-class InFit:
+class InFit(SavedModel):
     """Keras `fit` with `npu_keras_optimizer`."""
 
     def __init__(self, chain, generation=tf.keras.optimizers.legacy):
         self.model = FedModel()
-        optimizer = npu_keras_optimizer(generation.SGD(LEARNING_RATE), dynamic(), stages=made(chain))
-        self.model.compile(optimizer, loss=lambda _, product: product)
-        self._checkpoint = tf.train.Checkpoint(model=self.model, optimizer=optimizer)
+        self.variables = self.model.fed_variables
+        self.optimizer = npu_keras_optimizer(generation.SGD(LEARNING_RATE), dynamic(), stages=made(chain))
+        self.model.compile(self.optimizer, loss=lambda _, product: product)
+        self.checkpoint = tf.train.Checkpoint(model=self.model, optimizer=self.optimizer)
 
     def train(self, fed):
-        scales = []
-        note = tf.keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda *_: scales.append(float(self.model.optimizer.loss_scale))
-        )
         inputs = {key: np.stack([grads[key] for grads in fed]) for key in fed[0]}
-        labels = np.zeros([len(fed), 1], np.float32)
-        self.model.fit(inputs, labels, batch_size=1, shuffle=False, verbose=0, callbacks=[note])
-        return scales
-
-    def values(self):
-        return {name: variable.numpy() for name, variable in self.model.fed_variables.items()}
-
-    def updates(self):
-        return int(self.model.optimizer.iterations)
-
-    def everything(self):
-        variables = self.model.optimizer.variables
-        own = variables() if callable(variables) else variables
-        return {**self.values(), **{str(position): variable.numpy() for position, variable in enumerate(own)}}
+        return self.fit(inputs, np.zeros([len(fed), 1], np.float32), batch_size=1)
 
     def sync(self):
-        stages.sync_all(self.model.optimizer)
-
-    def save(self, path):
-        return self._checkpoint.write(path)
-
-    def restore(self, path):
-        self._checkpoint.read(path)
+        stages.sync_all(self.optimizer)
 
 
 class FedModel(tf.keras.Model):
