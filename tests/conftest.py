@@ -29,15 +29,23 @@ _LAUNCHES = pathlib.Path(__file__).parent / "launch"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """With several workers (`-n 2 --dist loadgroup`), one runs all that starts ranks, the others file after file.
+    """With several workers (`-n 2 --dist loadgroup`), ranks that stay up are one worker's, all other jobs one worker's.
 
-    Ranks that wait for each other take whole cores, so two jobs at once would be slower than one after the other.
+    Ranks that wait for each other take whole cores, so more jobs at once would be slower than one after the other. What
+    starts no ranks goes file after file to whoever is free.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        is_job = item.get_closest_marker("ranks") or "rank_pools" in item.fixturenames or _LAUNCHES in item.path.parents
-        item.add_marker(pytest.mark.xdist_group("ranks" if is_job else f"{item.path.parent.name}/{item.path.stem}"))
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+
+
+def _group_of(item):
+    if "rank_pools" in item.fixturenames:
+        return "ranks"
+    if item.get_closest_marker("ranks") or _LAUNCHES in item.path.parents:
+        return "jobs"
+    return f"{item.path.parent.name}/{item.path.stem}"
 
 
 @pytest.fixture
