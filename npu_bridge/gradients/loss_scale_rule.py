@@ -59,26 +59,31 @@ class ScaleRule:
           state: tensors, before it.
           finite: booleans of that shape, True where the gradients could be used.
         """
-        good_steps = tf.where(finite, _counted_on(state.good_steps), 0)
-        bad_steps = tf.where(finite, 0 if self.counts_in_a_row else state.bad_steps, _counted_on(state.bad_steps))
+        none = tf.zeros_like(state.good_steps)
+        good_steps = _where(finite, _counted_on(state.good_steps), none)
+        bad_steps = _where(finite, none if self.counts_in_a_row else state.bad_steps, _counted_on(state.bad_steps))
         grows = tf.logical_and(finite, _is_reached(good_steps, self.growth_interval))
         shrinks = tf.logical_and(tf.logical_not(finite), _is_reached(bad_steps, self.bad_steps))
         is_settled = tf.logical_or(grows, shrinks)
-        moved = tf.where(shrinks, self._shrunk(state.scale), state.scale)
+        moved = _where(shrinks, self._shrunk(state.scale), state.scale)
         return ScaleState(
-            scale=tf.where(grows, self._grown(state.scale), moved),
-            good_steps=tf.where(is_settled, 0, good_steps),
-            bad_steps=tf.where(is_settled, 0, bad_steps),
+            scale=_where(grows, self._grown(state.scale), moved),
+            good_steps=_where(is_settled, none, good_steps),
+            bad_steps=_where(is_settled, none, bad_steps),
         )
 
     def _grown(self, scale):
         grown = scale * self.growth_factor
         if self.max_scale is not None:
             grown = tf.minimum(grown, self.max_scale)
-        return tf.where(scale < tf.constant(LARGEST_SCALE / self.growth_factor, tf.float32), grown, scale)
+        return _where(scale < tf.constant(LARGEST_SCALE / self.growth_factor, tf.float32), grown, scale)
 
     def _shrunk(self, scale):
         return tf.maximum(SMALLEST_SCALE if self.min_scale is None else self.min_scale, scale * self.backoff_factor)
+
+
+# Without broadcasting, which would take three times as long for scalars: of small models that is a part of the step.
+_where = tf.compat.v1.where
 
 
 def _counted_on(steps):
@@ -86,8 +91,9 @@ def _counted_on(steps):
 
 
 def _is_reached(steps, limit):
-    # In 64 bits and bounded: TensorFlow makes a number that is too large for int32 a negative one, without a word.
-    return tf.cast(steps, tf.int64) >= min(limit, MOST_COUNTED_STEPS + 1)
+    if limit > MOST_COUNTED_STEPS:  # TensorFlow would make it a negative number, without a word
+        return tf.zeros_like(steps, tf.bool)
+    return steps >= limit
 
 
 def scale_variable(initial_value: Any) -> tuple[tf.Variable, tf.Tensor | None]:
