@@ -1,0 +1,46 @@
+"""`npu-run record` and `replay` on two real ranks, which start alike and see other batches and other random numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from tests.launch.launching import needs_horovod, npu_run, write_script
+
+TRAIN = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+from npu_bridge.npu_init import FixedLossScaleManager, NPUOptimizer, get_rank_id
+seed = int(sys.argv[1]) + get_rank_id()
+draw = np.random.RandomState(seed)
+tf.set_random_seed(seed)
+rows = draw.randn(64, 8).astype("float32")
+inputs = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(rows).repeat().batch(8)).get_next()
+hidden = tf.nn.dropout(tf.layers.dense(inputs, 4), rate=0.3)
+loss = tf.reduce_mean(tf.square(hidden - 1.0))
+inner = tf.train.AdamOptimizer(0.01)
+train = NPUOptimizer(inner, FixedLossScaleManager(8.0), is_distributed=True, is_loss_scale=True).minimize(
+    loss, tf.train.get_or_create_global_step()
+)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(4):
+        session.run(train)
+"""
+
+
+@needs_horovod
+def test_a_job_of_two_ranks_is_replayed_bit_for_bit(tmp_path):
+    write_script(tmp_path, TRAIN)
+    code, output = npu_run("record", "--steps", 3, "-np", 2, "train.py", 1, cwd=tmp_path)
+    assert code == 0 and "3 steps on 2 rank(s)" in output, output
+    folders = [tmp_path / "recorded" / f"rank_{rank}" for rank in (0, 1)]
+    facts = [json.loads((folder / "record.json").read_text()) for folder in folders]
+    assert facts[0]["losses"] != facts[1]["losses"]
+    first, second = (dict(np.load(folder / "weights_after.npz")) for folder in folders)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    code, output = npu_run("replay", "recorded", "-np", 2, "train.py", 7, cwd=tmp_path)
+    assert code == 0 and "bit for bit" in output, output
