@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
-
-TOOL = pathlib.Path(__file__).resolve().parent.parent / "tools" / "module_list.py"
+from tests.loose_code import module_at
 
 
 def test_the_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("module_list", TOOL)
-    module_list = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module_list)
+    module_list = module_at("tools/module_list.py")
     assert module_list.PAGE.read_text(encoding="utf-8") == module_list.page(), "run python tools/module_list.py"

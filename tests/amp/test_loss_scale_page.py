@@ -6,15 +6,13 @@ import pathlib
 import re
 
 from npu_bridge import amp
+from tests.loose_code import run_pieces_of
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "loss_scale.md"
 
 
 def test_the_code_of_the_page_runs():
-    pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(pieces) == 5
-    for number, piece in enumerate(pieces):
-        exec(compile(piece, f"piece {number} of {PAGE.name}", "exec"), {"__name__": "page"})
+    assert run_pieces_of("docs/loss_scale.md") == 5
 
 
 def test_the_table_has_the_numbers_of_the_managers():

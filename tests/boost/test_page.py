@@ -6,15 +6,13 @@ import pathlib
 import re
 
 from npu_bridge.boost.config import FEATURES, LEVELS, SECTIONS
+from tests.loose_code import run_pieces_of
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "boost.md").read_text()
 
 
 def test_code_runs_as_it_stands(capsys):
-    pieces = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(pieces) == 4
-    for piece in pieces:
-        exec(compile(piece, "docs/boost.md", "exec"), {"__name__": "page"})
+    assert run_pieces_of("docs/boost.md") == 4
     printed = capsys.readouterr().out
     shown = [line.strip() for line in re.findall(r"^    boost O1: .*$", PAGE, re.MULTILINE)]
     assert len(shown) == 4 and all(line in printed for line in shown)

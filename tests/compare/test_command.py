@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import pathlib
 import re
 
 import click.testing
@@ -12,19 +10,15 @@ import numpy as np
 import pytest
 
 from npu_bridge.launch.compare import compare
+from tests.loose_code import module_at
 from tests.reporting.chromium import CHROMIUM, visit
 from tests.reporting.test_page import write_history
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def pairs():
     """The benchmark that trains pairs."""
-    spec = importlib.util.spec_from_file_location("pairs", ROOT / "benchmarks" / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("benchmarks/compare.py")
 
 
 def run(*arguments, folder=None):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "stages" / "loss_curves.py"
+from tests.loose_code import module_at
 
 
 @pytest.fixture(scope="module")
 def loss_curves():
-    spec = importlib.util.spec_from_file_location("loss_curves", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("examples/stages/loss_curves.py")
 
 
 def test_a_picture_has_every_training_and_says_how_they_end(loss_curves, tmp_path):

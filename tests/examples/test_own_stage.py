@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import pathlib
 
 import numpy as np
 import pytest
 
 from npu_bridge import stages
 from tests.examples.commands import run_warm
+from tests.loose_code import REPOSITORY, module_at
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "stages" / "own_stage.py"
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("own_stage", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("examples/stages/own_stage.py")
 
 
 def test_all_ways_to_train_do_what_numpy_does(example, capsys):

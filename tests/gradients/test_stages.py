@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import pathlib
 import re
 
 import numpy as np
@@ -17,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimi
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients.stages.partial_sync import partitions
 from tests import stage_cases
+from tests.loose_code import REPOSITORY, run_pieces_of
 from tests.training import OPTIMIZERS, TwoLayers, assert_same_bits, token_batches, train
 
 tf1 = tf.compat.v1
@@ -257,17 +257,12 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
 
 
 def test_the_code_of_the_page_runs(monkeypatch):
-    repository = pathlib.Path(__file__).resolve().parents[2]
-    monkeypatch.chdir(repository)
-    page = repository / "docs" / "stages.md"
-    pieces = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(pieces) == 10
-    for number, piece in enumerate(pieces):
-        exec(compile(piece, f"piece {number} of {page.name}", "exec"), {"__name__": "page"})
+    monkeypatch.chdir(REPOSITORY)
+    assert run_pieces_of("docs/stages.md") == 11
 
 
 def test_the_table_of_the_page_names_every_stage_and_its_order_every_place():
-    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "stages.md").read_text()
+    page = (REPOSITORY / "docs" / "stages.md").read_text()
     public = [getattr(stages, name) for name in stages.__all__ if isinstance(getattr(stages, name), type)]
     for stage in public:
         if issubclass(stage, stages.Stage) and stage is not stages.Stage:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pathlib
 import re
 
 import pytest
 import tensorflow as tf
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "estimator.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+from tests.loose_code import pieces_of
+
+EXAMPLES = pieces_of("docs/estimator.md")
 
 
 def run_pieces(folder, numbers=(0, 1, 2)):
@@ -23,7 +23,7 @@ def run_pieces(folder, numbers=(0, 1, 2)):
         for number in numbers:
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                exec(compile(EXAMPLES[number], f"piece {number} of docs/estimator.md", "exec"), {})
+                exec(EXAMPLES[number], {})
             printed.append((out.getvalue(), err.getvalue()))
     finally:
         os.chdir(before)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+from tests.loose_code import run_pieces_of
 
 
 def test_code_runs_as_it_stands(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "docs/operators.md", "exec"), {})
+    assert run_pieces_of("docs/operators.md") == 1
     assert re.search(r"loss \d+\.\d+", capsys.readouterr().out)

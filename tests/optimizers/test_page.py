@@ -7,15 +7,13 @@ import pathlib
 import re
 
 from npu_bridge.optimizers import rules
+from tests.loose_code import run_pieces_of
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
 
 
 def test_code_runs_as_it_stands(capsys):
-    pieces = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(pieces) == 2
-    for piece in pieces:
-        exec(compile(piece, "docs/optimizers.md", "exec"), {"__name__": "page"})
+    assert run_pieces_of("docs/optimizers.md") == 2
     printed = capsys.readouterr().out
     assert "updates 20 moments of dense/bias dense/kernel" in printed
     assert "groups [{'match': 'bias', 'weight_decay': 0.0, 'lr': 0.002}]" in printed

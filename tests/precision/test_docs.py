@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-import re
 
 import pytest
 
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
+from tests.loose_code import pieces_of
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "precision.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLES = pieces_of("docs/precision.md")
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_code_runs_as_it_stands(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(compile(EXAMPLES[number], f"example {number} of docs/precision.md", "exec"), names)
+    exec(EXAMPLES[number], names)
     if "callback" in names:
         assert str(names["callback"].policy) == "the dtypes of the graph"
     if "tell" in names:
