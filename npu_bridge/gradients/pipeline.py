@@ -17,7 +17,7 @@ from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.rank_values import RankValues
-from npu_bridge.gradients.stage import PLACES, Stage, Step
+from npu_bridge.gradients.stage import PLACES, Stage, Step, called_too_early
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
 from npu_bridge.options.errors import message
 
@@ -312,9 +312,7 @@ class Pipeline:
         Ranks: collective.
         """
         if not self._has_compared:
-            problem, expected = "it is not known yet which variables are trained", "a call after the first update"
-            mend = "In a TF 1 graph call sync_all after minimize."
-            raise ValueError(message("sync_all", problem, expected, "none was made", mend))
+            raise called_too_early("sync_all")
         return self._rank_values.gather(f"{self._owner}_of_ranks")
 
     @property

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
+from npu_bridge.options.errors import message
 
 
 @dataclasses.dataclass
@@ -245,3 +246,10 @@ class Stage:
     def after(self, step: Step) -> Any:
         """Moves the stage's own state on; returns an op, or None when there is nothing to run."""
         return None
+
+
+def called_too_early(function: str) -> ValueError:
+    """The error of a call that comes before the first update tells which variables are trained."""
+    problem, expected = "it is not known yet which variables are trained", "a call after the first update"
+    mend = f"In a TF 1 graph call {function} after minimize."
+    return ValueError(message(function, problem, expected, "none was made", mend))

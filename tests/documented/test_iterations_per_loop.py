@@ -243,6 +243,35 @@ def test_a_training_in_loops_goes_on_from_its_checkpoint(open_session, tmp_path)
     assert names == {"weight", "global_step"}, "the variables of loops are local"
 
 
+def scaled_step():
+    """The update of a small model under a loss scale, whose numbers are the same in every step."""
+    weight = tf1.get_variable("weight", initializer=[1.0, -2.0])
+    manager = ExponentialUpdateLossScaleManager(1024, 3, 1, 2, 0.5)
+    optimizer = NPUOptimizer(OPTIMIZERS["adam"](), loss_scale_manager=manager, is_loss_scale=True)
+    return optimizer.minimize(tf.reduce_sum(tf.square(weight)), tf1.train.get_or_create_global_step())
+
+
+def test_a_graph_that_was_saved_with_its_loop_is_imported_and_trained(graph, tmp_path):
+    loop = util.IterationPerLoop()
+    step = loop.create_iteration_per_loop_var(scaled_step())
+    saver = tf1.train.Saver()
+    with tf1.Session(config=npu_config_proto()) as session:
+        session.run(tf1.global_variables_initializer())
+        loop.load_iteration_per_loop_var(session, LOOP)
+        session.run(step)
+        path = saver.save(session, str(tmp_path / "model"))
+        loop.load_iteration_per_loop_var(session, 1)
+        session.run(step)
+        expected = {variable.op.name: session.run(variable) for variable in tf1.global_variables()}
+    assert any(op.type in ("Exit", "RefExit") for op in graph.get_operations()), "there was no loop to save"
+    with tf.Graph().as_default() as imported, tf1.Session(config=npu_config_proto()) as session:
+        restorer = tf1.train.import_meta_graph(f"{path}.meta")
+        restorer.restore(session, path)
+        session.run(imported.get_operation_by_name(step.name))
+        assert_same_bits({variable.op.name: session.run(variable) for variable in tf1.global_variables()}, expected)
+        assert expected["global_step"] == LOOP + 1
+
+
 def test_hooks_of_a_monitored_session_work_in_loops(graph, tmp_path):
     model, saved = Model(), []
 

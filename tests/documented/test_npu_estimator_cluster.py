@@ -65,6 +65,7 @@ def test_the_chief_alone_saves(tmp_path):
             process.wait()
     said = {kind: (tmp_path / f"{kind}.txt").read_text() for kind in kinds}
     assert ended == {"chief": 0, "worker": 0}, said["chief"][-3000:] + said["worker"][-3000:]
-    assert "Saving checkpoints for 0" in said["chief"] and "Saving checkpoints" not in said["worker"]
+    # The worker may have trained a step before the chief saves for the first time.
+    assert "Saving checkpoints for" in said["chief"] and "Saving checkpoints" not in said["worker"]
     assert all("Loss for final step" in said[kind] for kind in ended)
     assert tf.train.load_variable(str(tmp_path / "model"), "global_step") >= 60

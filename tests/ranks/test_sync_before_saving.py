@@ -63,19 +63,18 @@ def test_a_training_that_goes_on_from_a_checkpoint_gives_the_same_bits(on_ranks,
         assert_same_bits(whole, resumed)
 
 
-def stopped_in_the_middle(chain, folder, interval):
-    """On a rank: variables after an odd number of batches, and what the checkpoint says."""
-    values = trained(chain, folder, 3, **interval)
-    reader = tf.train.load_checkpoint(folder)
-    return values, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+def stopped_in_the_middle(folder, interval):
+    """On a rank: trains with an odd number of batches, so that the last window is not whole."""
+    trained("in a window", folder, 3, **interval)
 
 
 @pytest.mark.parametrize("interval", [{"save_checkpoints_steps": 100}, {"save_checkpoints_secs": 1000}])
 def test_the_last_checkpoint_has_what_every_rank_keeps(on_ranks, interval, tmp_path):
-    results = on_ranks(2, stopped_in_the_middle, "in a window", str(tmp_path), interval)
-    for _, saved in results:
-        (rows,) = [value for name, value in saved.items() if "of_ranks" in name and "kernel" in name]
-        assert len(rows) == 2 and (rows[0] != rows[1]).any()
+    on_ranks(2, stopped_in_the_middle, str(tmp_path), interval)
+    names = [name for name, _ in tf.train.list_variables(str(tmp_path))]
+    (name,) = [name for name in names if "of_ranks" in name and "kernel" in name]
+    rows = tf.train.load_variable(str(tmp_path), name)
+    assert len(rows) == 2 and (rows[0] != rows[1]).any()
 
 
 def own_saver(folder):
@@ -89,8 +88,7 @@ def own_saver_and_sync(folder):
     savers = [stages.SyncBeforeSavingHook(5)]
     if collective.current().rank == 0:
         savers.append(tf.estimator.CheckpointSaverHook(folder, save_steps=5))
-    values = trained("partial sync", folder, 5, hooks=savers)
-    return values, tf.train.load_variable(folder, "kernel")
+    return trained("partial sync", folder, 5, hooks=savers)
 
 
 def test_a_saver_of_rank_0_alone_stops_nobody(on_ranks, tmp_path):
@@ -99,6 +97,6 @@ def test_a_saver_of_rank_0_alone_stops_nobody(on_ranks, tmp_path):
 
 
 def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
-    (first, saved), (second, _) = on_ranks(2, own_saver_and_sync, str(tmp_path))
+    first, second = on_ranks(2, own_saver_and_sync, str(tmp_path))
     assert_same_bits(first, second)
-    assert np.array_equal(first["kernel:0"], saved)
+    assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))

@@ -198,16 +198,15 @@ class NPUEstimator(tf.estimator.Estimator):
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         if tf.compat.v1.get_collection(STEP_SKIPPED):
             worker_hooks = _WithNanLossHook(worker_hooks)
-        is_saving = bool(secs or save_steps) and not has_saver and not self.config.cluster_spec
-        savers = [SyncBeforeSavingHook(save_steps, is_saving)]
-        if is_saving and collective.current().rank == 0:
-            # Where the base class would put a saver of its own.
-            savers.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=estimator_spec.scaffold))
-        if collective.current().rank == 0:
-            chief_hooks = [*savers, *estimator_spec.training_chief_hooks]
+        if not self.config.cluster_spec:
+            # Where the base class would put a saver of its own. Every rank is the chief of its own session.
+            is_saving = bool(secs or save_steps) and not has_saver
+            chief_hooks = [SyncBeforeSavingHook(save_steps, is_saving)]
+            if is_saving and collective.current().rank == 0:
+                scaffold = estimator_spec.scaffold
+                chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
+            chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        else:
-            worker_hooks[:0] = savers  # as on rank 0, whose hooks of the chief come before others
         return super()._train_with_estimator_spec(
             estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
         )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, called_too_early
 from npu_bridge.gradients.stages.all_reduce import description_of
 from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.options.errors import message, shown
@@ -105,9 +105,7 @@ class PartialSync(Stage):
         if collective.current().size == 1:
             return None if tf.executing_eagerly() else tf.no_op()
         if not self._variables:
-            problem, expected = "it is not known yet which variables are trained", "a call after the first update"
-            mend = "In a TF 1 graph call sync_all after minimize."
-            raise ValueError(message("sync_all", problem, expected, "none was made", mend))
+            raise called_too_early("sync_all")
         return self._average(self._variables, "all")
 
     def _average(self, variables, number):
