@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import pipelines_of
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import message, shown
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
@@ -66,10 +66,15 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
       save_steps: global steps between checkpoints; None for those that follow the clock, of which only the last one,
         at the end of training, is prepared for: ranks do not have the same clock.
       is_saving: False where no checkpoint is written, and nothing is to be done.
+    Raises:
+      TypeError: `save_steps` is not an integer.
+      ValueError: it is below 1.
     Ranks: collective; give it to every rank. What rank 0 is given counts.
     """
 
     def __init__(self, save_steps: int | None = None, is_saving: bool = True):
+        if save_steps is not None:
+            _check_interval(save_steps)
         self._interval = (save_steps or _AT_THE_END) if is_saving else _NEVER
         self._sync = None
 
@@ -113,3 +118,12 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def _run(self, session, step):
         session.run(self._sync)
         self._synced_at = step
+
+
+def _check_interval(save_steps):
+    owner, expected = "SyncBeforeSavingHook", "a number of steps, at least 1, or None"
+    mend = "Give it the save_steps of the saver."
+    if isinstance(save_steps, bool) or not isinstance(save_steps, int):
+        raise TypeError(message(owner, "save_steps is not an integer", expected, shown(save_steps), mend))
+    if save_steps < 1:
+        raise ValueError(message(owner, "save_steps is out of range", expected, shown(save_steps), mend))

@@ -51,10 +51,11 @@ def trained(chain, folder, batches, skipped=0, hooks=(), **interval):
 
 
 def whole_and_resumed(chain, folder):
-    """On a rank: variables after eight batches, and after the same with a stop after the fourth."""
+    """On a rank: variables after eight batches, and after the same with a stop, if there are windows inside of one."""
+    stop = 3 if chain == "in a window" else 4
     whole = trained(chain, f"{folder}/whole", 8, save_checkpoints_steps=2)
-    trained(chain, f"{folder}/resumed", 4, save_checkpoints_steps=2)
-    return whole, trained(chain, f"{folder}/resumed", 4, skipped=4, save_checkpoints_steps=2)
+    trained(chain, f"{folder}/resumed", stop, save_checkpoints_steps=2)
+    return whole, trained(chain, f"{folder}/resumed", 8 - stop, skipped=stop, save_checkpoints_steps=2)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -100,3 +101,9 @@ def test_a_saver_of_ones_own_has_the_hook_before_it(on_ranks, tmp_path):
     first, second = on_ranks(2, own_saver_and_sync, str(tmp_path))
     assert_same_bits(first, second)
     assert np.array_equal(first["kernel:0"], tf.train.load_variable(str(tmp_path), "kernel"))
+
+
+@pytest.mark.parametrize("save_steps, error", [(0, ValueError), (-1, ValueError), ("5", TypeError), (True, TypeError)])
+def test_an_illegal_interval_is_refused(save_steps, error):
+    with pytest.raises(error, match="SyncBeforeSavingHook: save_steps .* Expected .* at least 1"):
+        stages.SyncBeforeSavingHook(save_steps)

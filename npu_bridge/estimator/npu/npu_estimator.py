@@ -201,7 +201,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if not self.config.cluster_spec:
             # Where the base class would put a saver of its own. Every rank is the chief of its own session.
             is_saving = bool(secs or save_steps) and not has_saver
-            chief_hooks = [SyncBeforeSavingHook(save_steps, is_saving)]
+            chief_hooks = [SyncBeforeSavingHook(save_steps or None, is_saving)]
             if is_saving and collective.current().rank == 0:
                 scaffold = estimator_spec.scaffold
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
