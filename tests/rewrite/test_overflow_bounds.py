@@ -30,8 +30,8 @@ CHECKS = {
     "norm in one order": lambda grad: tf.math.is_finite(
         tf.reduce_sum(tf.stack([tf.nn.l2_loss(grad), tf.nn.l2_loss(-grad), tf.nn.l2_loss(grad[:2])]))
     ),
-    "stacked, the larger last": lambda grad: all_finite(tf.stack([grad * tf.constant(1e-20), tf.square(grad)])),
-    "enlarged total": lambda grad: tf.math.is_finite(tf.reduce_sum(grad) * tf.constant(2e19)),
+    "stacked, the larger last": lambda grad: all_finite(tf.stack([grad, tf.square(grad) * tf.constant(1e2)])),
+    "enlarged total": lambda grad: tf.math.is_finite(tf.reduce_sum(grad) * tf.constant(1e10) * tf.constant(2e9)),
     "joined": lambda grad: all_finite(tf.concat([grad, tf.abs(grad)], axis=0)),
     "half": lambda grad: all_finite(tf.cast(tf.cast(grad, tf.float16), tf.float32)),
     "no nan, no inf": lambda grad: tf.logical_not(
