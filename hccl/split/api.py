@@ -63,10 +63,7 @@ def set_split_strategy_by_size(dataSizeList: list[int] | list[float], group: str
         raise _error(where, "dataSizeList is not a list of percentages", "numbers of at least 0", dataSizeList)
     if not abs(sum(dataSizeList) - 100) <= _TOLERANCE:
         raise _error(
-            where,
-            "the percentages do not make up the whole",
-            "a sum of 100",
-            f"{sum(dataSizeList):g}: {dataSizeList}",
+            where, "the percentages do not make up the whole", "a sum of 100", f"{sum(dataSizeList):g}: {dataSizeList}"
         )
     if not groups.of_this_process().strategies.set_percentages(group, dataSizeList):
         _warn_ignored(where, group, dataSizeList)

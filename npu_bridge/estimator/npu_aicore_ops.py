@@ -149,13 +149,7 @@ def nonzerowithvalue(
 
 
 def lru_cache_v2(
-    index_list: Any,
-    data: Any,
-    cache: Any,
-    tag: Any,
-    is_last_call: Any,
-    pre_route_count: int,
-    name: str | None = None,
+    index_list: Any, data: Any, cache: Any, tag: Any, is_last_call: Any, pre_route_count: int, name: str | None = None
 ) -> Any:
     """Not available: it is a cache in device memory. Look rows up with `tf.nn.embedding_lookup`."""
     raise not_available(

@@ -260,12 +260,7 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int = 0, name:
 
 
 def k_means_centroids(
-    x: Any,
-    y: Any,
-    sum_square_y: Any,
-    sum_square_x: Any,
-    use_actual_distance: bool = False,
-    name: str | None = None,
+    x: Any, y: Any, sum_square_y: Any, sum_square_x: Any, use_actual_distance: bool = False, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Gives each row of x to its nearest centroid, and adds up.
 

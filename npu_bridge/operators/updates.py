@@ -25,12 +25,7 @@ class Moments(NamedTuple):
 
 
 def lars_gradient(
-    weight: Any,
-    gradient: Any,
-    weight_decay: Any,
-    trust: float,
-    epsilon: float,
-    largest_rate: Any = None,
+    weight: Any, gradient: Any, weight_decay: Any, trust: float, epsilon: float, largest_rate: Any = None
 ) -> tf.Tensor:
     """c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 

@@ -5,13 +5,7 @@ A new option goes into the `table_*.py` module of its topic and nowhere else.
 
 from __future__ import annotations
 
-from npu_bridge.options import (
-    table_compiler,
-    table_device,
-    table_observation,
-    table_precision,
-    table_training,
-)
+from npu_bridge.options import table_compiler, table_device, table_observation, table_precision, table_training
 from npu_bridge.options.table import OptionTable
 
 OPTIONS = OptionTable(

@@ -91,10 +91,7 @@ class _FileReader:
         kind = self._table[key].kind
         if isinstance(kind, Helper):
             if not isinstance(value, dict):
-                place, expected = (
-                    self._place(section + key),
-                    f"[{section}{key}] with {kind.owner}'s parameters",
-                )
+                place, expected = self._place(section + key), f"[{section}{key}] with {kind.owner}'s parameters"
                 raise ValueError(message(place, f"{key} is a table", expected, shown(value), "Write a table."))
             inner = f"{section}{key}."
             arguments = self.arguments(kind.owner, value, inner)

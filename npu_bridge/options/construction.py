@@ -110,11 +110,7 @@ def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) ->
     check(*BASE_PARAMETERS)
     if values["save_checkpoints_steps"] is not None and values["save_checkpoints_secs"] is not None:
         raise _conflict(
-            "save_checkpoints_secs",
-            values,
-            "is set together with save_checkpoints_steps",
-            "one of them",
-            "Keep one.",
+            "save_checkpoints_secs", values, "is set together with save_checkpoints_steps", "one of them", "Keep one."
         )
     check(*(option.name for option in table.of(RUN_CONFIG)))
 
@@ -134,11 +130,7 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
         )
     if cluster and not values["mix_compile_mode"]:
         raise _conflict(
-            "mix_compile_mode",
-            values,
-            "is off although TF_CONFIG describes a cluster",
-            "True",
-            "Set it to True.",
+            "mix_compile_mode", values, "is off although TF_CONFIG describes a cluster", "True", "Set it to True."
         )
 
 

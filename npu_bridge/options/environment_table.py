@@ -95,11 +95,7 @@ VARIABLES = (
     *(
         Variable(name, doc, effect, is_documented=False)
         for name, doc, effect in (
-            (
-                "POD_NAME",
-                "Identity of this process in old rank tables.",
-                recorded("Read by the rank table reader."),
-            ),
+            ("POD_NAME", "Identity of this process in old rank tables.", recorded("Read by the rank table reader.")),
             ("HEARTBEAT", "Heartbeat of the task.", _NO_DEVICE),
             (
                 "LOCAL_CHECKPOINT_DIR",

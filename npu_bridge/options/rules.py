@@ -9,13 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 from npu_bridge.options import grammar
 from npu_bridge.options.errors import message, option_error, say_once, shown
-from npu_bridge.options.table import (
-    DUMP,
-    EXPERIMENTAL,
-    PROFILING,
-    OptionTable,
-    Place,
-)
+from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionTable, Place
 from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
 
 DEFAULT_PROFILING_OPTIONS = (
@@ -52,10 +46,7 @@ class Settings(NamedTuple):
         """The same as a warning, once."""
         option = self.table[name]
         problem = problem.format(self.place.spelling(option))
-        say_once(
-            logging.WARNING,
-            message(self.place.where(option), problem, expected, shown(self.values[name]), mend),
-        )
+        say_once(logging.WARNING, message(self.place.where(option), problem, expected, shown(self.values[name]), mend))
 
     def spell(self, name: str) -> str:
         """An option as the user spells it here."""
@@ -127,10 +118,7 @@ def dump_is_complete(s: Settings) -> None:
     if dumps or debugs:
         if s.values["dump_path"] is None:
             raise s.error(
-                "dump_path",
-                "{} is missing although a dump is switched on",
-                "an existing directory",
-                "Name one.",
+                "dump_path", "{} is missing although a dump is switched on", "an existing directory", "Name one."
             )
         s.parsed("dump_path", usable_directory)
     # Also while the dump is off: a slip would show on the day the dump is needed. Only the directory may come later.
@@ -204,10 +192,7 @@ def dynamic_dims_are_complete(s: Settings) -> None:
             raise s.error(excluded, "{} does not go with dynamic_dims", "False", "Leave one of them out.")
     if s.values.get("dynamic_inputs_shape_range") is not None:
         s.warn(
-            "dynamic_inputs_shape_range",
-            "{} is ignored because dynamic_dims is set",
-            "one of them",
-            "Leave one out.",
+            "dynamic_inputs_shape_range", "{} is ignored because dynamic_dims is set", "one of them", "Leave one out."
         )
         s.values["dynamic_inputs_shape_range"] = None
 
@@ -249,10 +234,7 @@ def mixed_compiling_runs_single_steps(s: Settings) -> None:
         raise s.error("in_out_pair", "{} is set without mix_compile_mode", "no value", "Set mix_compile_mode=True.")
     if s.values["variable_placement"] == "Host":
         s.warn(
-            "variable_placement",
-            "{} is meant for mix_compile_mode=True",
-            "'Device'",
-            "Set mix_compile_mode=True too.",
+            "variable_placement", "{} is meant for mix_compile_mode=True", "'Device'", "Set mix_compile_mode=True too."
         )
 
 
@@ -296,11 +278,7 @@ def usable_directory(path: str) -> str:
 
 
 # Rules that need nothing but one helper object: its constructor runs them, so that the error comes there.
-HELPER_RULES = {
-    DUMP: (dump_is_complete,),
-    PROFILING: (profiling_is_complete,),
-    EXPERIMENTAL: (compile_cache_exists,),
-}
+HELPER_RULES = {DUMP: (dump_is_complete,), PROFILING: (profiling_is_complete,), EXPERIMENTAL: (compile_cache_exists,)}
 RULES = (
     one_precision_mode,
     mixlist_needs_mixed_precision,

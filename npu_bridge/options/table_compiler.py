@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from npu_bridge.options.grammar import parse_dynamic_dims, parse_input_shape
 from npu_bridge.options.kinds import Boolean, Integer, Text
 from npu_bridge.options.table import DYNAMIC_INPUT, REQUIRED, Option, recorded
 
 _NOTHING_COMPILED = recorded("Nothing is compiled for a device.")
 _ANY_SHAPE = recorded("TensorFlow takes inputs of any shape.")
+_dynamic_input = functools.partial(Option, owner=DYNAMIC_INPUT)
 
 OPTIONS = (
     Option(
@@ -50,12 +53,7 @@ OPTIONS = (
         default="l2_optimize",
         accepts_none=True,
     ),
-    Option(
-        36,
-        "fusion_switch_file",
-        Text(says="the path of a JSON file"),
-        "File switching single fusions on or off.",
-    ),
+    Option(36, "fusion_switch_file", Text(says="the path of a JSON file"), "File switching single fusions on or off."),
     Option(
         39,
         "op_compiler_cache_mode",
@@ -70,15 +68,7 @@ OPTIONS = (
         "Directory of the cache of compiled kernels.",
         _NOTHING_COMPILED,
     ),
-    Option(
-        43,
-        "dynamic_input",
-        Boolean(),
-        "Inputs change their shape.",
-        _ANY_SHAPE,
-        absent=False,
-        status="deprecated",
-    ),
+    Option(43, "dynamic_input", Boolean(), "Inputs change their shape.", _ANY_SHAPE, absent=False, status="deprecated"),
     Option(
         44,
         "dynamic_graph_execute_mode",
@@ -167,41 +157,37 @@ OPTIONS = (
         default=False,
         accepts_none=True,
     ),
-    Option(
+    _dynamic_input(
         1,
         "input_shape",
         Text(parse=parse_input_shape, says="name:d,d,...;name:..., -1 for a dynamic dimension"),
         "Shapes of the inputs.",
         _ANY_SHAPE,
         default=REQUIRED,
-        owner=DYNAMIC_INPUT,
     ),
-    Option(
+    _dynamic_input(
         2,
         "dynamic_dims",
         Text(parse=parse_dynamic_dims, says="profiles separated by ';', each a comma list of dimensions"),
         "Values the dynamic dimensions take together.",
         _ANY_SHAPE,
         default=REQUIRED,
-        owner=DYNAMIC_INPUT,
     ),
-    Option(
+    _dynamic_input(
         3,
         "dynamic_node_type",
         Integer(0, 1),
         "Where inputs come from: 0 a dataset, 1 placeholders.",
         _ANY_SHAPE,
         default=REQUIRED,
-        owner=DYNAMIC_INPUT,
         absent=-1,
     ),
-    Option(
+    _dynamic_input(
         4,
         "compile_hybrid_mode",
         Integer(0, 1),
         "1 compiles dynamic and static profiles together; needs dynamic_node_type=1.",
         _ANY_SHAPE,
         default=REQUIRED,
-        owner=DYNAMIC_INPUT,
     ),
 )

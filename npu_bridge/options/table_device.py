@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from npu_bridge.options.grammar import (
     parse_core_numbers,
     parse_device_list,
@@ -15,6 +17,8 @@ _OWN_MEMORY = recorded("TensorFlow manages memory.")
 _OWN_STREAMS = recorded("TensorFlow schedules operators.")
 _NO_DEVICE = recorded("No NPU is driven.")
 _NOTHING_READS_IT = "Nothing documented reads it."
+_memory = functools.partial(Option, owner=MEMORY)
+_session = functools.partial(Option, owner=SESSION)
 
 OPTIONS = (
     *(
@@ -39,12 +43,7 @@ OPTIONS = (
         default=0,
     ),
     Option(
-        48,
-        "local_rank_id",
-        Integer(0, 7),
-        "Rank whose process prepares the data of its host.",
-        _NO_DEVICE,
-        absent=-1,
+        48, "local_rank_id", Integer(0, 7), "Rank whose process prepares the data of its host.", _NO_DEVICE, absent=-1
     ),
     Option(
         49,
@@ -93,13 +92,7 @@ OPTIONS = (
         default=-1,
         attribute="event_sync_timeout",
     ),
-    Option(
-        69,
-        "external_weight",
-        Boolean(),
-        "Store constant weights in files of their own.",
-        default=False,
-    ),
+    Option(69, "external_weight", Boolean(), "Store constant weights in files of their own.", default=False),
     Option(
         72,
         "variable_placement",
@@ -151,125 +144,97 @@ OPTIONS = (
     Option(
         86,
         "auto_multistream_parallel_mode",
-        Text(
-            parse=parse_multistream_mode,
-            says="cv or LoadBalance:n or MainStream:n with n in 1..64",
-            enforced=False,
-        ),
+        Text(parse=parse_multistream_mode, says="cv or LoadBalance:n or MainStream:n with n in 1..64", enforced=False),
         "Parallel streams of the two kinds of cores.",
         _OWN_STREAMS,
     ),
-    Option(
+    _memory(
         1,
         "atomic_clean_policy",
         OneOf((0, 1), enforced=False),
         "Clean workspaces in one sweep (0) or for each operator (1).",
         _OWN_MEMORY,
         default=0,
-        owner=MEMORY,
     ),
-    Option(
+    _memory(
         2,
         "static_memory_policy",
         OneOf((0, 1, 2, 3, 4), enforced=False),
         "Memory allocation: 0 dynamic, 2 growing static shapes, 3 growing dynamic shapes, 4 both; 1 is 2.",
         _OWN_MEMORY,
         default=0,
-        owner=MEMORY,
         accepts_none=True,
     ),
-    Option(3, "memory_optimization_policy", Text(), "Policy for saving memory.", _OWN_MEMORY, owner=MEMORY),
-    Option(
+    _memory(3, "memory_optimization_policy", Text(), "Policy for saving memory.", _OWN_MEMORY),
+    _memory(
         4,
         "variable_use_1g_huge_page",
         OneOf((0, 1, 2)),
         "Pages of variables: 0 default, 1 only 1 GiB, 2 1 GiB or else 2 MiB.",
         _OWN_MEMORY,
         default=0,
-        owner=MEMORY,
         accepts_none=True,
     ),
-    Option(
+    _session(
         1,
         "use_off_line",
         Boolean(),
         "False runs the session as if this package were not there.",
         works("False leaves the session without any effect of the other options."),
         default=True,
-        owner=SESSION,
     ),
-    Option(
-        2,
-        "in_out_pair_flag",
-        Boolean(),
-        "Whether in_out_pair names what runs on the device.",
-        _NO_DEVICE,
-        default=True,
-        owner=SESSION,
+    _session(
+        2, "in_out_pair_flag", Boolean(), "Whether in_out_pair names what runs on the device.", _NO_DEVICE, default=True
     ),
-    Option(
+    _session(
         3,
         "in_out_pair",
         Text(says="the text of a list [[in_nodes, out_nodes]]"),
         "Nodes between which the graph runs on the device; needs mix_compile_mode.",
         _NO_DEVICE,
-        owner=SESSION,
     ),
-    Option(
+    _session(
         4,
         "auto_tune_mode",
         Text(),
         "Old tuning switch.",
         recorded("No tuning takes place. NPURunConfig takes the keyword too, with a warning."),
-        owner=SESSION,
         former_owner=RUN_CONFIG,
         status="undocumented",
     ),
-    Option(
+    _session(
         5,
         "graph_exec_timeout",
         Integer(),
         "Milliseconds a graph may run.",
         _NO_DEVICE,
         default=600000,
-        owner=SESSION,
         status="undocumented",
     ),
-    Option(6, "const_input", Text(), _NOTHING_READS_IT, owner=SESSION, status="undocumented"),
-    Option(
-        7,
-        "lower_functional_ops",
-        Boolean(),
-        _NOTHING_READS_IT,
-        default=False,
-        owner=SESSION,
-        status="undocumented",
-    ),
-    Option(
+    _session(6, "const_input", Text(), _NOTHING_READS_IT, status="undocumented"),
+    _session(7, "lower_functional_ops", Boolean(), _NOTHING_READS_IT, default=False, status="undocumented"),
+    _session(
         8,
         "job",
         Text(),
         "Task type of this process; written from TF_CONFIG.",
         recorded("TensorFlow reads TF_CONFIG itself."),
         default="localhost",
-        owner=SESSION,
     ),
-    Option(
+    _session(
         9,
         "task_index",
         Integer(0),
         "Task index of this process; written from TF_CONFIG.",
         recorded("TensorFlow reads TF_CONFIG itself."),
         default=0,
-        owner=SESSION,
     ),
-    Option(
+    _session(
         10,
         "min_group_size",
         Boolean(),
         "Nothing reads it, on the NPU stack either.",
         default=True,
-        owner=SESSION,
         status="undocumented",
     ),
 )

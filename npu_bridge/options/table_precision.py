@@ -40,12 +40,7 @@ _MODES = (
     "processor cube_fp16in_fp32out rounds what goes into a matrix operator and adds up in float32. On a GPU bfloat16 "
     "stays float32, with a warning."
 )
-_IMPLEMENTATIONS = (
-    "high_precision",
-    "high_performance",
-    "high_precision_for_all",
-    "high_performance_for_all",
-)
+_IMPLEMENTATIONS = ("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all")
 
 OPTIONS = (
     Option(
@@ -80,12 +75,7 @@ OPTIONS = (
         replaced_by="op_precision_mode",
     ),
     Option(
-        37,
-        "enable_compress_weight",
-        Boolean(),
-        "Compress weights for inference.",
-        default=False,
-        status="undocumented",
+        37, "enable_compress_weight", Boolean(), "Compress weights for inference.", default=False, status="undocumented"
     ),
     Option(
         38,
@@ -164,13 +154,7 @@ OPTIONS = (
         strict_slot="skip",
     ),
     Option(
-        87,
-        "oo_level",
-        Text(),
-        "Level of graph optimisation.",
-        default="O3",
-        accepts_none=True,
-        status="undocumented",
+        87, "oo_level", Text(), "Level of graph optimisation.", default="O3", accepts_none=True, status="undocumented"
     ),
     Option(
         88,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from npu_bridge.options.grammar import parse_accelerate_train_mode
 from npu_bridge.options.kinds import Boolean, Directory, Helper, Integer, Number, Seed, TensorFlowObject, Text
 from npu_bridge.options.table import (
@@ -26,6 +28,9 @@ _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
 def _helper(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
     return Option(position, name, Helper(owner), doc, effect(f"Each field has its own line under {owner}."), key=None)
 
+
+_experimental = functools.partial(Option, owner=EXPERIMENTAL)
+_graph_memory = functools.partial(Option, owner=GRAPH_MEMORY)
 
 OPTIONS = (
     Option(
@@ -203,104 +208,60 @@ OPTIONS = (
     ),
     _helper(62, "memory_config", MEMORY, "Memory policies.", recorded),
     _helper(63, "experimental_config", EXPERIMENTAL, "Experimental switches."),
-    Option(
+    _experimental(
         1,
         "logical_device_cluster_deploy_mode",
         Text(("LB", "SINGLE"), enforced=False),
         "How models are placed on a cluster of devices.",
         default="LB",
-        owner=EXPERIMENTAL,
         key="experimental_logical_device_cluster_deploy_mode",
         accepts_none=True,
         sent_without_helper=True,
         status="undocumented",
     ),
     *(
-        Option(
-            position,
-            name,
-            Text(),
-            doc,
-            owner=EXPERIMENTAL,
-            key=f"experimental_{name}",
-            status="undocumented",
-        )
+        _experimental(position, name, Text(), doc, key=f"experimental_{name}", status="undocumented")
         for position, name, doc in (
             (2, "logical_device_id", "Logical device for deployment mode SINGLE."),
             (3, "model_deploy_mode", "How a model is deployed."),
             (4, "model_deploy_devicelist", "Devices a model is deployed to."),
         )
     ),
-    Option(
+    _experimental(
         5,
         "graph_memory_optimize_config",
         Helper(GRAPH_MEMORY),
         "Recomputation and slicing of the graph.",
         recorded(f"Each field has its own line under {GRAPH_MEMORY}."),
-        owner=EXPERIMENTAL,
         key=None,
         status="undocumented",
     ),
-    Option(
-        6,
-        "enable_graph_parallel",
-        Boolean(),
-        "Split the graph over devices.",
-        owner=EXPERIMENTAL,
-        absent=False,
-        status="undocumented",
+    _experimental(
+        6, "enable_graph_parallel", Boolean(), "Split the graph over devices.", absent=False, status="undocumented"
     ),
-    Option(
-        7,
-        "graph_parallel_option_path",
-        Text(),
-        "File with options of graph parallelism.",
-        owner=EXPERIMENTAL,
-        status="undocumented",
+    _experimental(
+        7, "graph_parallel_option_path", Text(), "File with options of graph parallelism.", status="undocumented"
     ),
-    Option(
+    _experimental(
         8,
         "graph_compiler_cache_dir",
         Text(says="an existing directory"),
         "Directory where compiled graphs are kept.",
         recorded("The directory must exist; nothing is written to it."),
-        owner=EXPERIMENTAL,
     ),
-    Option(
-        9,
-        "resource_config_path",
-        Text(),
-        "File describing the resources.",
-        owner=EXPERIMENTAL,
-        status="undocumented",
-    ),
-    Option(
+    _experimental(9, "resource_config_path", Text(), "File describing the resources.", status="undocumented"),
+    _experimental(
         10,
         "accelerate_train_mode",
         Text(
-            parse=parse_accelerate_train_mode,
-            says="fast|step, fast|step|0.2..0.9, fast|loss|1.01..1.5, or fast1|...",
+            parse=parse_accelerate_train_mode, says="fast|step, fast|step|0.2..0.9, fast|loss|1.01..1.5, or fast1|..."
         ),
         "Train the first part in float16 (fast) or bfloat16 (fast1), the rest in the configured precision.",
         works("One switch in the live session; evaluation and prediction are never accelerated."),
-        owner=EXPERIMENTAL,
         key="experimental_accelerate_train_mode",
     ),
-    Option(
-        1,
-        "recompute",
-        _AUTO_OR_MANUAL,
-        "Recompute activations in the backward pass.",
-        owner=GRAPH_MEMORY,
-        key=None,
-        status="undocumented",
+    _graph_memory(
+        1, "recompute", _AUTO_OR_MANUAL, "Recompute activations in the backward pass.", key=None, status="undocumented"
     ),
-    Option(
-        2,
-        "graph_slice",
-        _AUTO_OR_MANUAL,
-        "Slice the graph to save memory.",
-        owner=GRAPH_MEMORY,
-        status="undocumented",
-    ),
+    _graph_memory(2, "graph_slice", _AUTO_OR_MANUAL, "Slice the graph to save memory.", status="undocumented"),
 )
