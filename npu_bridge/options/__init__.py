@@ -7,33 +7,19 @@ The launcher and its ranks need that one alone, so the names are imported when t
 
 from npu_bridge._lazy import attributes
 
-__all__ = [
-    "AccelerateTrainMode",
-    "JobStart",
-    "OPTIONS",
-    "TrainingOptions",
-    "parameter_values",
-    "parse_accelerate_train_mode",
-    "read_job_start",
-    "read_run_config",
-    "read_session_config",
-    "session_config_of",
-    "with_entry",
-]
+_PLACES = {
+    "AccelerateTrainMode": "npu_bridge.options.grammar:AccelerateTrainMode",
+    "JobStart": "npu_bridge.options.job_start:JobStart",
+    "OPTIONS": "npu_bridge.options.catalogue:OPTIONS",
+    "TrainingOptions": "npu_bridge.options.training_options:TrainingOptions",
+    "parameter_values": "npu_bridge.options.reading:parameter_values",
+    "parse_accelerate_train_mode": "npu_bridge.options.grammar:parse_accelerate_train_mode",
+    "read_job_start": "npu_bridge.options.job_start:read_job_start",
+    "read_run_config": "npu_bridge.options.reading:read_run_config",
+    "read_session_config": "npu_bridge.options.reading:read_session_config",
+    "session_config_of": "npu_bridge.options.reading:session_config_of",
+    "with_entry": "npu_bridge.options.reading:with_entry",
+}
 
-__getattr__ = attributes(
-    __name__,
-    {
-        "AccelerateTrainMode": "npu_bridge.options.grammar:AccelerateTrainMode",
-        "JobStart": "npu_bridge.options.job_start:JobStart",
-        "OPTIONS": "npu_bridge.options.catalogue:OPTIONS",
-        "TrainingOptions": "npu_bridge.options.training_options:TrainingOptions",
-        "parameter_values": "npu_bridge.options.reading:parameter_values",
-        "parse_accelerate_train_mode": "npu_bridge.options.grammar:parse_accelerate_train_mode",
-        "read_job_start": "npu_bridge.options.job_start:read_job_start",
-        "read_run_config": "npu_bridge.options.reading:read_run_config",
-        "read_session_config": "npu_bridge.options.reading:read_session_config",
-        "session_config_of": "npu_bridge.options.reading:session_config_of",
-        "with_entry": "npu_bridge.options.reading:with_entry",
-    },
-)
+__all__ = list(_PLACES)
+__getattr__ = attributes(__name__, _PLACES)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.environment_table import VARIABLES
+from npu_bridge.options.environment_table import VARIABLES, Variable
 from npu_bridge.options.table import (
     DUMP,
     DYNAMIC_INPUT,
@@ -22,7 +22,6 @@ from npu_bridge.options.table import (
 )
 
 _OWNERS = (RUN_CONFIG, PROFILING, DUMP, MEMORY, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, SESSION)
-_SLOTS = {"s": ".s", "i": ".i", "b": ".b", None: ""}
 _INTRODUCTION = """# Options
 
 Generated from the option table by `python -m npu_bridge.options.docs_page docs/options.md`; do not edit.
@@ -52,20 +51,16 @@ marked *(advice)* draw a warning only.
 def render(table: OptionTable = OPTIONS) -> str:
     """The whole page as Markdown."""
     parts = [_INTRODUCTION]
+    header = ("#", "name", "session key", "allowed", "default", "meaning", "effect here")
     for owner in _OWNERS:
         heading = "Session only" if owner == SESSION else f"`{owner}`"
-        parts.append(f"## {heading}\n\n{_option_rows(table.of(owner))}")
-    parts.append(f"## Environment variables\n\n{_variable_rows()}")
+        parts.append(f"## {heading}\n\n{_rows(header, map(_option_cells, table.of(owner)))}")
+    header = ("name", "documented", "meaning", "effect here")
+    parts.append(f"## Environment variables\n\n{_rows(header, map(_variable_cells, VARIABLES))}")
     return "\n".join(parts)
 
 
-def _option_rows(options: Iterable[Option]) -> str:
-    header = ("#", "name", "session key", "allowed", "default", "meaning", "effect here")
-    return _rows(header, (_cells(option) for option in options))
-
-
-def _cells(option: Option) -> tuple[str, ...]:
-    slot = _SLOTS[option.kind.session_field]
+def _option_cells(option: Option) -> tuple[str, ...]:
     allowed = option.expected + ("" if getattr(option.kind, "enforced", True) else " (advice)")
     status = "" if option.status == "documented" else f" *{option.status.capitalize()}.*"
     if option.replaced_by:
@@ -74,28 +69,20 @@ def _cells(option: Option) -> tuple[str, ...]:
     return (
         str(option.position),
         f"`{option.name}`",
-        f"`{option.key}` {slot}" if option.key else "",
+        f"`{option.key}` .{option.kind.session_field}" if option.key else "",
         allowed,
         default,
         option.doc + status,
-        f"**{option.effect.level}** {option.effect.note}".strip(),
+        _effect(option),
     )
 
 
-def _variable_rows() -> str:
-    header = ("name", "documented", "meaning", "effect here")
-    return _rows(
-        header,
-        (
-            (
-                f"`{variable.name}`",
-                "yes" if variable.is_documented else "no",
-                variable.doc,
-                f"**{variable.effect.level}** {variable.effect.note}".strip(),
-            )
-            for variable in VARIABLES
-        ),
-    )
+def _variable_cells(variable: Variable) -> tuple[str, ...]:
+    return f"`{variable.name}`", "yes" if variable.is_documented else "no", variable.doc, _effect(variable)
+
+
+def _effect(of: Option | Variable) -> str:
+    return f"**{of.effect.level}** {of.effect.note}".strip()
 
 
 def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -17,29 +17,6 @@ from typing import Any, Callable, NamedTuple
 
 from npu_bridge.options.errors import message
 
-__all__ = [
-    "IMPOSED_OPTIONS",
-    "RESTARTS",
-    "VERBOSE",
-    "Launched",
-    "check_cluster_variables",
-    "declared_device",
-    "declared_rank",
-    "declared_world_size",
-    "fill_rank_variables",
-    "imposed_options",
-    "is_flag_on",
-    "launched",
-    "positive_number",
-    "probable_rank",
-    "rank_size_text",
-    "read_variable",
-    "temporarily",
-    "tf_config",
-    "whole_number",
-    "write_variable",
-]
-
 
 class Launched(NamedTuple):
     """Where a launcher placed this process.
@@ -278,9 +255,10 @@ def check_cluster_variables() -> None:
                 "both",
                 "Unset one family.",
             )
-    _check_range("CM_CHIEF_PORT", 65520)
-    _check_range("CM_WORKER_SIZE", 32768)
-    _check_range("CM_CHIEF_DEVICE", None)
+    for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
+        number = _integer(name)
+        if number is not None and number > largest:
+            raise _error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
@@ -332,12 +310,6 @@ def _integer(name: str) -> int | None:
         expected = "decimal digits, at most 2**63 - 1"
         raise _error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
     return number
-
-
-def _check_range(name: str, largest: int | None) -> None:
-    value = _integer(name)
-    if value is not None and largest is not None and value > largest:
-        raise _error(f"{name} is too large", f"0..{largest}", str(value), "Correct or unset it.")
 
 
 def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:

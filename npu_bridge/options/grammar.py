@@ -104,7 +104,10 @@ def parse_input_shape(text: str) -> dict[str, tuple[int, ...]]:
             raise ValueError(f"its part {part!r} is not name:d,d,...")
         if name in shapes:
             raise ValueError(f"it names {name!r} twice")
-        shapes[name] = tuple(_dimension(dim, part) for dim in dims.split(","))
+        for dim in dims.split(","):
+            if not _DIMENSION.fullmatch(dim):
+                raise ValueError(f"its part {part!r} has the dimension {dim!r}, which is not a whole number")
+        shapes[name] = tuple(map(int, dims.split(",")))
     return shapes
 
 
@@ -125,12 +128,6 @@ def parse_dynamic_dims(text: str) -> tuple[tuple[int, ...], ...]:
     if len({len(profile) for profile in profiles}) > 1:
         raise ValueError("its profiles differ in length")
     return tuple(profiles)
-
-
-def _dimension(text: str, part: str) -> int:
-    if not _DIMENSION.fullmatch(text):
-        raise ValueError(f"its part {part!r} has the dimension {text!r}, which is not a whole number")
-    return int(text)
 
 
 def parse_device_list(text: str) -> tuple[int, ...]:

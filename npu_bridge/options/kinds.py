@@ -111,10 +111,7 @@ class Stringified(Kind):
     """Anything; `str()` of it is kept."""
 
     session_field = "s"
-
-    @property
-    def expected(self) -> str:
-        return "anything, kept as text"
+    expected = "anything, kept as text"
 
     def problem(self, value: Any) -> Problem | None:
         try:
@@ -133,10 +130,7 @@ class RawBytes(Kind):
 
     refusal: str = ""
     session_field = "s"
-
-    @property
-    def expected(self) -> str:
-        return "no value"
+    expected = "no value"
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bytes):
@@ -226,10 +220,7 @@ class Boolean(Kind):
     only_bool: bool = False
     wrong_type: type[Exception] = TypeError
     session_field = "b"
-
-    @property
-    def expected(self) -> str:
-        return "True or False"
+    expected = "True or False"
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bool if self.only_bool else int):
@@ -273,9 +264,7 @@ class Number(Kind):
 class Seed(Kind):
     """An integer; a wrong type is a ValueError, as in `tf.estimator.RunConfig`."""
 
-    @property
-    def expected(self) -> str:
-        return "an integer"
+    expected = "an integer"
 
     def problem(self, value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -287,9 +276,7 @@ class Seed(Kind):
 class Directory(Kind):
     """A path: non-empty `str`, `bytes` or path object."""
 
-    @property
-    def expected(self) -> str:
-        return "a non-empty path"
+    expected = "a non-empty path"
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, (str, bytes, os.PathLike)):

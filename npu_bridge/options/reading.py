@@ -5,6 +5,7 @@ Nothing here changes an object of the caller: session settings are copied before
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,6 @@ from npu_bridge.options.table import (
     IN_OBJECT,
     IN_SESSION,
     RUN_CONFIG,
-    SESSION,
     Option,
     OptionTable,
     Place,
@@ -44,8 +44,9 @@ def read_run_config(config: Any) -> TrainingOptions:
     """
     table = table_of(config)
     given = _entry_values(session_config(config), table)
-    given.update(_sent_values(config, table))
-    given.update(_values_without_key(config, table))
+    own = _own_values(config, table)
+    given.update(_sent_values(own, table))
+    given.update({name: value for name, value in own.items() if table[name].key is None})
     return _options(given, IN_OBJECT, table)
 
 
@@ -78,7 +79,8 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 def parameter_values(config: Any) -> dict[str, Any]:
     """What an NPURunConfig puts into the parameter_map: plain `str`, `int` or `bool` by session key."""
     table = table_of(config)
-    return {table[name].key: table[name].kind.normalise(v) for name, v in _sent_values(config, table).items()}
+    sent = _sent_values(_own_values(config, table), table)
+    return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
 
 def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTable = OPTIONS) -> Any:
@@ -94,12 +96,11 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
       ValueError: a key is unknown.
     """
     if session_config is None:
-        from tensorflow.compat.v1 import ConfigProto as proto_type
+        from tensorflow.compat.v1 import ConfigProto
+
+        changed = ConfigProto()
     else:
-        proto_type = type(session_config)
-    changed = proto_type()
-    if session_config is not None:
-        changed.CopyFrom(session_config)
+        changed = copy.deepcopy(session_config)
     entry = changed.graph_options.rewrite_options.custom_optimizers.add()
     entry.name = ENTRY_NAME
     for key, value in values.items():
@@ -175,15 +176,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     elif isinstance(option.kind, Integer):
         value = environment.whole_number(text)
         if value is None:
-            raise option_error(
-                ValueError,
-                "environment",
-                option.name,
-                f"{option.variable} is not a whole number",
-                option.kind.expected,
-                repr(text),
-                "Correct or unset it.",
-            )
+            problem, mend = f"{option.variable} is not a whole number", "Correct or unset it."
+            raise option_error(ValueError, "environment", option.name, problem, option.kind.expected, repr(text), mend)
     option.check(value, place)
     values[option.name] = option.normalise(value)
 
@@ -208,29 +202,30 @@ def _announce(settings: Settings) -> None:
             say_once(logging.WARNING, f"{place}: {name} is deprecated.{mend}")
 
 
-def _sent_values(config: Any, table: OptionTable) -> dict[str, Any]:
-    """The values an NPURunConfig sends to a session, by option name."""
+def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
+    """The plain values of an NPURunConfig and of its helper objects, by option name."""
     owners = _helper_objects(config, table)
-    read: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option in table:
-        if option.is_plain and option.owner != SESSION:
-            owner = owners.get(option.owner)
-            if owner is not None:
-                read[option.name] = getattr(owner, option.attribute)
-            elif option.sent_without_helper:
-                read[option.name] = option.default
-    dynamic = [read.get(option.name) for option in table.of(DYNAMIC_INPUT)]
+        owner = owners.get(option.owner)
+        if option.is_plain and owner is not None:
+            values[option.name] = getattr(owner, option.attribute)
+        elif option.sent_without_helper:
+            values[option.name] = option.default
+    return values
+
+
+def _sent_values(own: Mapping[str, Any], table: OptionTable) -> dict[str, Any]:
+    """What of its values an NPURunConfig sends to a session."""
+    dynamic = [own.get(option.name) for option in table.of(DYNAMIC_INPUT)]
     sent = {}
-    for option in table:
-        if option.name not in read or not option.key:
-            continue
-        value = read[option.name]
-        if option.needs and not read.get(option.needs):
+    for name, value in own.items():
+        option = table[name]
+        is_incomplete = option.owner == DYNAMIC_INPUT and None in dynamic
+        if not option.key or is_incomplete or (option.needs and not own.get(option.needs)):
             continue
         if option.needs and value is None:
             value = option.absent
-        if option.owner == DYNAMIC_INPUT and None in dynamic:
-            continue
         if value is not None or not option.accepts_none:
             sent[option.name] = value
     sent.update(_task_values(table))
@@ -245,16 +240,6 @@ def _helper_objects(holder: Any, table: OptionTable, owner: str = RUN_CONFIG) ->
             helper = None if holder is None else getattr(holder, option.attribute)
             found.update(_helper_objects(helper, table, option.kind.owner))
     return found
-
-
-def _values_without_key(config: Any, table: OptionTable) -> dict[str, Any]:
-    owners = _helper_objects(config, table)
-    values = {}
-    for option in table:
-        owner = owners.get(option.owner)
-        if option.is_plain and option.key is None and owner is not None:
-            values[option.name] = getattr(owner, option.attribute)
-    return values
 
 
 def _task_values(table: OptionTable) -> dict[str, Any]:
@@ -333,13 +318,6 @@ def _text_or_same(option: Option, value: Any) -> Any:
         try:
             return value.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise option_error(
-                ValueError,
-                IN_SESSION.where(option),
-                option.name,
-                f"{option.key} is not text",
-                "UTF-8",
-                repr(value),
-                "Encode the text as UTF-8.",
-            ) from error
+            words = (f"{option.key} is not text", "UTF-8", repr(value), "Encode the text as UTF-8.")
+            raise option_error(ValueError, IN_SESSION.where(option), option.name, *words) from error
     return value

@@ -48,10 +48,6 @@ class Settings(NamedTuple):
         problem = problem.format(self.place.spelling(option))
         say_once(logging.WARNING, message(self.place.where(option), problem, expected, shown(self.values[name]), mend))
 
-    def spell(self, name: str) -> str:
-        """An option as the user spells it here."""
-        return self.place.spelling(self.table[name])
-
     def one_of(self, name: str, choices: Iterable[str]) -> None:
         """Raises unless the value is one of `choices`."""
         choices = tuple(choices)
@@ -70,9 +66,10 @@ class Settings(NamedTuple):
 def one_precision_mode(s: Settings) -> None:
     """`precision_mode` and `precision_mode_v2` exclude each other."""
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
+        spelling = s.place.spelling(s.table["precision_mode"])
         raise s.error(
             "precision_mode_v2",
-            f"{{}} is set together with {s.spell('precision_mode')}={s.values['precision_mode']!r}",
+            f"{{}} is set together with {spelling}={s.values['precision_mode']!r}",
             "one of them",
             "Keep precision_mode_v2.",
         )

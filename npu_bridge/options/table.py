@@ -30,27 +30,16 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Effect(NamedTuple):
-    """What an option does here: `works`, `recorded` (checked and kept) or `refused`, and a note."""
+    """What an option does here, and a note.
+
+    The level is `works` (as documented), `recorded` (checked and kept) or `refused` (any value but the default).
+    """
 
     level: str
     note: str = ""
 
 
-def works(note: str = "") -> Effect:
-    """The option does here what it is documented to do."""
-    return Effect("works", note)
-
-
-def recorded(note: str = "") -> Effect:
-    """The option is checked and kept; nothing acts on it here."""
-    return Effect("recorded", note)
-
-
-def refused(note: str = "") -> Effect:
-    """A value other than the default is an error here."""
-    return Effect("refused", note)
-
-
+works, recorded, refused = (functools.partial(Effect, level) for level in ("works", "recorded", "refused"))
 _SAME_AS_NAME = "<name>"
 _SAME_AS_DEFAULT = object()
 
