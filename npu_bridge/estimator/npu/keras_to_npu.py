@@ -53,16 +53,8 @@ def model_to_npu_estimator(
         expected = " or ".join(repr(name) for name in _FORMATS)
         raise _error("checkpoint_format is unknown", expected, checkpoint_format, "Leave it out.")
     if (keras_model is None) == (keras_model_path is None):
-        got = "neither" if keras_model is None else "both"
-        raise ValueError(
-            message(
-                _OWNER,
-                "the model is ambiguous" if keras_model is not None else "no model is given",
-                "keras_model or keras_model_path",
-                got,
-                "Pass one.",
-            )
-        )
+        problem, got = ("no model is given", "neither") if keras_model is None else ("the model is ambiguous", "both")
+        raise ValueError(message(_OWNER, problem, "keras_model or keras_model_path", got, "Pass one."))
     if keras_model is None:
         keras_model = tf.keras.models.load_model(keras_model_path, custom_objects=custom_objects)
     _check_kind(keras_model)

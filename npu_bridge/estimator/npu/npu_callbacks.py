@@ -52,7 +52,9 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         if collective.current().size == 1:
             return
         if tf.executing_eagerly():
-            _broadcast_eagerly(_variables_of(self.model), self._root_rank)
+            variables = _variables_of(self.model)
+            _check_alike(variables, lambda tensor: tensor.numpy())
+            _assignments(variables, self._root_rank)
             return
         session = tf.compat.v1.keras.backend.get_session()
         session.run(broadcast_global_variables(self._root_rank))
@@ -82,11 +84,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
         ready = [variable for variable, is_ready in zip(variables, are_ready) if is_ready]
         _check_alike(ready, session.run)
         return tf.group(*_assignments(ready, root_rank))
-
-
-def _broadcast_eagerly(variables, root_rank):
-    _check_alike(variables, lambda tensor: tensor.numpy())
-    _assignments(variables, root_rank)
 
 
 def _assignments(variables, root_rank):

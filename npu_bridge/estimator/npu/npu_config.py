@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge import precision
+from npu_bridge import collective, precision
 from npu_bridge.options import construction, read_run_config, session_config_of
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
@@ -156,20 +156,10 @@ class NPURunConfig(tf.estimator.RunConfig):
     def _set_up(self, values: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
-        super().__init__(
-            model_dir=values["model_dir"],
-            tf_random_seed=values["tf_random_seed"],
-            save_summary_steps=values["save_summary_steps"],
-            save_checkpoints_steps=construction.checkpoint_steps(values),
-            save_checkpoints_secs=values["save_checkpoints_secs"],
-            session_config=values["session_config"],
-            keep_checkpoint_max=values["keep_checkpoint_max"],
-            keep_checkpoint_every_n_hours=values["keep_checkpoint_every_n_hours"],
-            log_step_count_steps=values["log_step_count_steps"],
-            train_distribute=values["train_distribute"],
-            eval_distribute=values["eval_distribute"],
-            experimental_distribute=None if strategy is None else distribute_config(strategy),
-        )
+        of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
+        of_base["save_checkpoints_steps"] = construction.checkpoint_steps(values)
+        of_base["experimental_distribute"] = None if strategy is None else distribute_config(strategy)
+        super().__init__(**of_base)
         for option in self._option_table.of(RUN_CONFIG):
             if option.name not in (*construction.BASE_PARAMETERS, "distribute"):
                 setattr(self, option.attribute, values[option.name])
@@ -230,7 +220,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     def _writes(self) -> bool:
         # The base constructor reads the properties to validate them; no rank needs to be known for that.
-        return not self.__dict__.get("_is_set_up") or _is_writing_rank()
+        return not self.__dict__.get("_is_set_up") or collective.current().rank == 0
 
 
 _HELPERS = {
@@ -244,9 +234,3 @@ _HELPERS = {
         ExperimentalConfig,
     )
 }
-
-
-def _is_writing_rank() -> bool:
-    from npu_bridge import collective
-
-    return collective.current().rank == 0

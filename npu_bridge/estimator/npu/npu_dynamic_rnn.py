@@ -32,7 +32,7 @@ class _DynamicLayer(tf.keras.layers.Layer):
     """Base of the layers: keeps and checks the arguments, and makes the variable that all of them have.
 
     Args:
-      **arguments: those of the layer's constructor.
+      given: the local variables of the layer's constructor, which are its arguments.
     """
 
     hidden_size, direction, cell_depth = _kept("hidden_size"), _kept("direction"), _kept("cell_depth")
@@ -41,7 +41,8 @@ class _DynamicLayer(tf.keras.layers.Layer):
     # What no kernel of the NPU stack has: other values are refused instead of ignored.
     _fixed = {"cell_depth": 1, "keep_prob": 1, "cell_clip": -1, "num_proj": 0, "time_major": True, "activation": "tanh"}
 
-    def __init__(self, **arguments: Any):
+    def __init__(self, given: dict[str, Any]):
+        arguments = {name: value for name, value in given.items() if name not in ("self", "__class__")}
         # Keras casts inputs to the dtype of a layer by itself, but not where a script has switched off version 2.
         super().__init__(name=type(self).__name__.lower(), dtype=arguments["dtype"], autocast=True)
         self._arguments = types.SimpleNamespace(**arguments)  # Keras would wrap a dictionary
@@ -127,21 +128,7 @@ class DynamicRNN(_DynamicLayer):
         forget_bias: float = 0.0,
         is_training: bool = True,
     ):
-        super().__init__(
-            hidden_size=hidden_size,
-            dtype=dtype,
-            cell_type=cell_type,
-            direction=direction,
-            cell_depth=cell_depth,
-            use_peephole=use_peephole,
-            keep_prob=keep_prob,
-            cell_clip=cell_clip,
-            num_proj=num_proj,
-            time_major=time_major,
-            activation=activation,
-            forget_bias=forget_bias,
-            is_training=is_training,
-        )
+        super().__init__(locals())
 
     def call(
         self,
@@ -215,20 +202,7 @@ class DynamicGRUV2(_DynamicLayer):
         reset_after: bool = True,
         is_training: bool = True,
     ):
-        super().__init__(
-            hidden_size=hidden_size,
-            dtype=dtype,
-            direction=direction,
-            cell_depth=cell_depth,
-            keep_prob=keep_prob,
-            cell_clip=cell_clip,
-            num_proj=num_proj,
-            time_major=time_major,
-            activation=activation,
-            gate_order=gate_order,
-            reset_after=reset_after,
-            is_training=is_training,
-        )
+        super().__init__(locals())
 
     def call(self, x: tf.Tensor, seq_length: Any = None, init_h: Any = None) -> list[tf.Tensor]:
         """Runs over all steps.

@@ -11,15 +11,13 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
-from npu_bridge.collective import wire as wire_formats
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
-from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
-from npu_bridge.estimator.npu.npu_optimizer import WIRE_WITHOUT_RANKS, NPUDistributedOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
-from npu_bridge.options import environment, of_graph, read_session_config
+from npu_bridge.options import environment, read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
 from npu_bridge.tf_internals.sessions import is_closed
 from npu_bridge.tf_internals.training import session_config, set_session_config
@@ -257,16 +255,12 @@ def npu_keras_optimizer(
     """
     owner = "npu_keras_optimizer"
     is_loss_scale = loss_scale_manager is not None if is_loss_scale is None else is_loss_scale
-    if is_loss_scale:
-        check_manager(owner, loss_scale_manager)
-    elif loss_scale_manager is not None:
-        _LOG.warning(WITHOUT_LOSS_SCALE, owner)
-    if wire_formats.wire_dtype(wire, owner) is not None and not is_distributed:
-        _LOG.info(WIRE_WITHOUT_RANKS, owner, wire)
-    of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
+    manager, _ = check_arguments(
+        owner, loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
+    )
     settings = KerasSettings(
         name="NpuKerasOptimizer",
-        manager=loss_scale_manager if is_loss_scale else None,
+        manager=manager,
         is_distributed=is_distributed,
         is_tailing_optimization=is_tailing_optimization,
         stages=tuple(copies_of(stages, owner)),

@@ -26,12 +26,6 @@ from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
-# What a caller is told who gives an optimizer a manager and does not ask it to scale the loss.
-WITHOUT_LOSS_SCALE = (
-    "%s: the loss is not scaled: loss_scale_manager has no effect without is_loss_scale=True. Add that, or leave the "
-    "manager out."
-)
-
 
 class LossScaleManager(tf.Module, abc.ABC):
     """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""

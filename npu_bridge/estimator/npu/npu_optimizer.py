@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.estimator.npu.npu_loss_scale_manager import WITHOUT_LOSS_SCALE, check_manager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-WIRE_WITHOUT_RANKS = "%s: wire=%r has no effect because is_distributed is False."
 
 
 class NPUOptimizer(PipelineOptimizer):
@@ -82,17 +81,12 @@ class NPUOptimizer(PipelineOptimizer):
         stages=(),
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
-        if is_loss_scale:
-            check_manager("NPUOptimizer", loss_scale_manager)
-        elif loss_scale_manager is not None:
-            _LOG.warning(WITHOUT_LOSS_SCALE, "NPUOptimizer")
-        wire_dtype = wire_formats.wire_dtype(wire, "NPUOptimizer")
-        if wire_dtype is not None and not is_distributed:
-            _LOG.info(WIRE_WITHOUT_RANKS, "NPUOptimizer", wire)
-        of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
+        manager, wire_dtype = check_arguments(
+            "NPUOptimizer", loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
+        )
         pipeline = pipeline_of(
             name,
-            manager=loss_scale_manager if is_loss_scale else None,
+            manager=manager,
             is_distributed=bool(is_distributed),
             is_tailed=bool(is_tailing_optimization),
             wire_dtype=wire_dtype,
@@ -100,6 +94,27 @@ class NPUOptimizer(PipelineOptimizer):
             owner="NPUOptimizer",
         )
         super().__init__(opt, pipeline, name)
+
+
+def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_optimization, wire):
+    """Checks what `NPUOptimizer` and `npu_keras_optimizer` have in common.
+
+    Returns:
+      The manager, None where the loss is not scaled; the dtype on the wire, None for that of the gradients.
+    """
+    if is_loss_scale:
+        check_manager(owner, manager)
+    elif manager is not None:
+        _LOG.warning(
+            "%s: the loss is not scaled: loss_scale_manager has no effect without is_loss_scale=True. Add that, or "
+            "leave the manager out.",
+            owner,
+        )
+    wire_dtype = wire_formats.wire_dtype(wire, owner)
+    if wire_dtype is not None and not is_distributed:
+        _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
+    of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
+    return (manager if is_loss_scale else None), wire_dtype
 
 
 class NPUDistributedOptimizer(PipelineOptimizer):
