@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.options import environment
-from npu_bridge.options.errors import message
-from npu_bridge.options.table import shown
+from npu_bridge.options.errors import message, shown
 
 __all__ = ["Profiler"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,9 +70,8 @@ def npu_resource_init(
         check_bool_type(given[name], f"{owner}: {name}")
     if enable_profiling and profiling_options is None:
         mend = 'Pass \'{"output": "profile"}\', for example.'
-        raise ValueError(
-            message(owner, "profiling_options is missing", OPTIONS["profiling_options"].kind.expected, "None", mend)
-        )
+        expected = OPTIONS["profiling_options"].kind.expected
+        raise ValueError(message(owner, "profiling_options is missing", expected, "None", mend))
     read_keywords(owner, given)
     for name, value in given.items():
         option = OPTIONS[name]
@@ -114,14 +114,10 @@ def get_rdma_cache(data_type: Any, shape: Sequence[int], name: str = "rdma_w") -
     return tf.Variable(tf.zeros(shape, data_type), trainable=False, name=name)
 
 
-class _Arithmetic:
-    mode = _HAS_INF_AND_NAN
-
-
 @functools.cache
-def _arithmetic_of_this_process() -> _Arithmetic:
+def _arithmetic_of_this_process() -> types.SimpleNamespace:
     """What `set_device_sat_mode` said, which holds for all graphs and sessions."""
-    return _Arithmetic()
+    return types.SimpleNamespace(mode=_HAS_INF_AND_NAN)
 
 
 def _of_addresses(name, alternative):

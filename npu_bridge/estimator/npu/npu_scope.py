@@ -6,13 +6,13 @@ scopes speak to a device this library does not drive; their arguments are checke
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
-from npu_bridge.options.table import shown
+from npu_bridge.options.errors import message, shown
 from npu_bridge.precision import KEEP_DTYPE
 from npu_bridge.tf_internals.graphs import attributes_of_new_operators
 
@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 
-@contextlib.contextmanager
-def keep_dtype_scope() -> Iterator[None]:
+def keep_dtype_scope() -> AbstractContextManager[None]:
     """Inside, new operators keep their dtype whatever the precision mode is.
 
     The operators of their gradients are made later, by the optimizer, and follow the mode. Inside loops and conditions
@@ -43,95 +42,77 @@ def keep_dtype_scope() -> Iterator[None]:
 
     Graph: operators get the attribute `_keep_dtype`. Executed eagerly, nothing happens.
     """
-    with _marked({KEEP_DTYPE: 1}):
-        yield
+    return _marked({KEEP_DTYPE: 1})
 
 
-@contextlib.contextmanager
-def without_npu_compile_scope() -> Iterator[None]:
+def without_npu_compile_scope() -> AbstractContextManager[None]:
     """Marks operators that the framework, not the device, is to run: here all of them."""
-    with _marked({"_without_npu_compile": True}):
-        yield
+    return _marked({"_without_npu_compile": True})
 
 
-@contextlib.contextmanager
-def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL) -> Iterator[None]:
+def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL) -> AbstractContextManager[None]:
     """Marks variables with a placement.
 
     Raises:
       ValueError: `placement` is not an NpuExecutePlacement.
     """
     if not isinstance(placement, NpuExecutePlacement):
-        raise ValueError(
-            f"npu_variable_scope: placement is unknown. Expected a member of NpuExecutePlacement; got "
-            f"{shown(placement)}. Use one of its {', '.join(NpuExecutePlacement.__members__)}."
-        )
-    with _marked({"_variable_placement": placement.value}):
-        yield
+        problem, mend = "placement is unknown", f"Use one of its {', '.join(NpuExecutePlacement.__members__)}."
+        expected = "a member of NpuExecutePlacement"
+        raise ValueError(message("npu_variable_scope", problem, expected, shown(placement), mend))
+    return _marked({"_variable_placement": placement.value})
 
 
-@contextlib.contextmanager
-def npu_stage_scope(stage: int) -> Iterator[None]:
+def npu_stage_scope(stage: int) -> AbstractContextManager[None]:
     """Marks operators with a pipeline stage; TypeError unless an int."""
-    with _marked({"_stage_level": _whole("npu_stage_scope", "stage", stage)}):
-        yield
+    return _marked({"_stage_level": _whole("npu_stage_scope", "stage", stage)})
 
 
-@contextlib.contextmanager
-def npu_mem_type_scope() -> Iterator[None]:
+def npu_mem_type_scope() -> AbstractContextManager[None]:
     """Marks operators whose outputs live in another kind of memory."""
-    with _marked({"_output_memory_type": 1}):
-        yield
+    return _marked({"_output_memory_type": 1})
 
 
-@contextlib.contextmanager
-def npu_weight_prefetch_scope(buffer_pool_id: int = 0, buffer_pool_size: int = 536870912) -> Iterator[None]:
+def npu_weight_prefetch_scope(
+    buffer_pool_id: int = 0, buffer_pool_size: int = 536870912
+) -> AbstractContextManager[None]:
     """Marks operators whose weights are fetched ahead; TypeError unless both are ints."""
     marks = {
         "_buffer_pool_id": _whole("npu_weight_prefetch_scope", "buffer_pool_id", buffer_pool_id),
         "_buffer_pool_size": _whole("npu_weight_prefetch_scope", "buffer_pool_size", buffer_pool_size),
     }
-    with _marked(marks):
-        yield
+    return _marked(marks)
 
 
-@contextlib.contextmanager
-def op_specified_engine_scope(engine_name: str, kernel_lib_name: str) -> Iterator[None]:
+def op_specified_engine_scope(engine_name: str, kernel_lib_name: str) -> AbstractContextManager[None]:
     """Marks operators with an engine and a kernel library."""
     marks = {"_specified_engine_name": str(engine_name), "_specified_kernel_lib_name": str(kernel_lib_name)}
-    with _marked(marks):
-        yield
+    return _marked(marks)
 
 
-@contextlib.contextmanager
-def npu_qos_label_scope(label: int) -> Iterator[None]:
+def npu_qos_label_scope(label: int) -> AbstractContextManager[None]:
     """Marks operators with a service label; TypeError unless an int."""
-    with _marked({"_qos_service_label": _whole("npu_qos_label_scope", "label", label)}):
-        yield
+    return _marked({"_qos_service_label": _whole("npu_qos_label_scope", "label", label)})
 
 
-@contextlib.contextmanager
-def subgraph_multi_dims_scope(index: int) -> Iterator[None]:
+def subgraph_multi_dims_scope(index: int) -> AbstractContextManager[None]:
     """Marks operators with the number of a subgraph; TypeError unless an int."""
-    with _marked({"_subgraph_multi_dims_index": _whole("subgraph_multi_dims_scope", "index", index)}):
-        yield
+    return _marked({"_subgraph_multi_dims_index": _whole("subgraph_multi_dims_scope", "index", index)})
 
 
-@contextlib.contextmanager
-def npu_optimizer_scope() -> Iterator[None]:
+def npu_optimizer_scope() -> AbstractContextManager[None]:
     """Marks operators of an optimizer."""
-    with _marked({"_optimizer": True}):
-        yield
+    return _marked({"_optimizer": True})
 
 
-@contextlib.contextmanager
+@contextmanager
 def npu_recompute_scope() -> Iterator[None]:
     """Puts operators under the name scope `NpuRecompute`; names of variables do not change."""
     with tf.name_scope("NpuRecompute"):
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
     """Puts operators under a name scope that holds the number of slices.
 
@@ -140,23 +121,18 @@ def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
       ValueError: it is below 1.
     """
     if slice_num is not None and _whole("npu_graph_slice_scope", "slice_num", slice_num) < 1:
-        raise ValueError(
-            f"npu_graph_slice_scope: slice_num is too small. Expected at least 1, or None; got {slice_num}. Leave "
-            f"it out."
-        )
+        problem, expected = "slice_num is too small", "at least 1, or None"
+        raise ValueError(message("npu_graph_slice_scope", problem, expected, str(slice_num), "Leave it out."))
     with tf.name_scope(f"SliceNum-{slice_num}-NpuGraphSlicing{slice_num}"):
         yield
 
 
-@contextlib.contextmanager
-def disable_autofuse() -> Iterator[None]:
+def disable_autofuse() -> AbstractContextManager[None]:
     """Marks operators that are not to be fused."""
-    with _marked({"_disable_autofuse_scope": True}):
-        yield
+    return _marked({"_disable_autofuse_scope": True})
 
 
-@contextlib.contextmanager
-def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") -> Iterator[None]:
+def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") -> AbstractContextManager[None]:
     """Marks operators with a number of vector cores.
 
     Args:
@@ -167,15 +143,13 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
     """
     del op_aicore_num
     if not isinstance(op_vectorore_num, str) or not op_vectorore_num.isdecimal() or int(op_vectorore_num) < 1:
-        raise ValueError(
-            f"limit_core_num_scope: op_vectorore_num is not a number of cores. Expected the text of a positive whole "
-            f'number; got {shown(op_vectorore_num)}. Pass op_vectorore_num="8", for example.'
-        )
-    with _marked({"_op_vectorcore_num": op_vectorore_num}):
-        yield
+        problem, expected = "op_vectorore_num is not a number of cores", "the text of a positive whole number"
+        mend = 'Pass op_vectorore_num="8", for example.'
+        raise ValueError(message("limit_core_num_scope", problem, expected, shown(op_vectorore_num), mend))
+    return _marked({"_op_vectorcore_num": op_vectorore_num})
 
 
-@contextlib.contextmanager
+@contextmanager
 def _marked(marks: Mapping[str, bool | int | str]) -> Iterator[None]:
     """Inside, operators of the default graph get these attributes."""
     if tf.executing_eagerly():
@@ -196,7 +170,5 @@ def _attribute(value):
 
 def _whole(scope, name, value):
     if not isinstance(value, int):
-        raise TypeError(
-            f"{scope}: {name} has the wrong type. Expected an int; got {shown(value)}. Pass a whole number."
-        )
+        raise TypeError(message(scope, f"{name} has the wrong type", "an int", shown(value), "Pass a whole number."))
     return value

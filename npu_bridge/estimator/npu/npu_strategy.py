@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.options.table import shown
+from npu_bridge.options.errors import message, shown
 
 __all__ = ["NPUStrategy"]
 
@@ -31,7 +31,7 @@ class NPUStrategy(tf.compat.v1.distribute.OneDeviceStrategy):
     def __init__(self, device="/cpu:0"):
         if device != "/cpu:0":
             raise ValueError(
-                f"NPUStrategy: device is not supported. Expected '/cpu:0'; got {shown(device)}. Leave it out."
+                message("NPUStrategy", "device is not supported", "'/cpu:0'", shown(device), "Leave it out.")
             )
         super().__init__(device)
 

@@ -22,8 +22,7 @@ from npu_bridge.estimator.npu.checks import (
 )
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
 from npu_bridge.options import environment
-from npu_bridge.options.errors import say_once
-from npu_bridge.options.table import shown
+from npu_bridge.options.errors import message, say_once, shown
 from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
 
 __all__ = [
@@ -77,16 +76,13 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
       ValueError: `graph` is not a Graph, or `input_tensors` is neither list nor tuple.
       KeyError: the graph has no tensor of a name.
     """
+    where = "keep_tensors_dtypes"
     if not isinstance(graph, tf.Graph):
-        raise ValueError(
-            f"keep_tensors_dtypes: graph has the wrong type. Expected a tf.Graph; got {shown(graph)}. Pass "
-            f"tf.get_default_graph()."
-        )
+        mend = "Pass tf.get_default_graph()."
+        raise ValueError(message(where, "graph has the wrong type", "a tf.Graph", shown(graph), mend))
     if not isinstance(input_tensors, (list, tuple)):
-        raise ValueError(
-            f"keep_tensors_dtypes: input_tensors is no list. Expected a list or tuple of tensor names; got "
-            f"{shown(input_tensors)}. Pass [name]."
-        )
+        expected = "a list or tuple of tensor names"
+        raise ValueError(message(where, "input_tensors is no list", expected, shown(input_tensors), "Pass [name]."))
     for name in input_tensors:
         precision.mark(graph.get_tensor_by_name(name).op)
 
@@ -134,15 +130,11 @@ def set_graph_exec_config(
     """
     where = "set_graph_exec_config"
     if dynamic_graph_execute_mode not in _EXECUTE_MODES:
-        raise ValueError(
-            f"{where}: dynamic_graph_execute_mode is unknown. Expected {' or '.join(map(repr, _EXECUTE_MODES))}; got "
-            f"{shown(dynamic_graph_execute_mode)}. Leave it out."
-        )
+        problem, expected = "dynamic_graph_execute_mode is unknown", " or ".join(map(repr, _EXECUTE_MODES))
+        raise ValueError(message(where, problem, expected, shown(dynamic_graph_execute_mode), "Leave it out."))
     if not isinstance(experimental_config, (ExperimentalConfig, type(None))):
-        raise ValueError(
-            f"{where}: experimental_config has the wrong type. Expected an ExperimentalConfig or None; got "
-            f"{shown(experimental_config)}. Leave it out."
-        )
+        problem, expected = "experimental_config has the wrong type", "an ExperimentalConfig or None"
+        raise ValueError(message(where, problem, expected, shown(experimental_config), "Leave it out."))
     if isinstance(fetch, str):
         fetch = _tensor_of_default_graph(fetch, where)
     for part in _flat(fetch):
@@ -221,10 +213,9 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
     if iterations_per_loop == 1:
         return train_op
     if train_op.graph.finalized:
-        raise RuntimeError(
-            "set_iteration_per_loop: the graph is finalized. Expected a graph that is not finalized; got "
-            "that of a Supervisor or a MonitoredSession. Use IterationPerLoop, in two parts."
-        )
+        expected, got = "a graph that is not finalized", "that of a Supervisor or a MonitoredSession"
+        mend = "Use IterationPerLoop, in two parts."
+        raise RuntimeError(message("set_iteration_per_loop", "the graph is finalized", expected, got, mend))
     loop = IterationPerLoop()
     with train_op.graph.as_default():
         iteration_op = loop.create_iteration_per_loop_var(train_op)
@@ -267,12 +258,11 @@ class IterationPerLoop:
           AttributeError: nothing was created before.
           TypeError, ValueError: `iterations_per_loop` is no positive int.
         """
+        where = "load_iteration_per_loop_var"
         if self._variables is None:
-            raise AttributeError(
-                "load_iteration_per_loop_var: there is no variable. Expected create_iteration_per_loop_var before; "
-                "got no call of it. Call it before the session is made."
-            )
-        check_positive_integer(iterations_per_loop, "load_iteration_per_loop_var: iterations_per_loop")
+            expected, mend = "create_iteration_per_loop_var before", "Call it before the session is made."
+            raise AttributeError(message(where, "there is no variable", expected, "no call of it", mend))
+        check_positive_integer(iterations_per_loop, f"{where}: iterations_per_loop")
         load_loop_variables(sess, self._variables, iterations_per_loop)
 
 
@@ -302,10 +292,8 @@ def get_value(key: Any, def_value: Any = None) -> Any:
 
 def _check_train_op(train_op: Any, where: str) -> None:
     if not isinstance(train_op, tf.Operation):
-        raise ValueError(
-            f"{where}: train_op is not an operation. Expected a tf.Operation; got {shown(train_op)}. Pass "
-            f"tf.group(train_op)."
-        )
+        problem, mend = "train_op is not an operation", "Pass tf.group(train_op)."
+        raise ValueError(message(where, problem, "a tf.Operation", shown(train_op), mend))
 
 
 def _tensor_of_default_graph(name, where):
@@ -326,10 +314,8 @@ def _flat(fetch):
 
 def _check_graph_element(value, where, name):
     if not isinstance(value, (tf.Tensor, tf.Operation)):
-        raise ValueError(
-            f"{where}: {name} is not of a graph. Expected a tensor or an operation; got {shown(value)}. Pass what a "
-            f"session can run."
-        )
+        problem, mend = f"{name} is not of a graph", "Pass what a session can run."
+        raise ValueError(message(where, problem, "a tensor or an operation", shown(value), mend))
 
 
 def _say_without_effect(name):
