@@ -9,42 +9,22 @@ from npu_bridge._lazy import attributes, submodules
 from npu_bridge._version import __version__
 from npu_bridge.tf1.plain import mend_old_names
 
-__all__ = [
-    "__version__",
-    "compat",
-    "configs",
-    "distribute",
-    "gen_npu_ops",
-    "global_options",
-    "is_inf_nan_enabled",
-    "keep_dtype_scope",
-    "npu_compat_function",
-    "npu_device",
-    "npu_recompute_scope",
-    "npu_run_context",
-    "open",
-    "ops",
-    "set_device_sat_mode",
-    "set_npu_loop_size",
-    "train",
-]
+_PLACES = {
+    **submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),
+    "gen_npu_ops": "npu_device.npu_device:gen_npu_ops",
+    "global_options": "npu_device.configs.npu_config:global_options",
+    "is_inf_nan_enabled": "npu_bridge.estimator.npu.npu_plugin:is_inf_nan_enabled",
+    "keep_dtype_scope": "npu_bridge.estimator.npu.npu_scope:keep_dtype_scope",
+    "npu_compat_function": "npu_device.npu_device:npu_compat_function",
+    "npu_recompute_scope": "npu_bridge.estimator.npu.npu_scope:npu_recompute_scope",
+    "npu_run_context": "npu_device.configs.run_context:npu_run_context",
+    "open": "npu_device.npu_device:open",
+    "set_device_sat_mode": "npu_bridge.estimator.npu.npu_plugin:set_device_sat_mode",
+    "set_npu_loop_size": "npu_device.npu_device:set_npu_loop_size",
+}
 
-__getattr__ = attributes(
-    __name__,
-    {
-        **submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),
-        "gen_npu_ops": "npu_device.npu_device:gen_npu_ops",
-        "global_options": "npu_device.configs.npu_config:global_options",
-        "is_inf_nan_enabled": "npu_bridge.estimator.npu.npu_plugin:is_inf_nan_enabled",
-        "keep_dtype_scope": "npu_bridge.estimator.npu.npu_scope:keep_dtype_scope",
-        "npu_compat_function": "npu_device.npu_device:npu_compat_function",
-        "npu_recompute_scope": "npu_bridge.estimator.npu.npu_scope:npu_recompute_scope",
-        "npu_run_context": "npu_device.configs.run_context:npu_run_context",
-        "open": "npu_device.npu_device:open",
-        "set_device_sat_mode": "npu_bridge.estimator.npu.npu_plugin:set_device_sat_mode",
-        "set_npu_loop_size": "npu_device.npu_device:set_npu_loop_size",
-    },
-)
+__all__ = ["__version__", *sorted(_PLACES)]
+__getattr__ = attributes(__name__, _PLACES)
 
 mend_old_names()
 

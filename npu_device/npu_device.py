@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,16 +79,10 @@ class NpuDeviceHandle:
         yield
 
 
-class _Opened:
-    """What this process has open."""
-
-    handle: NpuDeviceHandle | None = None
-    is_default = False
-
-
 @functools.cache
-def _open_devices() -> _Opened:
-    return _Opened()
+def _open_devices() -> types.SimpleNamespace:
+    """What this process has open."""
+    return types.SimpleNamespace(handle=None, is_default=False)
 
 
 def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the documented name

@@ -9,6 +9,7 @@ from typing import Any
 from npu_bridge.options import OPTIONS, TrainingOptions
 from npu_bridge.options.errors import say_once
 from npu_bridge.options.reading import read_keywords
+from npu_bridge.options.rules import DEFAULT_PROFILING_OPTIONS
 from npu_device.configs.option_tree import Leaf, OptionTree
 
 __all__ = ["NpuConfig", "global_options"]
@@ -82,10 +83,7 @@ _DECLARED: dict[str, Any] = {
     },
     "profiling_config": {
         "enable_profiling": _OFF,
-        "profiling_options": Leaf(
-            '{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
-            '"aic_metrics":"PipeUtilization","msproftx":"off"}'
-        ),
+        "profiling_options": Leaf(DEFAULT_PROFILING_OPTIONS),
     },
     "aoe_config": {"aoe_mode": Leaf(None, ("1", "2", "4")), "work_path": Leaf("./"), "aoe_config_file": _ANY},
     "memory_config": {

@@ -51,7 +51,8 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
         return values
     given = list(values) if isinstance(values, (list, tuple)) else [values]
     places = [place for place, value in enumerate(given) if value is not None]
-    tensors = [_tensor(given[place]) for place in places]
+    tensors = [given[place] for place in places]
+    tensors = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in tensors]
     is_mean = reduction == "mean"
     # A mean of whole numbers is no whole number.
     wide = [is_mean and not isinstance(each, tf.IndexedSlices) and each.dtype.is_integer for each in tensors]
@@ -59,10 +60,6 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     for place, reduced in zip(places, reduce_all(tensors, reduction, fusion, group)):
         given[place] = reduced
     return given if isinstance(values, (list, tuple)) else given[0]
-
-
-def _tensor(value):
-    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -1,10 +1,11 @@
-"""Small checks of arguments that scripts import from `util`."""
+"""Small checks of arguments, most of which scripts import from `util`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from npu_bridge import collective
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.errors import shown
 from npu_bridge.options.kinds import Boolean, Integer
@@ -106,6 +107,15 @@ def check_aoe_mode(aoe_mode: str) -> None:
         OPTIONS["aoe_mode"].check(aoe_mode, IN_OBJECT)
     except TypeError as error:
         raise ValueError(str(error)) from error
+
+
+def check_root_rank(owner: str, root_rank: Any) -> None:
+    """ValueError unless it is a rank; with a single rank it has no effect."""
+    size = collective.current().size
+    if size > 1 and root_rank not in range(size):
+        raise ValueError(
+            f"{owner}: root_rank is not a rank. Expected an integer from 0 to {size - 1}; got {root_rank!r}. Use 0."
+        )
 
 
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.tf_internals.training import create_all_weights
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
@@ -32,12 +33,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self._root_rank = root_rank
         self._is_done = False
-        size = collective.current().size
-        if size > 1 and root_rank not in range(size):
-            raise ValueError(
-                f"NPUBroadcastGlobalVariablesCallback: root_rank is not a rank. Expected an integer from 0 to "
-                f"{size - 1}; got {root_rank!r}. Use 0."
-            )
+        check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_batch_begin(self, batch, logs=None):
         if not self._is_done and (not tf.executing_eagerly() or self.model.built):

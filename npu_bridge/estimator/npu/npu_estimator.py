@@ -20,10 +20,10 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUCheckpointSaverHook,
     SetIterationsVarHook,
 )
-from npu_bridge.estimator.npu.tpu_keywords import accept_tpu_keywords
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
+from npu_bridge.options.errors import nearest, say_once
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import (
     HistoryHook,
@@ -44,6 +44,19 @@ __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 _LOG = logging.getLogger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
+# Arguments of a TPUEstimator that scripts carry over.
+_TPU_KEYWORDS = (
+    "batch_axis",
+    "embedding_config_spec",
+    "eval_batch_size",
+    "eval_on_tpu",
+    "export_saved_model_api_version",
+    "export_to_cpu",
+    "export_to_tpu",
+    "predict_batch_size",
+    "train_batch_size",
+    "use_tpu",
+)
 
 
 class NPUEstimator(tf.estimator.Estimator):
@@ -81,7 +94,7 @@ class NPUEstimator(tf.estimator.Estimator):
     def __init__(
         self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None, **of_tpu
     ):
-        accept_tpu_keywords("NPUEstimator", of_tpu)
+        _accept_tpu_keywords(of_tpu)
         if not isinstance(config, NPURunConfig):
             raise ValueError(
                 f"NPUEstimator: config is not an NPURunConfig. Expected an NPURunConfig; got {config!r}. Pass "
@@ -261,6 +274,17 @@ class _OwnProgress(ProgressHook):
 
 class _OwnAlarm(LossScaleCollapseHook):
     """The one an estimator adds itself."""
+
+
+def _accept_tpu_keywords(keywords):
+    for name in keywords:
+        if name not in _TPU_KEYWORDS:
+            near = nearest(name, _TPU_KEYWORDS)
+            mend = f" Did you mean {near!r}?" if near else ""
+            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}.{mend}")
+    if keywords:
+        text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
+        say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
 
 
 def _warn_about_steps(steps, loop):

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer
+from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
 from npu_bridge.options.errors import say_once
@@ -64,12 +64,7 @@ class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
         self._broadcast = None
         self._remote_slots = None
         self._is_round_open = False
-        size = collective.current().size
-        if size > 1 and root_rank not in range(size):
-            raise ValueError(
-                f"NPUBroadcastGlobalVariablesHook: root_rank is not a rank. Expected an integer from 0 to {size - 1}; "
-                f"got {root_rank!r}. Use 0."
-            )
+        check_root_rank("NPUBroadcastGlobalVariablesHook", root_rank)
 
     def begin(self):
         self._broadcast = broadcast_global_variables(self._root_rank) if collective.current().size > 1 else None

@@ -49,8 +49,21 @@ class LossScaleManager(tf.Module, abc.ABC):
         return {}
 
 
+class _Saved(LossScaleManager):
+    """A manager that Keras saves with a model, as the arguments of its constructor; a state is saved as variables."""
+
+    def get_config(self):
+        """The arguments of the constructor."""
+        return self.agreed_constants()
+
+    @classmethod
+    def from_config(cls, config):
+        """The counterpart of `get_config`."""
+        return cls(**config)
+
+
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
-class FixedLossScaleManager(LossScaleManager):
+class FixedLossScaleManager(_Saved):
     """A loss scale that never changes.
 
     Args:
@@ -85,15 +98,6 @@ class FixedLossScaleManager(LossScaleManager):
         """The arguments of the constructor."""
         return {"loss_scale": self._value, "enable_overflow_check": bool(self._enable_overflow_check)}
 
-    def get_config(self):
-        """What Keras saves with a model: the arguments of the constructor."""
-        return self.agreed_constants()
-
-    @classmethod
-    def from_config(cls, config):
-        """The counterpart of `get_config`."""
-        return cls(**config)
-
     def get_enable_overflow_check(self) -> bool:
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
         return self._enable_overflow_check
@@ -114,7 +118,7 @@ class FixedLossScaleManager(LossScaleManager):
         return None if tf.executing_eagerly() else tf.no_op()
 
 
-class MovingLossScaleManager(LossScaleManager):
+class MovingLossScaleManager(_Saved):
     """What loss scales that move have in common: their variables, and the rule by which they move.
 
     Args:
@@ -147,15 +151,6 @@ class MovingLossScaleManager(LossScaleManager):
     def agreed_constants(self):
         """The arguments of the constructor."""
         return self._constants()
-
-    def get_config(self):
-        """What Keras saves with a model: the arguments of the constructor. The state is saved as variables."""
-        return self.agreed_constants()
-
-    @classmethod
-    def from_config(cls, config):
-        """The counterpart of `get_config`."""
-        return cls(**config)
 
     def update_loss_scale(self, finite_grads):
         """Counts the step and moves the scale when a counter is full; see `LossScaleManager`."""
