@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.operators import activations
-
 __all__ = ["gelu", "npu_unary_ops"]
 
 
@@ -20,7 +18,7 @@ def gelu(x: Any) -> tf.Tensor:
     Returns:
       Tensor of the same shape and dtype.
     """
-    return activations.gelu(x)
+    return tf.nn.gelu(x, approximate=True)
 
 
 # Scripts import this name from the module of the same name.

@@ -12,11 +12,6 @@ from npu_bridge.options.errors import message
 _FIT_A, _FIT_B = -0.2888, -1.769
 
 
-def gelu(x: Any) -> tf.Tensor:
-    """0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))."""
-    return tf.nn.gelu(x, approximate=True)
-
-
 def fast_gelu(x: Any) -> tf.Tensor:
     """x·σ(1.702·x)."""
     x = tf.convert_to_tensor(x)
@@ -53,14 +48,7 @@ def centralize(x: Any, axes: Any) -> tf.Tensor:
 def layer_norm(
     x: Any, gamma: Any, beta: Any, begin_norm_axis: int, begin_params_axis: int, epsilon: float, where: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalises over the axes from one on; mean and variance are computed in float32 at least.
-
-    Returns:
-      y, and mean and biased variance with 1 in the normalised axes, all in the dtype of x.
-    Raises:
-      ValueError: x has no known rank, an axis is not one of x, or gamma and beta do not have the shape of x from
-        `begin_params_axis` on.
-    """
+    """y, and mean and biased variance with 1 in the axes from `begin_norm_axis` on; computed in float32 at least."""
     x = tf.convert_to_tensor(x)
     rank = x.shape.rank
     if rank is None:
@@ -72,15 +60,8 @@ def layer_norm(
     parameters = [tf.convert_to_tensor(parameter, x.dtype) for parameter in (gamma, beta)]
     for parameter in parameters:
         if not parameter.shape.is_compatible_with(x.shape[params_axis:]):
-            raise ValueError(
-                message(
-                    where,
-                    "gamma or beta does not fit x",
-                    f"shape {x.shape[params_axis:]}",
-                    f"shape {parameter.shape}",
-                    "Set begin_params_axis.",
-                )
-            )
+            expected, got = f"shape {x.shape[params_axis:]}", f"shape {parameter.shape}"
+            raise ValueError(message(where, "gamma or beta does not fit x", expected, got, "Set begin_params_axis."))
     wide = tf.cast(x, tf.float32) if x.dtype.size < 4 else x
     # Not tf.nn.moments: TensorFlow 2.15 on x86 takes its operators with what follows for a pattern it can fuse, and
     # its rewriter dies of a segmentation fault when gamma is fed or computed.

@@ -13,22 +13,20 @@ _MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
 
 
 def dropout(x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, name: str | None, where: str) -> tf.Tensor:
-    """Keeps elements with a probability, multiplied by its inverse; the others become 0.
-
-    Raises:
-      ValueError: x is not a float tensor, or `keep_prob` is a number outside (0, 1].
-    """
+    """Keeps elements with a probability, multiplied by its inverse; the others become 0."""
     x = _floating(x, where)
     _check_probability(keep_prob, "keep_prob", where)
     if isinstance(keep_prob, float) and keep_prob == 1.0:
         return x
-    return tf.nn.dropout(x, _rate(keep_prob, x.dtype), noise_shape=noise_shape, seed=seed, name=name)
+    if not isinstance(keep_prob, numbers.Real):
+        keep_prob = tf.stop_gradient(tf.cast(keep_prob, x.dtype))
+    return tf.nn.dropout(x, 1 - keep_prob, noise_shape=noise_shape, seed=seed, name=name)
 
 
 def keep_mask(
     x: Any, keep_prob: Any, noise_shape: Any, seed: int | None, dtype: Any, name: str | None, where: str
 ) -> tf.Tensor:
-    """True, or 1, where `dropout` would keep an element. Arguments and errors are those of `dropout`."""
+    """True, or 1, where `dropout` would keep an element."""
     x = _floating(x, where)
     _check_probability(keep_prob, "keep_prob", where)
     with tf.name_scope(name or "keep_mask"):
@@ -37,11 +35,7 @@ def keep_mask(
 
 
 def stateless_dropout(x: Any, noise_shape: Any, drop_prob: Any, seed: Any, offset: Any, where: str) -> tf.Tensor:
-    """Drops elements with a probability; the same seed and offset always drop the same.
-
-    Raises:
-      ValueError: x is not a float tensor, or `drop_prob` is a number outside [0, 1).
-    """
+    """Drops elements with a probability; the same seed and offset always drop the same."""
     x = _floating(x, where)
     if isinstance(drop_prob, numbers.Real):
         _check_probability(1 - drop_prob, "1 - p", where)
@@ -109,12 +103,6 @@ def _choice(shape, keep_prob, seed, seed2):
 def stateless_seed(seed: Any, offset: Any) -> tf.Tensor:
     """Two integers as the seed of TensorFlow's stateless random operators."""
     return tf.stack([tf.cast(tf.reshape(part, []), tf.int64) for part in (seed, offset)])
-
-
-def _rate(keep_prob: Any, dtype: tf.DType) -> Any:
-    if isinstance(keep_prob, numbers.Real):
-        return 1 - keep_prob
-    return 1 - tf.stop_gradient(tf.cast(keep_prob, dtype))
 
 
 def _floating(x: Any, where: str) -> tf.Tensor:

@@ -11,11 +11,7 @@ from npu_bridge.options.errors import message
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: str) -> tf.Tensor:
-    """A copy of data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1.
-
-    Raises:
-      ValueError: indices and updates differ in shape, or `axis` is not one of data.
-    """
+    """A copy of data with single elements replaced along an axis: out[i][indices[i][j]] = updates[i][j] for axis 1."""
     data, updates = tf.convert_to_tensor(data), tf.convert_to_tensor(updates)
     indices = tf.cast(indices, tf.int64)
     if not indices.shape.is_compatible_with(updates.shape):
@@ -39,11 +35,7 @@ def nonzero(x: Any, transpose: bool, dtype: Any) -> tf.Tensor:
 def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Elements that are not 0, their indices and their number, padded with 0 so that shapes depend on x's shape only.
 
-    Returns:
-      Values, a vector as long as x has elements; indices, twice as long: first all rows, then all columns, or with
-      `transpose` a row and a column in turn; the number, of shape [1].
-    Raises:
-      ValueError: x is not a matrix.
+    Indices are first all rows, then all columns, or with `transpose` a row and a column in turn.
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 2:
@@ -58,16 +50,7 @@ def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple
 
 
 def random_choice(x: Any, count: int, seed: int, seed2: int, where: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Some of the places where a boolean tensor is True, at random and without repetition.
-
-    Args:
-      count: how many; 0 for all.
-      seed, seed2: as TensorFlow's operators take them; both 0 for other places each time.
-    Returns:
-      int32 of shape [count, rank], and which of its rows are places: where there are fewer, rows of 0 follow.
-    Raises:
-      ValueError: `count` is negative.
-    """
+    """Some of the places where a boolean tensor is True, and which rows are places: rows of 0 fill up to `count`."""
     return _choice(
         x, count, lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=seed, seed2=seed2), where
     )
@@ -95,15 +78,9 @@ def _choice(x, count, draw, where):
 def k_means_step(
     rows: Any, centroids: Any, square_centroids: Any, square_rows: Any | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """What one step of k-means needs to know about the rows nearest to each centroid.
+    """Sums of the rows nearest to each centroid [n, d], their numbers [n, 1], and the sum of squared distances [1].
 
-    Args:
-      rows: [m, d].
-      centroids: [n, d].
-      square_centroids: [1, n], ‖centroid‖².
-      square_rows: [m, 1], ‖row‖²; None leaves it out of the distance, which then is not the actual one.
-    Returns:
-      Sums of the rows of each centroid [n, d], their numbers [n, 1], and the sum of squared distances [1].
+    Rows are [m, d], centroids [n, d]. Without the squares of rows the distance is not the actual one.
     """
     rows, centroids = tf.convert_to_tensor(rows), tf.convert_to_tensor(centroids)
     distances = square_centroids - 2 * tf.matmul(rows, centroids, transpose_b=True)

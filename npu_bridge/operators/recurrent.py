@@ -1,8 +1,8 @@
 """Recurrent layers over all time steps: LSTM in one or both directions, GRU, and GRU with attention.
 
-Tensors are time-major. The part of a step that does not depend on the state is computed for all steps at once before
-the loop, so that the loop holds one small product of matrices. Past the end of a sequence its state stays, and every
-other output is 0.
+Tensors are time-major, and lengths int [B], or None for all steps. The part of a step that does not depend on the state
+is computed for all steps at once before the loop, so that the loop holds one small product of matrices. Past the end of
+a sequence its state stays, and every other output is 0.
 """
 
 from __future__ import annotations
@@ -69,16 +69,9 @@ def lstm_step(z: tf.Tensor, c: tf.Tensor, forget_bias: float) -> LstmState:
 def lstm(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """An LSTM over all steps.
+    """An LSTM over all steps of x [T, B, D]: y, h, c, i, j, f, o and tanh(c), each [T, B, H].
 
-    Args:
-      x: [T, B, D].
-      w: [D + H, 4H], rows of the input first.
-      b: [4H].
-      h, c: [B, H], the state before the first step.
-      lengths: int [B]; None for all steps.
-    Returns:
-      y, h, c, i, j, f, o and tanh(c), each [T, B, H].
+    w is [D + H, 4H], with the rows of the input first, b [4H], h and c the state before the first step, [B, H].
     """
     depth = x.shape.as_list()[2]
     w_hidden = w[depth:]
@@ -95,13 +88,9 @@ def lstm(
 def lstm_both_ways(
     x: tf.Tensor, w: Any, b: Any, h: tf.Tensor, c: tf.Tensor, forget_bias: float, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Two LSTMs, the second from the end of each sequence to its start.
+    """Two LSTMs, the second from the end of each sequence to its start; w, b, h and c have a leading axis of 2.
 
-    Args:
-      x, forget_bias, lengths: as in `lstm`.
-      w, b, h, c: with a leading axis of 2.
-    Returns:
-      The outputs of `lstm`, each [2, T, B, H]; those of the second in the order of time, too.
+    What comes out is that of `lstm`, each [2, T, B, H]; of the second in the order of time, too.
     """
 
     def reverse(values):
@@ -115,15 +104,7 @@ def lstm_both_ways(
 
 
 def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None) -> list[tf.Tensor]:
-    """A GRU over all steps.
-
-    Args:
-      x: [T, B, D].
-      h: [B, H], the state before the first step.
-      lengths: int [B]; None for all steps.
-    Returns:
-      y, h, update, reset, new and the hidden part of new, each [T, B, H].
-    """
+    """A GRU over all steps of x [T, B, D]: y, h, update, reset, new and the hidden part of new, each [T, B, H]."""
     y, h, update, _, *others = _gru(x, weights, h, rule, lengths, ())
     return [y, h, update, *others]
 
@@ -131,11 +112,7 @@ def gru(x: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths:
 def attentional_gru(
     x: tf.Tensor, attention: tf.Tensor, weights: GruWeights, h: tf.Tensor, rule: GruRule, lengths: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """A GRU whose update gate is weakened by attention [T, B]: (1 - attention)·update.
-
-    Returns:
-      As `gru`, with the weakened update gate after the update gate.
-    """
+    """A `gru` whose update gate is weakened by attention [T, B]; (1 - attention)·update comes after update."""
     return _gru(x, weights, h, rule, lengths, (attention[..., tf.newaxis],))
 
 
@@ -168,11 +145,7 @@ def _gru(x, weights, h, rule, lengths, attention):
 def _over_time(
     step: Callable, state: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], outputs: int, lengths: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Runs `step(state, inputs of this step)`, which gives the next state and that many outputs.
-
-    Returns:
-      All states after a step, and all outputs, stacked over time.
-    """
+    """All states and outputs of `step(state, inputs of this step)`, which gives both, stacked over time."""
     steps = tf.shape(inputs[0])[0]
     dtype = inputs[0].dtype
     read = [tf.TensorArray(values.dtype, steps).unstack(values) for values in inputs]

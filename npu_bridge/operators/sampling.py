@@ -37,11 +37,7 @@ def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tenso
 
 
 def dense_image_warp(image: Any, flow: Any, where: str) -> tf.Tensor:
-    """output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]]; beyond the border, the border's value.
-
-    Raises:
-      ValueError: image or flow does not have 4 axes, or flow not 2 channels.
-    """
+    """output[n, i, j] = image[n, i - flow[n, i, j, 0], j - flow[n, i, j, 1]]; beyond the border, the border's value."""
     image, flow = tf.convert_to_tensor(image), tf.convert_to_tensor(flow)
     if image.shape.rank != 4 or flow.shape.rank != 4 or flow.shape.as_list()[3] != 2:
         got = f"shapes {image.shape} and {flow.shape}"
@@ -75,8 +71,6 @@ def deformable_conv2d(
       pads: top, bottom, left, right.
     Returns:
       [N, H', W', F] in the dtype of x.
-    Raises:
-      ValueError: the channels or the size of the offsets do not fit, or a number of groups does not divide.
     """
     kernel_height, kernel_width, _, filters = kernel.shape.as_list()
     taps, channels = kernel_height * kernel_width, x.shape.as_list()[3]
@@ -84,15 +78,9 @@ def deformable_conv2d(
     paddings = (pads[0] + pads[1], pads[2] + pads[3])
     size = list(map(_places, x.shape.as_list()[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
     if not offsets.shape[1:3].is_compatible_with(size):
-        raise ValueError(
-            message(
-                where,
-                "offsets do not fit the output",
-                f"height and width {size}",
-                f"shape {offsets.shape}",
-                "Compute them with the same strides, pads and dilations.",
-            )
-        )
+        expected, got = f"height and width {size}", f"shape {offsets.shape}"
+        mend = "Compute them with the same strides, pads and dilations."
+        raise ValueError(message(where, "offsets do not fit the output", expected, got, mend))
     shape = tf.shape(offsets)
     count, height, width = shape[0], shape[1], shape[2]
     # One column of places for every group and tap: [N, H', W', 3, deformable groups, kh, kw].
@@ -117,15 +105,7 @@ def deformable_conv2d(
 
 
 def decode_to_size(image: Any, size: Any, window: Any | None = None) -> tf.Tensor:
-    """Decodes a JPEG, or a window of it, to RGB and resizes it.
-
-    Args:
-      image: scalar string tensor, the file's bytes.
-      size: height and width.
-      window: top, left, height and width of what is decoded; None for all.
-    Returns:
-      uint8 [height, width, 3].
-    """
+    """Decodes a JPEG, or a window of it (top, left, height and width), to RGB and resizes it."""
     if window is None:
         pixels = tf.io.decode_jpeg(image, channels=3)
     else:

@@ -29,8 +29,7 @@ def lars_gradient(
 ) -> tf.Tensor:
     """c·(g + weight_decay·w) with c = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon).
 
-    Args:
-      largest_rate: c is divided by it and clipped to [0, 1]; None leaves c as it is.
+    With a `largest_rate`, c is divided by it and clipped to [0, 1].
     """
     weight, gradient = tf.convert_to_tensor(weight), tf.convert_to_tensor(gradient)
     weight_decay = tf.cast(weight_decay, weight.dtype)
@@ -50,17 +49,9 @@ def adam_step(
     weight_decay: Any,
     where: str,
 ) -> tf.Operation | None:
-    """Updates v, m and a variable in place, without bias correction.
+    """Updates v, m and a variable in place, without bias correction: the op to run; None eagerly, where it is done.
 
-    var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v.
-
-    Args:
-      variables: v, m and the variable.
-      weight_decay: None for none.
-    Returns:
-      The op to run; None eagerly, where it is done.
-    Raises:
-      TypeError: one of `variables` is no variable.
+    var ← var - lr·(m / (√v + ε) + weight_decay·var), with the new m and v. `variables` are v, m and the variable.
     """
     second, first, variable = _check_variables(variables, where)
     new_first, new_second = _next_moments(first, second, gradient, moments)
@@ -82,16 +73,9 @@ def lamb_direction(
     weight_decay: Any,
     where: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Updates v and m in place and gives the direction of a LAMB step.
+    """Updates the slots v and m in place; the direction of a LAMB step, the new v and the new m.
 
     With m̂ = m / (1 - β1^steps) and v̂ = v / (1 - β2^steps), the direction is m̂ / (√v̂ + ε) + weight_decay·weight.
-
-    Args:
-      slots: v and m.
-    Returns:
-      The direction, the new v and the new m.
-    Raises:
-      TypeError: one of `slots` is no variable.
     """
     second, first = _check_variables(slots, where)
     new_first, new_second = _next_moments(first, second, gradient, moments)
@@ -109,13 +93,7 @@ def lamb_direction(
 def lamb_step(
     weight_norm: Any, direction_norm: Any, learning_rate: Any, direction: Any, variable: tf.Variable, where: str
 ) -> Any:
-    """var ← var - ratio·lr·direction, where ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1.
-
-    Returns:
-      The variable with its new value.
-    Raises:
-      TypeError: `variable` is no variable.
-    """
+    """var ← var - ratio·lr·direction, where ratio = ‖w‖ / ‖direction‖ if both are above 0, else 1; the new value."""
     (variable,) = _check_variables([variable], where)
     dtype = variable.dtype.base_dtype
     weight_norm, direction_norm = (tf.cast(norm, dtype) for norm in (weight_norm, direction_norm))
