@@ -110,12 +110,9 @@ def get_world_rank_from_group_rank(group: str, group_rank_id: int) -> int:
     """
     members = groups.find(group, "hccl.get_world_rank_from_group_rank").members
     if not _is_count(group_rank_id) or group_rank_id >= len(members):
-        raise _error(
-            "get_world_rank_from_group_rank",
-            f"group_rank_id is not a rank of group {group!r}",
-            f"an integer from 0 to {len(members) - 1}",
-            group_rank_id,
-        )
+        problem = f"group_rank_id is not a rank of group {group!r}"
+        expected = f"an integer from 0 to {len(members) - 1}"
+        raise _error("get_world_rank_from_group_rank", problem, expected, group_rank_id)
     return members[group_rank_id]
 
 
@@ -130,12 +127,8 @@ def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
     """
     members = groups.find(group, "hccl.get_group_rank_from_world_rank").members
     if not _is_count(world_rank_id) or world_rank_id not in members:
-        raise _error(
-            "get_group_rank_from_world_rank",
-            f"world_rank_id is not a rank in group {group!r}",
-            f"one of {list(members)}",
-            world_rank_id,
-        )
+        problem = f"world_rank_id is not a rank in group {group!r}"
+        raise _error("get_group_rank_from_world_rank", problem, f"one of {list(members)}", world_rank_id)
     return members.index(world_rank_id)
 
 

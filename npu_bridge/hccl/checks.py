@@ -42,22 +42,12 @@ class Call:
     def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
         """The value as a dense tensor of one of the dtypes; TypeError otherwise."""
         if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
-            raise self.error(
-                f"{name} is not dense",
-                "a dense tensor",
-                type(value).__name__,
-                "npu_allreduce takes tf.IndexedSlices.",
-                TypeError,
-            )
+            mend = "npu_allreduce takes tf.IndexedSlices."
+            raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, mend, TypeError)
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
-            raise self.error(
-                f"{name} has a dtype that cannot be sent",
-                ", ".join(dtype.name for dtype in dtypes),
-                f"{tensor.dtype.name} of shape {tensor.shape}",
-                "Cast it.",
-                TypeError,
-            )
+            expected, got = ", ".join(dtype.name for dtype in dtypes), f"{tensor.dtype.name} of shape {tensor.shape}"
+            raise self.error(f"{name} has a dtype that cannot be sent", expected, got, "Cast it.", TypeError)
         return tensor
 
     def has_rows(self, tensor: tf.Tensor) -> None:
@@ -84,22 +74,15 @@ class Call:
     def rank_size(self, rank_size: Any) -> None:
         """ValueError when `rank_size` is not the size of the group."""
         if not is_integer(rank_size) or rank_size != self.communicator.size:
-            raise self.error(
-                "rank_size is not the size of the group",
-                f"rank_size={self.communicator.size}",
-                repr(rank_size),
-                "Pass get_rank_size(group).",
-            )
+            got, mend = repr(rank_size), "Pass get_rank_size(group)."
+            raise self.error("rank_size is not the size of the group", f"rank_size={self.communicator.size}", got, mend)
 
     def group_rank(self, rank: Any, name: str) -> None:
         """ValueError when a rank is not one of the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
-            raise self.error(
-                f"{name} is not a rank of the group",
-                f"an integer from 0 to {self.communicator.size - 1}",
-                repr(rank),
-                "Ranks are counted in the group: see get_group_rank_from_world_rank.",
-            )
+            expected = f"an integer from 0 to {self.communicator.size - 1}"
+            mend = "Ranks are counted in the group: see get_group_rank_from_world_rank."
+            raise self.error(f"{name} is not a rank of the group", expected, repr(rank), mend)
 
     def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
         """The communicator of this rank and another one of the group, which must be a group of just these two."""
@@ -129,12 +112,8 @@ class Call:
         """ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
             near = nearest(reduction, REDUCTIONS)
-            raise self.error(
-                "unknown reduction",
-                ", ".join(map(repr, REDUCTIONS)),
-                repr(reduction),
-                f"Did you mean {near!r}?" if near else "Use 'sum' and divide for a mean.",
-            )
+            mend = f"Did you mean {near!r}?" if near else "Use 'sum' and divide for a mean."
+            raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), mend)
 
     def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
         """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
@@ -144,12 +123,8 @@ class Call:
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:
-            raise self.error(
-                f"fusion_id does not fit fusion={fusion}",
-                f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1",
-                repr(fusion_id),
-                "Leave out both, or give fusion=2 with an id.",
-            )
+            problem, mend = f"fusion_id does not fit fusion={fusion}", "Leave out both, or give fusion=2 with an id."
+            raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), mend)
 
     def per_rank(self, numbers_: Any, name: str) -> tf.Tensor:
         """An int64 vector with one non-negative entry per rank; ValueError where it is known not to be."""
@@ -168,12 +143,9 @@ class Call:
         """ValueError when blocks are known to reach beyond the data."""
         known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
         if known is not None and elements is not None and known.max() > elements:
-            raise self.error(
-                "blocks to send reach beyond send_data",
-                f"count plus displacement up to the {elements} elements of send_data",
-                f"{known.tolist()}, one sum per rank",
-                "Counts and displacements are in elements.",
-            )
+            expected = f"count plus displacement up to the {elements} elements of send_data"
+            got, mend = f"{known.tolist()}, one sum per rank", "Counts and displacements are in elements."
+            raise self.error("blocks to send reach beyond send_data", expected, got, mend)
 
 
 def is_integer(value: Any) -> bool:

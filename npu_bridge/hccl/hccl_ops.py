@@ -255,12 +255,9 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     if matrix.shape.rank == 1 and matrix.shape.is_compatible_with([communicator.size**2]):
         matrix = tf.reshape(matrix, [communicator.size] * 2)
     if not matrix.shape.is_compatible_with([communicator.size] * 2):
-        raise call.error(
-            "send_count_matrix does not have a row and a column per rank",
-            f"shape {(communicator.size,) * 2}",
-            f"shape {matrix.shape}",
-            "Row r, column c is the number of elements rank r sends to rank c.",
-        )
+        problem = "send_count_matrix does not have a row and a column per rank"
+        mend = "Row r, column c is the number of elements rank r sends to rank c."
+        raise call.error(problem, f"shape {(communicator.size,) * 2}", f"shape {matrix.shape}", mend)
     sent = call.per_rank(matrix[rank], "row of send_count_matrix")
     received_counts = call.per_rank(matrix[:, rank], "column of send_count_matrix")
     blocks, places = (sent, _one_after_the_other(sent)), (received_counts, _one_after_the_other(received_counts))

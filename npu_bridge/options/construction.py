@@ -121,13 +121,9 @@ def _check_cluster(values: Mapping[str, Any]) -> None:
     if values["distribute"] is not None:
         OPTIONS["distribute"].check(values["distribute"], IN_OBJECT)
     if bool(cluster) != (values["distribute"] is not None):
-        raise _conflict(
-            "distribute",
-            values,
-            "does not fit TF_CONFIG, which " + ("describes a cluster" if cluster else "describes no cluster"),
-            "a ParameterServerStrategy exactly when TF_CONFIG has a cluster",
-            "Set both or none.",
-        )
+        problem = "does not fit TF_CONFIG, which " + ("describes a cluster" if cluster else "describes no cluster")
+        expected = "a ParameterServerStrategy exactly when TF_CONFIG has a cluster"
+        raise _conflict("distribute", values, problem, expected, "Set both or none.")
     if cluster and not values["mix_compile_mode"]:
         raise _conflict(
             "mix_compile_mode", values, "is off although TF_CONFIG describes a cluster", "True", "Set it to True."

@@ -133,12 +133,9 @@ def launched() -> Launched | None:
         if local_rank is None or local_size is None:
             local_rank, local_size = rank, size
         if rank >= size or local_rank >= local_size:
-            raise _error(
-                f"{rank_name} does not fit {size_name}",
-                "ranks below their sizes",
-                f"rank {rank} of {size}, local rank {local_rank} of {local_size}",
-                "Start the job again through its launcher.",
-            )
+            got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
+            mend = "Start the job again through its launcher."
+            raise _error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, mend)
         return Launched(rank, size, local_rank, local_size)
     return None
 
@@ -151,12 +148,8 @@ def rank_size_text() -> str:
     """
     rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
     if rank_size is not None and worker_size is not None:
-        raise _error(
-            "RANK_SIZE and CM_WORKER_SIZE are both set",
-            "one of them",
-            f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}",
-            "Unset one.",
-        )
+        got = f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}"
+        raise _error("RANK_SIZE and CM_WORKER_SIZE are both set", "one of them", got, "Unset one.")
     return rank_size or worker_size or "1"
 
 
@@ -174,12 +167,8 @@ def declared_world_size() -> int:
     except ValueError:
         return 1
     if size < 1:
-        raise _error(
-            "the number of ranks is not positive",
-            "RANK_SIZE (or CM_WORKER_SIZE) of at least 1",
-            repr(text),
-            "Unset it to train on one rank.",
-        )
+        expected = "RANK_SIZE (or CM_WORKER_SIZE) of at least 1"
+        raise _error("the number of ranks is not positive", expected, repr(text), "Unset it to train on one rank.")
     return size
 
 
@@ -249,12 +238,8 @@ def check_cluster_variables() -> None:
     set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
     for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
         if set_names and read_variable(excluded):
-            raise _error(
-                f"{excluded} and {', '.join(set_names)} describe the cluster twice",
-                "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE",
-                "both",
-                "Unset one family.",
-            )
+            expected, mend = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
+            raise _error(f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", mend)
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
         number = _integer(name)
         if number is not None and number > largest:
@@ -262,12 +247,8 @@ def check_cluster_variables() -> None:
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
-            raise _error(
-                "CM_CHIEF_IP is set but the chief is not fully described",
-                f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE",
-                f"no {', '.join(missing)}",
-                "Set the missing ones.",
-            )
+            problem, mend = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
+            raise _error(problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", mend)
     declared_world_size()
 
 
@@ -284,20 +265,12 @@ def tf_config() -> dict[str, Any]:
         text = f"environment: TF_CONFIG is not JSON. {error.msg}. Correct it or unset it"
         raise json.JSONDecodeError(text, error.doc, error.pos) from error
     if not isinstance(parsed, dict):
-        raise _error(
-            "TF_CONFIG does not describe a cluster",
-            "a JSON object",
-            type(parsed).__name__,
-            'Write it as {"cluster": ..., "task": ...} or unset it.',
-        )
+        mend = 'Write it as {"cluster": ..., "task": ...} or unset it.'
+        raise _error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, mend)
     task = parsed.get("task") or {}
     if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
-        raise _error(
-            "the task of TF_CONFIG is none",
-            'an object such as {"type": "worker", "index": 0}',
-            repr(task),
-            "Correct it or unset TF_CONFIG.",
-        )
+        expected = 'an object such as {"type": "worker", "index": 0}'
+        raise _error("the task of TF_CONFIG is none", expected, repr(task), "Correct it or unset TF_CONFIG.")
     return parsed
 
 

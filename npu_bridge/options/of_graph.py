@@ -85,16 +85,10 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
     """Gradients that are reduced as they become ready cannot be held back once the graph is built."""
     if is_built and not configured and built:
-        say_once(
-            logging.WARNING,
-            message(
-                "hcom_parallel",
-                "the option came when the gradients were built already",
-                "hcom_parallel=False to be known before compute_gradients",
-                "a session made afterwards",
-                "Use NPUEstimator, or make the session before the optimizer; results are the same.",
-            ),
-        )
+        problem = "the option came when the gradients were built already"
+        expected = "hcom_parallel=False to be known before compute_gradients"
+        mend = "Use NPUEstimator, or make the session before the optimizer; results are the same."
+        say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a session made afterwards", mend))
 
 
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}

@@ -72,13 +72,8 @@ class RankTable(NamedTuple):
             return in_pod[0]
         if self.size == 1:
             return self.placements[0]
-        raise _error(
-            "rank table",
-            "this process does not say which rank it is",
-            f"RANK_ID in 0..{self.size - 1}",
-            f"none, and POD_NAME={pod!r} names {len(in_pod)} ranks",
-            "Set RANK_ID",
-        )
+        expected, got = f"RANK_ID in 0..{self.size - 1}", f"none, and POD_NAME={pod!r} names {len(in_pod)} ranks"
+        raise _error("rank table", "this process does not say which rank it is", expected, got, "Set RANK_ID")
 
 
 def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
@@ -127,13 +122,8 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
     ranks = sorted(rank for rank, *_ in rows)
     if ranks != list(range(len(rows))) or not rows:
-        raise _error(
-            where,
-            "rank ids are not consecutive",
-            f"each of 0..{max(len(rows) - 1, 0)} once",
-            str(ranks),
-            "Renumber them",
-        )
+        expected = f"each of 0..{max(len(rows) - 1, 0)} once"
+        raise _error(where, "rank ids are not consecutive", expected, str(ranks), "Renumber them")
     sizes = collections.Counter(server for _, server, *_ in rows)
     seen: collections.Counter = collections.Counter()
     placements = []

@@ -67,24 +67,17 @@ def one_precision_mode(s: Settings) -> None:
     """`precision_mode` and `precision_mode_v2` exclude each other."""
     if s.values["precision_mode"] is not None and s.values["precision_mode_v2"] is not None:
         spelling = s.place.spelling(s.table["precision_mode"])
-        raise s.error(
-            "precision_mode_v2",
-            f"{{}} is set together with {spelling}={s.values['precision_mode']!r}",
-            "one of them",
-            "Keep precision_mode_v2.",
-        )
+        problem = f"{{}} is set together with {spelling}={s.values['precision_mode']!r}"
+        raise s.error("precision_mode_v2", problem, "one of them", "Keep precision_mode_v2.")
 
 
 def mixlist_needs_mixed_precision(s: Settings) -> None:
     """`modify_mixlist` edits lists that only mixed precision has."""
     if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
         return
-    raise s.error(
-        "modify_mixlist",
-        f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}",
-        "no mixlist or a mixed precision mode",
-        "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out.",
-    )
+    problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
+    mend = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out."
+    raise s.error("modify_mixlist", problem, "no mixlist or a mixed precision mode", mend)
 
 
 def acceleration_fits_precision(s: Settings) -> None:
@@ -143,12 +136,8 @@ def compile_cache_exists(s: Settings) -> None:
 def implementation_types_need_a_mode(s: Settings) -> None:
     """`optypelist_for_implmode` says for which types `op_select_implmode` holds."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
-        raise s.error(
-            "optypelist_for_implmode",
-            "{} is set without op_select_implmode",
-            "both or none",
-            "Set op_select_implmode='high_precision' or 'high_performance', or leave it out.",
-        )
+        mend = "Set op_select_implmode='high_precision' or 'high_performance', or leave it out."
+        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", mend)
 
 
 def one_way_to_compress(s: Settings) -> None:
@@ -168,19 +157,12 @@ def dynamic_dims_are_complete(s: Settings) -> None:
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
         missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
-        raise s.error(
-            set_names[0],
-            f"{{}} is set without {', '.join(missing)}",
-            f"all of {', '.join(_DYNAMIC_TRIO)}, or none",
-            f"Set {', '.join(missing)} too.",
-        )
+        expected, mend = f"all of {', '.join(_DYNAMIC_TRIO)}, or none", f"Set {', '.join(missing)} too."
+        raise s.error(set_names[0], f"{{}} is set without {', '.join(missing)}", expected, mend)
     if s.values["compile_hybrid_mode"] == 1 and (not set_names or s.values["dynamic_node_type"] != 1):
-        raise s.error(
-            "compile_hybrid_mode",
-            f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}",
-            f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1",
-            "Set it to 0.",
-        )
+        problem = f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}"
+        expected = f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1"
+        raise s.error("compile_hybrid_mode", problem, expected, "Set it to 0.")
     if not set_names:
         return
     _profiles_fit_shapes(s)
@@ -199,12 +181,9 @@ def _profiles_fit_shapes(s: Settings) -> None:
     dynamic = sum(dim < 0 for dims in shapes.values() for dim in dims)
     profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
     if len(profile) != dynamic:
-        raise s.error(
-            "dynamic_dims",
-            f"{{}} has profiles of {len(profile)} for {dynamic} dynamic dimensions in input_shape",
-            f"{dynamic} dimensions in each profile",
-            "Write one value for each -1 of input_shape.",
-        )
+        problem = f"{{}} has profiles of {len(profile)} for {dynamic} dynamic dimensions in input_shape"
+        mend = "Write one value for each -1 of input_shape."
+        raise s.error("dynamic_dims", problem, f"{dynamic} dimensions in each profile", mend)
 
 
 def dynamic_input_fits_the_loop(s: Settings) -> None:
@@ -213,12 +192,8 @@ def dynamic_input_fits_the_loop(s: Settings) -> None:
         return
     s.one_of("dynamic_graph_execute_mode", ("dynamic_execute", "lazy_recompile"))
     if s.values["dynamic_graph_execute_mode"] == "lazy_recompile" and s.values["iterations_per_loop"] > 1:
-        raise s.error(
-            "iterations_per_loop",
-            "{} does not go with dynamic_graph_execute_mode='lazy_recompile'",
-            "1",
-            "Set it to 1, or use 'dynamic_execute'.",
-        )
+        problem = "{} does not go with dynamic_graph_execute_mode='lazy_recompile'"
+        raise s.error("iterations_per_loop", problem, "1", "Set it to 1, or use 'dynamic_execute'.")
 
 
 def mixed_compiling_runs_single_steps(s: Settings) -> None:
@@ -240,12 +215,8 @@ def shape_generalisation_applies(s: Settings) -> None:
     if s.values["shape_generalization_mode"] == "STRICT":
         return
     if s.values["jit_compile"] != "true" or s.values["compile_dynamic_mode"]:
-        s.warn(
-            "shape_generalization_mode",
-            "{} cannot apply",
-            "'STRICT', or jit_compile='true' with compile_dynamic_mode=False",
-            "Set jit_compile='true' or leave it out.",
-        )
+        expected = "'STRICT', or jit_compile='true' with compile_dynamic_mode=False"
+        s.warn("shape_generalization_mode", "{} cannot apply", expected, "Set jit_compile='true' or leave it out.")
 
 
 def tuning_directory_is_usable(s: Settings) -> None:
