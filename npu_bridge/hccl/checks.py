@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.operators.unavailable import not_available
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 
 REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
@@ -111,8 +111,7 @@ class Call:
     def reduction(self, reduction: Any) -> None:
         """ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
-            near = nearest(reduction, REDUCTIONS)
-            mend = f"Did you mean {near!r}?" if near else "Use 'sum' and divide for a mean."
+            mend = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
             raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), mend)
 
     def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from collections.abc import Iterable
 
@@ -90,15 +91,8 @@ def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Writes the page to the path given, or prints it."""
-    paths = sys.argv[1:] if arguments is None else arguments
-    if not paths:
-        print(render())
-        return
-    with open(paths[0], "w", encoding="utf-8") as file:
-        file.write(render())
-
-
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        pathlib.Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    else:
+        print(render())

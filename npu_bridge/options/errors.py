@@ -65,8 +65,7 @@ def option_error(
 def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = "") -> Exception:
     """The error for an option that does not exist there, with the nearest spelling unless a mend is given."""
     known = list(known)
-    near = nearest(name, known)
-    mend = mend or (f"Did you mean {near!r}?" if near else "Remove it; docs/options.md lists every option.")
+    mend = mend or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
     return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), mend)
 
@@ -76,6 +75,12 @@ def nearest(word: Any, known: Iterable[str]) -> str | None:
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     found = difflib.get_close_matches(shortened(str(word).lower()), by_lower_case, n=1, cutoff=0.6)
     return by_lower_case[found[0]] if found else None
+
+
+def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
+    """How to mend an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
+    near = nearest(word, known)
+    return f"Did you mean {near!r}?" if near else otherwise
 
 
 @functools.cache

@@ -44,8 +44,6 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
         float32.
     Returns:
       The plan, or None when the text is None or empty: the feature is off.
-    Raises:
-      ValueError: the text does not follow this grammar.
     """
     if not text:
         return None
@@ -70,11 +68,7 @@ def parse_accelerate_train_mode(text: str | None) -> AccelerateTrainMode | None:
 
 
 def parse_dump_step(text: str) -> tuple[tuple[int, int], ...]:
-    """Reads `dump_step`: `0|5|10-20` becomes ((0, 0), (5, 5), (10, 20)), both ends included.
-
-    Raises:
-      ValueError: more than 100 fields, a field that is not `n` or `a-b` in decimal digits, or a >= b.
-    """
+    """Reads `dump_step`: `0|5|10-20` becomes ((0, 0), (5, 5), (10, 20)), both ends included."""
     fields = text.split("|")
     if len(fields) > MOST_DUMP_FIELDS:
         raise ValueError(f"it has {len(fields)} fields, more than {MOST_DUMP_FIELDS}")
@@ -92,11 +86,7 @@ def _step_range(field: str) -> tuple[int, int]:
 
 
 def parse_input_shape(text: str) -> dict[str, tuple[int, ...]]:
-    """Reads `input_shape`: `data:-1,3;mask:-1` becomes {"data": (-1, 3), "mask": (-1,)}.
-
-    Raises:
-      ValueError: a part is not `name:d,d,...` with decimal dimensions, or a name comes twice.
-    """
+    """Reads `input_shape`: `data:-1,3;mask:-1` becomes {"data": (-1, 3), "mask": (-1,)}."""
     shapes: dict[str, tuple[int, ...]] = {}
     for part in text.split(";"):
         name, colon, dims = part.rpartition(":")
@@ -112,12 +102,7 @@ def parse_input_shape(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_dynamic_dims(text: str) -> tuple[tuple[int, ...], ...]:
-    """Reads `dynamic_dims`: `2,4;5,7` becomes ((2, 4), (5, 7)), one tuple for each profile.
-
-    Raises:
-      ValueError: a dimension is not decimal, profiles differ in length, or there are fewer than 2 or more
-        than 256.
-    """
+    """Reads `dynamic_dims`: `2,4;5,7` becomes ((2, 4), (5, 7)), one tuple for each of 2 to 256 profiles."""
     profiles = []
     for part in text.split(";"):
         if not all(_WHOLE.fullmatch(dim) for dim in part.split(",")):
@@ -131,22 +116,14 @@ def parse_dynamic_dims(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_device_list(text: str) -> tuple[int, ...]:
-    """Reads `local_device_list`: `0,1` becomes (0, 1).
-
-    Raises:
-      ValueError: a part is not a whole number.
-    """
+    """Reads `local_device_list`: `0,1` becomes (0, 1)."""
     if not all(_WHOLE.fullmatch(part) for part in text.split(",")):
         raise ValueError("it is not a comma-separated list of device numbers")
     return tuple(int(part) for part in text.split(","))
 
 
 def parse_profiling_options(text: str) -> dict[str, Any]:
-    """Reads `profiling_options`, a JSON object in a string.
-
-    Raises:
-      ValueError: the text is not JSON, or not an object.
-    """
+    """Reads `profiling_options`, a JSON object in a string."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:

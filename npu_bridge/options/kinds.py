@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
-from npu_bridge.options.errors import nearest
+from npu_bridge.options.errors import did_you_mean
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
 _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
@@ -92,8 +92,7 @@ class Text(Kind):
         if text in self.refused:
             return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
         if self.choices and text not in self.choices:
-            near = nearest(text, self.choices)
-            mend = f"Did you mean {near!r}?" if near else "Use one of these."
+            mend = did_you_mean(text, self.choices, "Use one of these.")
             return Problem(ValueError, mend, self.enforced, "is not one of its values")
         if self.parse is not None:
             try:

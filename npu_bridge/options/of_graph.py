@@ -70,16 +70,11 @@ def value_built(name: str, graph: Any) -> Any:
 def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
     """NPURunConfig and NPUOptimizer have a switch each, documented to agree; False is NPURunConfig's default."""
     del is_built
-    if configured == built:
-        return
-    text = message(
-        "is_tailing_optimization",
-        "NPURunConfig (or the session) and NPUOptimizer differ",
-        "the same value in both",
-        f"{configured} in NPURunConfig and {built} in NPUOptimizer",
-        f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both.",
-    )
-    say_once(logging.WARNING, text)
+    if configured != built:
+        problem = "NPURunConfig (or the session) and NPUOptimizer differ"
+        got = f"{configured} in NPURunConfig and {built} in NPUOptimizer"
+        mend = f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both."
+        say_once(logging.WARNING, message("is_tailing_optimization", problem, "the same value in both", got, mend))
 
 
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from npu_bridge.options.errors import nearest
+from npu_bridge.options.errors import did_you_mean
 
 
 class TrainingOptions(Mapping):
@@ -29,10 +29,8 @@ class TrainingOptions(Mapping):
         try:
             return self._values[name]
         except KeyError:
-            near = nearest(name, self._values)
-            raise AttributeError(
-                f"TrainingOptions: no option {name!r}." + (f" Did you mean {near!r}?" if near else "")
-            ) from None
+            mend = did_you_mean(name, self._values, "")
+            raise AttributeError(f"TrainingOptions: no option {name!r}. {mend}".rstrip()) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"TrainingOptions: {name} cannot be set. Use replace({name}=...) for a changed copy.")

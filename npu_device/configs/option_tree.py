@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, nearest, say_once
+from npu_bridge.options.errors import did_you_mean, message, say_once
 
 
 class Leaf(NamedTuple):
@@ -104,13 +104,12 @@ class OptionTree:
         if entry.default is not None and not _alike(value, entry.default):
             got = f"{value!r} ({type(value).__name__})"
             raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
-        near = nearest(value, [each for each in entry.allowed if isinstance(each, str)])
-        mend = f"Did you mean {near!r}?" if near else "Use one of these."
+        words = [each for each in entry.allowed if isinstance(each, str)]
+        mend = did_you_mean(value, words, "Use one of these.")
         raise ValueError(message(where, "it is not one of its values", expected, repr(value), mend))
 
     def _unknown(self, kind: type[Exception], name: str) -> Exception:
-        near = nearest(name, self._values)
-        mend = f"Did you mean {near!r}?" if near else "Remove it."
+        mend = did_you_mean(name, self._values, "Remove it.")
         return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), mend))
 
 

@@ -23,7 +23,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
-from npu_bridge.options.errors import nearest, say_once
+from npu_bridge.options.errors import did_you_mean, say_once
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import (
     HistoryHook,
@@ -279,9 +279,8 @@ class _OwnAlarm(LossScaleCollapseHook):
 def _accept_tpu_keywords(keywords):
     for name in keywords:
         if name not in _TPU_KEYWORDS:
-            near = nearest(name, _TPU_KEYWORDS)
-            mend = f" Did you mean {near!r}?" if near else ""
-            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}.{mend}")
+            mend = did_you_mean(name, _TPU_KEYWORDS, "")
+            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {mend}".rstrip())
     if keywords:
         text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
         say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
