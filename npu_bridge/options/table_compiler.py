@@ -11,15 +11,15 @@ from npu_bridge.options.table import DYNAMIC_INPUT, REQUIRED, Option, recorded
 _NOTHING_COMPILED = recorded("Nothing is compiled for a device.")
 _ANY_SHAPE = recorded("TensorFlow takes inputs of any shape.")
 _dynamic_input = functools.partial(Option, owner=DYNAMIC_INPUT)
+_deprecated = functools.partial(Option, status="deprecated")
 
 OPTIONS = (
-    Option(
+    _deprecated(
         16,
         "variable_format_optimize",
         Boolean(),
         "Keep variables in the device's own layout.",
         attribute="variable_format_optimize",
-        status="deprecated",
     ),
     Option(
         27,
@@ -68,8 +68,8 @@ OPTIONS = (
         "Directory of the cache of compiled kernels.",
         _NOTHING_COMPILED,
     ),
-    Option(43, "dynamic_input", Boolean(), "Inputs change their shape.", _ANY_SHAPE, absent=False, status="deprecated"),
-    Option(
+    _deprecated(43, "dynamic_input", Boolean(), "Inputs change their shape.", _ANY_SHAPE, absent=False),
+    _deprecated(
         44,
         "dynamic_graph_execute_mode",
         Text(says="'dynamic_execute' or 'lazy_recompile'"),
@@ -77,15 +77,13 @@ OPTIONS = (
         _ANY_SHAPE,
         default="dynamic_execute",
         accepts_none=True,
-        status="deprecated",
     ),
-    Option(
+    _deprecated(
         45,
         "dynamic_inputs_shape_range",
         Text(says="getnext:[..],[..];data:[..]"),
         "Shape ranges of dynamic inputs.",
         _ANY_SHAPE,
-        status="deprecated",
     ),
     Option(
         51,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from npu_bridge.options.kinds import Boolean, Integer, RawBytes, Text
 from npu_bridge.options.table import Option, refused, works
 
@@ -41,6 +43,7 @@ _MODES = (
     "stays float32, with a warning."
 )
 _IMPLEMENTATIONS = ("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all")
+_undocumented = functools.partial(Option, status="undocumented")
 
 OPTIONS = (
     Option(
@@ -50,13 +53,8 @@ OPTIONS = (
         "Network-wide precision, old names; excludes precision_mode_v2.",
         works(f"{_MODES} allow_fp32_to_fp16 is a permission: a CPU stays in float32."),
     ),
-    Option(
-        15,
-        "enable_reduce_precision",
-        Boolean(),
-        "Nothing reads it, on the NPU stack either.",
-        default=False,
-        status="undocumented",
+    _undocumented(
+        15, "enable_reduce_precision", Boolean(), "Nothing reads it, on the NPU stack either.", default=False
     ),
     Option(
         29,
@@ -74,16 +72,13 @@ OPTIONS = (
         status="deprecated",
         replaced_by="op_precision_mode",
     ),
-    Option(
-        37, "enable_compress_weight", Boolean(), "Compress weights for inference.", default=False, status="undocumented"
-    ),
-    Option(
+    _undocumented(37, "enable_compress_weight", Boolean(), "Compress weights for inference.", default=False),
+    _undocumented(
         38,
         "compress_weight_conf",
         Text(says="a path"),
         "File naming the nodes to compress.",
         refused("Excludes enable_compress_weight, which NPURunConfig always sends; a session may carry it alone."),
-        status="undocumented",
     ),
     Option(
         52,
@@ -108,14 +103,13 @@ OPTIONS = (
             "inputs and outputs are rounded, outside of functions."
         ),
     ),
-    Option(
+    _undocumented(
         66,
         "insert_op_file",
         RawBytes("It would change the model's inputs; put the pre-processing into the input_fn."),
         "File of operators inserted in front of the inputs.",
         refused("Any content is an error: it would change the model's inputs."),
         attribute="insert_op_file",
-        status="undocumented",
     ),
     Option(
         70,
@@ -128,14 +122,7 @@ OPTIONS = (
         ),
         default=0,
     ),
-    Option(
-        71,
-        "frozen_variable",
-        Boolean(),
-        "Fold variables to constants for inference.",
-        default=False,
-        status="undocumented",
-    ),
+    _undocumented(71, "frozen_variable", Boolean(), "Fold variables to constants for inference.", default=False),
     Option(
         74,
         "precision_mode_v2",
@@ -153,14 +140,6 @@ OPTIONS = (
         accepts_none=True,
         strict_slot="skip",
     ),
-    Option(
-        87, "oo_level", Text(), "Level of graph optimisation.", default="O3", accepts_none=True, status="undocumented"
-    ),
-    Option(
-        88,
-        "optimization_switch",
-        Text(says="pass:on;pass:off"),
-        "Switches of single graph passes.",
-        status="undocumented",
-    ),
+    _undocumented(87, "oo_level", Text(), "Level of graph optimisation.", default="O3", accepts_none=True),
+    _undocumented(88, "optimization_switch", Text(says="pass:on;pass:off"), "Switches of single graph passes."),
 )

@@ -23,14 +23,14 @@ _RANK_0 = "Ranks above 0 do not write: there the property reads"
 _BASE_STRATEGY = works("As in tf.estimator.RunConfig, within one rank; an optimizer averages over the ranks.")
 _STRATEGY = TensorFlowObject(("distribute.Strategy", "compat.v1.distribute.Strategy"))
 _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
+_experimental = functools.partial(Option, owner=EXPERIMENTAL)
+_graph_memory = functools.partial(Option, owner=GRAPH_MEMORY)
+_undocumented = functools.partial(Option, status="undocumented")
 
 
 def _helper(position: int, name: str, owner: str, doc: str, effect=works) -> Option:
     return Option(position, name, Helper(owner), doc, effect(f"Each field has its own line under {owner}."), key=None)
 
-
-_experimental = functools.partial(Option, owner=EXPERIMENTAL)
-_graph_memory = functools.partial(Option, owner=GRAPH_MEMORY)
 
 OPTIONS = (
     Option(
@@ -158,7 +158,7 @@ OPTIONS = (
         default=False,
         attribute="is_tailing_optimization",
     ),
-    Option(
+    _undocumented(
         24,
         "horovod_mode",
         Boolean(only_bool=True, wrong_type=ValueError),
@@ -166,7 +166,6 @@ OPTIONS = (
         works("NPUEstimator then leaves the broadcast to the script."),
         default=False,
         attribute="horovod_mode",
-        status="undocumented",
         key=None,
     ),
     Option(
@@ -179,14 +178,13 @@ OPTIONS = (
         attribute="graph_run_mode",
     ),
     _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Profiles of inputs with dynamic dimensions.", recorded),
-    Option(
+    _undocumented(
         42,
         "hcom_multi_mode",
         Boolean(),
         "Communication mode switch.",
         recorded("Communication is Horovod's."),
         default=False,
-        status="undocumented",
     ),
     Option(46, "train_distribute", _STRATEGY, "Strategy for training.", _BASE_STRATEGY, status="unsupported"),
     Option(47, "eval_distribute", _STRATEGY, "Strategy for evaluation.", _BASE_STRATEGY, status="unsupported"),
@@ -198,13 +196,8 @@ OPTIONS = (
         recorded("Horovod's own limits apply."),
         variable="HCCL_EXEC_TIMEOUT",
     ),
-    Option(
-        59,
-        "HCCL_algorithm",
-        Text(),
-        "Algorithm of the collectives.",
-        recorded("Communication is Horovod's."),
-        status="undocumented",
+    _undocumented(
+        59, "HCCL_algorithm", Text(), "Algorithm of the collectives.", recorded("Communication is Horovod's.")
     ),
     _helper(62, "memory_config", MEMORY, "Memory policies.", recorded),
     _helper(63, "experimental_config", EXPERIMENTAL, "Experimental switches."),
