@@ -36,17 +36,18 @@ class Settings(NamedTuple):
     table: OptionTable
 
     def error(self, name: str, problem: str, expected: str, mend: str) -> Exception:
-        """A ValueError about option `name`; `{}` in a text stands for the option's spelling."""
-        option = self.table[name]
-        spelling = self.place.spelling(option)
-        got = shown(self.values[name])
-        return option_error(ValueError, self.place.where(option), name, problem.format(spelling), expected, got, mend)
+        """A ValueError about option `name`; `{}` in a problem stands for the option's spelling."""
+        where, *words = self._words(name, problem, expected, mend)
+        return option_error(ValueError, where, name, *words)
 
     def warn(self, name: str, problem: str, expected: str, mend: str) -> None:
         """The same as a warning, once."""
+        say_once(logging.WARNING, message(*self._words(name, problem, expected, mend)))
+
+    def _words(self, name: str, problem: str, expected: str, mend: str) -> tuple[str, str, str, str, str]:
         option = self.table[name]
         problem = problem.format(self.place.spelling(option))
-        say_once(logging.WARNING, message(self.place.where(option), problem, expected, shown(self.values[name]), mend))
+        return self.place.where(option), problem, expected, shown(self.values[name]), mend
 
     def one_of(self, name: str, choices: Iterable[str]) -> None:
         """Raises unless the value is one of `choices`."""

@@ -23,7 +23,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
-from npu_bridge.options.errors import did_you_mean, say_once
+from npu_bridge.options.errors import did_you_mean, message, say_once
 from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import (
     HistoryHook,
@@ -101,10 +101,8 @@ class NPUEstimator(tf.estimator.Estimator):
                 f"config=NPURunConfig(...)."
             )
         if model_fn is None:
-            raise ValueError(
-                "NPUEstimator: model_fn is missing. Expected a function that returns an EstimatorSpec; got None. "
-                "Pass model_fn."
-            )
+            expected = "a function that returns an EstimatorSpec"
+            raise ValueError(message("NPUEstimator", "model_fn is missing", expected, "None", "Pass model_fn."))
         options = read_run_config(config)
         precision = Precision(options)
         warm_start_from = session.choose_start(warm_start_from, read_job_start(job_start_file))
