@@ -14,19 +14,10 @@ from tensorflow.compat.v1.distribute import (
     has_strategy,
     in_cross_replica_context,
 )
-from tensorflow.compat.v1.distribute import (
-    Strategy as DistributionStrategy,
-)
-from tensorflow.compat.v1.distribute.experimental import (
-    CentralStorageStrategy,
-)
-from tensorflow.compat.v1.distribute.experimental import (
-    ParameterServerStrategy as _ParameterServerStrategy,
-)
-from tensorflow.python.distribute.cross_device_ops import (
-    AllReduceCrossDeviceOps,
-    CrossDeviceOps,
-)
+from tensorflow.compat.v1.distribute import Strategy as DistributionStrategy
+from tensorflow.compat.v1.distribute.experimental import CentralStorageStrategy
+from tensorflow.compat.v1.distribute.experimental import ParameterServerStrategy as _ParameterServerStrategy
+from tensorflow.python.distribute.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 
 from npu_bridge.options.errors import say_once
 

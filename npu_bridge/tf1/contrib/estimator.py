@@ -10,27 +10,13 @@ from tensorflow.compat.v1.estimator import (
     LinearEstimator,
     add_metrics,
 )
-from tensorflow.compat.v1.estimator import (
-    BinaryClassHead as binary_classification_head,
-)
-from tensorflow.compat.v1.estimator import (
-    LogisticRegressionHead as logistic_regression_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiClassHead as multi_class_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiHead as multi_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiLabelHead as multi_label_head,
-)
-from tensorflow.compat.v1.estimator import (
-    PoissonRegressionHead as poisson_regression_head,
-)
-from tensorflow.compat.v1.estimator import (
-    RegressionHead as regression_head,
-)
+from tensorflow.compat.v1.estimator import BinaryClassHead as binary_classification_head
+from tensorflow.compat.v1.estimator import LogisticRegressionHead as logistic_regression_head
+from tensorflow.compat.v1.estimator import MultiClassHead as multi_class_head
+from tensorflow.compat.v1.estimator import MultiHead as multi_head
+from tensorflow.compat.v1.estimator import MultiLabelHead as multi_label_head
+from tensorflow.compat.v1.estimator import PoissonRegressionHead as poisson_regression_head
+from tensorflow.compat.v1.estimator import RegressionHead as regression_head
 from tensorflow.compat.v1.estimator.experimental import (
     InMemoryEvaluatorHook,
     build_raw_supervised_input_receiver_fn,
