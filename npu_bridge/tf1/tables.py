@@ -43,7 +43,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.losses.python.metric_learning": "tf_slim.losses.metric_learning",
     f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
     f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
-    f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.linear",
+    f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",
     f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
     f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
     f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
