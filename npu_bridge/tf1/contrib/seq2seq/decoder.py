@@ -8,7 +8,8 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib.seq2seq.structure import rows_where, transpose_batch_time
+from npu_bridge.tf1.contrib.rnn.loops import transpose_batch_time
+from npu_bridge.tf1.contrib.seq2seq.structure import rows_where
 from npu_bridge.tf_internals.contrib import flatten_up_to
 
 _transpose_batch_time = transpose_batch_time
