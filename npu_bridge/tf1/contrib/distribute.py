@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 
 import tensorflow.compat.v1 as tf
@@ -60,12 +61,10 @@ class ParameterServerStrategy(_ParameterServerStrategy):
         super().__init__()
 
 
-class DistributeConfig(tuple):
+class DistributeConfig(
+    collections.namedtuple("DistributeConfig", ("train_distribute", "eval_distribute", "remote_cluster"))
+):
     """Which strategies train and evaluate: (train_distribute, eval_distribute, remote_cluster)."""
 
     def __new__(cls, train_distribute=None, eval_distribute=None, remote_cluster=None):
-        return super().__new__(cls, (train_distribute, eval_distribute, remote_cluster))
-
-    train_distribute = property(lambda self: self[0])
-    eval_distribute = property(lambda self: self[1])
-    remote_cluster = property(lambda self: self[2])
+        return super().__new__(cls, train_distribute, eval_distribute, remote_cluster)

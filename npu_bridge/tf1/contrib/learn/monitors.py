@@ -43,16 +43,10 @@ class ValidationMonitor(tf.train.SessionRunHook):
     ):  # fmt: skip
         if input_fn is None:
             input_fn = tf.estimator.inputs.numpy_input_fn(x, y, batch_size or 128, num_epochs=1, shuffle=False)
-        self._input_fn, self._steps, self._every, self._hooks, self._name = (
-            input_fn,
-            eval_steps,
-            every_n_steps,
-            hooks,
-            name,
-        )
-        self._rounds, self._metric, self._sign = early_stopping_rounds, early_stopping_metric, (
-            1 if early_stopping_metric_minimize else -1
-        )  # fmt: skip
+        self._input_fn, self._steps, self._every = input_fn, eval_steps, every_n_steps
+        self._hooks, self._name = hooks, name
+        self._rounds, self._metric = early_stopping_rounds, early_stopping_metric
+        self._sign = 1 if early_stopping_metric_minimize else -1
         self.best_value, self.best_step, self._estimator, self._last = None, None, None, -1
 
     def set_estimator(self, estimator):
