@@ -21,9 +21,8 @@ class CudnnCompatibleLSTMCell(LSTMBlockCell):
 
     def __init__(self, num_units, reuse=None):
         super().__init__(
-            num_units, forget_bias=0, cell_clip=None, use_peephole=False, reuse=reuse,
-            name="cudnn_compatible_lstm_cell",
-        )  # fmt: skip
+            num_units, forget_bias=0, cell_clip=None, use_peephole=False, reuse=reuse, name="cudnn_compatible_lstm_cell"
+        )
 
 
 class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):

@@ -47,9 +47,8 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
     """
 
     def __init__(
-        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None,
-        name="lstm_cell",
-    ):  # fmt: skip
+        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None, name="lstm_cell"
+    ):
         super().__init__(_reuse=reuse, dtype=dtype, name=name)
         self._set(num_units, forget_bias, cell_clip, use_peephole)
 
