@@ -13,15 +13,13 @@ import types
 from typing import Any
 
 from npu_bridge.tf1 import frictions, journal, missing
-from npu_bridge.tf1.tables import OF_1, Tables
+from npu_bridge.tf1.tables import INSIDES, OF_1, Tables
 from npu_bridge.tf1.tree import SourceTree
 
 __all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
-# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
-_INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 # Bases whose submodules are of version 2, or have been looked at as attributes already.
 _INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
 # Bases that do not change once they are loaded, whose names can be kept.
@@ -188,7 +186,7 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
     if not base.__name__.startswith(_INTERFACES):
         candidates = [below]
     else:
-        candidates = [full] if full.startswith((*_INSIDES, "keras.")) else []
+        candidates = [full] if full.startswith((*INSIDES, "keras.")) else []
     if full.startswith("keras."):
         candidates.append(f"keras.src.{full[6:]}")
     for candidate in candidates:

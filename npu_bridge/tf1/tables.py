@@ -14,6 +14,9 @@ _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
 _KERAS = "keras.api._v1.keras"
 _INNER_KERAS = "tensorflow.python.keras"
 
+# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
+INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
+
 # Old module -> the module handed out instead. Modules below it are looked up below the new one.
 MODULES: dict[str, str] = {
     "keras": _KERAS,
