@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+CheckpointSaver, StopAtStep = tf.train.CheckpointSaverHook, tf.train.StopAtStepHook
 LoggingTrainable = tf.train.LoggingTensorHook
 
 
 def PrintTensor(tensor_names, every_n=100, first_n=1):
     """Prints tensors every so many steps."""
     return tf.train.LoggingTensorHook(tensor_names, every_n_iter=every_n)
-
-
-def CheckpointSaver(checkpoint_dir, save_secs=None, save_steps=None, saver=None, checkpoint_basename="model.ckpt",
-                    scaffold=None):  # fmt: skip
-    """Saves checkpoints."""
-    return tf.train.CheckpointSaverHook(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold)
-
-
-def StopAtStep(num_steps=None, last_step=None):
-    """Ends a training."""
-    return tf.train.StopAtStepHook(num_steps, last_step)
 
 
 def StepCounter(every_n_steps=100, output_dir=None, summary_writer=None):
