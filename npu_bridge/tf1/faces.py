@@ -24,12 +24,11 @@ _CONTRIB = "tensorflow.contrib"
 _INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
 # Bases that do not change once they are loaded, whose names can be kept.
 _CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
-_BELOW_FRICTIONS = {
-    key.rpartition(".")[0] for key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
-} | set(frictions.GONE_MODULES)
+_FRICTIONS = (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
+_BELOW_FRICTIONS = {key.rpartition(".")[0] for key in _FRICTIONS} | set(frictions.GONE_MODULES)
 # Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
 MENTIONS: dict[str, set[str]] = {}
-for _key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED):
+for _key in _FRICTIONS:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
 ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})

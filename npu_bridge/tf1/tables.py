@@ -176,11 +176,11 @@ NAMES: dict[str, str] = {
     f"{_PYTHON}.util.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
 }
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
-    for _name in ("get_session", "image_dim_ordering", "set_image_dim_ordering", "set_session"):
-        NAMES[f"{_root}.backend.{_name}"] = f"npu_bridge.tf1.old_keras:{_name}"
-    NAMES[f"{_root}.utils.multi_gpu_model"] = "npu_bridge.tf1.old_keras:multi_gpu_model"
-    NAMES[f"{_root}.layers.Deconvolution2D"] = "npu_bridge.tf1.old_keras:Deconvolution2D"
-    NAMES[f"{_root}.layers.Deconvolution3D"] = "npu_bridge.tf1.old_keras:Deconvolution3D"
+    for _name in (
+        "backend.get_session", "backend.image_dim_ordering", "backend.set_image_dim_ordering", "backend.set_session",
+        "utils.multi_gpu_model", "layers.Deconvolution2D", "layers.Deconvolution3D",
+    ):  # fmt: skip
+        NAMES[f"{_root}.{_name}"] = f"npu_bridge.tf1.old_keras:{_name.rpartition('.')[2]}"
     NAMES[f"{_root}.utils.generic_utils.CustomObjectScope"] = f"{_KERAS}.utils:CustomObjectScope"
     NAMES[f"{_root}.utils.generic_utils.get_custom_objects"] = f"{_KERAS}.utils:get_custom_objects"
     NAMES[f"{_root}.engine.Input"] = f"{_KERAS}.layers:Input"
