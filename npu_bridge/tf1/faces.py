@@ -13,25 +13,22 @@ import types
 from typing import Any
 
 from npu_bridge.tf1 import frictions, journal, missing
-from npu_bridge.tf1.tables import OF_1, Tables
+from npu_bridge.tf1.tables import INSIDES, OF_1, Tables
 from npu_bridge.tf1.tree import SourceTree
 
 __all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
-# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
-_INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 # Bases whose submodules are of version 2, or have been looked at as attributes already.
 _INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
 # Bases that do not change once they are loaded, whose names can be kept.
 _CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
-_BELOW_FRICTIONS = {
-    key.rpartition(".")[0] for key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
-} | set(frictions.GONE_MODULES)
+_FRICTIONS = (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
+_BELOW_FRICTIONS = {key.rpartition(".")[0] for key in _FRICTIONS} | set(frictions.GONE_MODULES)
 # Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
 MENTIONS: dict[str, set[str]] = {}
-for _key in (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED):
+for _key in _FRICTIONS:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
 ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
@@ -188,7 +185,7 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
     if not base.__name__.startswith(_INTERFACES):
         candidates = [below]
     else:
-        candidates = [full] if full.startswith((*_INSIDES, "keras.")) else []
+        candidates = [full] if full.startswith((*INSIDES, "keras.")) else []
     if full.startswith("keras."):
         candidates.append(f"keras.src.{full[6:]}")
     for candidate in candidates:

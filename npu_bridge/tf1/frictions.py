@@ -9,6 +9,9 @@ import collections.abc
 
 __all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
 
+_OF_SCIPY_MISC = (
+    "bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage",
+)  # fmt: skip
 
 # Used where the installed package no longer has the name.
 GONE_NAMES: dict[str, str] = {
@@ -17,6 +20,8 @@ GONE_NAMES: dict[str, str] = {
         for name in collections.abc.__all__
         if name not in vars(collections)
     },
+    **{f"numpy.{name}": f"builtins:{name}" for name in ("bool", "complex", "float", "int", "object", "str")},
+    **{f"scipy.misc.{name}": f"npu_bridge.tf1.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
     "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
     "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
     "PIL.Image.LINEAR": "PIL.Image:BILINEAR",
@@ -31,29 +36,14 @@ GONE_NAMES: dict[str, str] = {
     "networkx.to_numpy_matrix": "npu_bridge.tf1.healing:to_numpy_matrix",
     "networkx.to_scipy_sparse_matrix": "npu_bridge.tf1.healing:to_scipy_sparse_matrix",
     "numpy.asscalar": "npu_bridge.tf1.healing:asscalar",
-    "numpy.bool": "builtins:bool",
-    "numpy.complex": "builtins:complex",
-    "numpy.float": "builtins:float",
-    "numpy.int": "builtins:int",
     "numpy.long": "builtins:int",
-    "numpy.object": "builtins:object",
-    "numpy.str": "builtins:str",
     "numpy.typeDict": "numpy:sctypeDict",
     "numpy.unicode": "builtins:str",
     "platform.linux_distribution": "npu_bridge.tf1.healing:linux_distribution",
     "scipy.interp": "numpy:interp",
-    "scipy.misc.bytescale": "npu_bridge.tf1.scipy_misc:bytescale",
     "scipy.misc.comb": "scipy.special:comb",
-    "scipy.misc.derivative": "npu_bridge.tf1.scipy_misc:derivative",
     "scipy.misc.factorial": "scipy.special:factorial",
-    "scipy.misc.fromimage": "npu_bridge.tf1.scipy_misc:fromimage",
-    "scipy.misc.imread": "npu_bridge.tf1.scipy_misc:imread",
-    "scipy.misc.imresize": "npu_bridge.tf1.scipy_misc:imresize",
-    "scipy.misc.imrotate": "npu_bridge.tf1.scipy_misc:imrotate",
-    "scipy.misc.imsave": "npu_bridge.tf1.scipy_misc:imsave",
-    "scipy.misc.imshow": "npu_bridge.tf1.scipy_misc:imshow",
     "scipy.misc.logsumexp": "scipy.special:logsumexp",
-    "scipy.misc.toimage": "npu_bridge.tf1.scipy_misc:toimage",
     "scipy.ndimage.imread": "npu_bridge.tf1.scipy_misc:imread",
     "time.clock": "time:perf_counter",
 }

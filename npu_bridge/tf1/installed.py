@@ -12,7 +12,7 @@ import importlib.util
 import os
 
 from npu_bridge.graph.search import search
-from npu_bridge.tf1.tables import MODULES, NAMES
+from npu_bridge.tf1.tables import INSIDES, MODULES, NAMES
 
 __all__ = ["find_missing"]
 
@@ -26,7 +26,6 @@ _API = {
     "tensorflow.estimator": "tensorflow_estimator.python.estimator.api._v1.estimator",
     "npu_bridge.npu_init.tf": "tensorflow._api.v2.compat.v1",
 }
-_INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
 _ANYTHING = "*"
 # What a module may define names in the parts of.
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
@@ -53,7 +52,7 @@ def find_missing(name: str) -> str | None:
             real = below
         elif parts[0] == "keras" and _file_of(f"keras.src.{'.'.join(parts[1 : number + 1])}"):
             real = f"keras.src.{'.'.join(parts[1 : number + 1])}"
-        elif old.startswith(_INSIDES) and _file_of(old):
+        elif old.startswith(INSIDES) and _file_of(old):
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
             continue

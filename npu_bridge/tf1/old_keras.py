@@ -13,6 +13,8 @@ from npu_bridge.options.errors import say_once
 
 keras = tf.keras
 Layer, Model, Input = keras.layers.Layer, keras.models.Model, keras.layers.Input
+get_session, set_session = keras.backend.get_session, keras.backend.set_session
+get_source_inputs = keras.utils.get_source_inputs
 Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose
 
 
@@ -20,11 +22,6 @@ def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
     """The model as it is: it trains on the device that is here, or on the ranks of its optimizer."""
     say_once(logging.WARNING, "multi_gpu_model: the model stays on one device; its batches are not split.")
     return model
-
-
-def get_source_inputs(tensor, layer=None, node_index=None):
-    """The inputs that a tensor of a Keras graph was computed from."""
-    return keras.utils.get_source_inputs(tensor, layer, node_index)
 
 
 def image_dim_ordering():
@@ -35,13 +32,3 @@ def image_dim_ordering():
 def set_image_dim_ordering(dim_ordering):
     """Says with "tf" or "th" where images have their channels."""
     keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])
-
-
-def set_session(session):
-    """The session that Keras uses."""
-    keras.backend.set_session(session)
-
-
-def get_session(op_input_list=()):
-    """The session that Keras uses."""
-    return keras.backend.get_session(op_input_list)

@@ -8,13 +8,9 @@ import numpy as np
 
 __all__ = ["bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage"]
 
-_RESAMPLING = {
-    "nearest": "NEAREST",
-    "lanczos": "LANCZOS",
-    "bilinear": "BILINEAR",
-    "bicubic": "BICUBIC",
-    "cubic": "BICUBIC",
-}
+# Pillow's names of them.
+_RESAMPLING = {name: name.upper() for name in ("nearest", "lanczos", "bilinear", "bicubic")}
+_RESAMPLING["cubic"] = "BICUBIC"
 
 
 def bytescale(data: Any, cmin: Any = None, cmax: Any = None, high: int = 255, low: int = 0) -> np.ndarray:

@@ -14,6 +14,9 @@ _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
 _KERAS = "keras.api._v1.keras"
 _INNER_KERAS = "tensorflow.python.keras"
 
+# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
+INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
+
 # Old module -> the module handed out instead. Modules below it are looked up below the new one.
 MODULES: dict[str, str] = {
     "keras": _KERAS,
@@ -23,16 +26,12 @@ MODULES: dict[str, str] = {
     "tensorflow.contrib": _CONTRIB,
     "tensorflow.keras": _KERAS,
     # The insides of contrib.
-    f"{_OLD}.framework.python.framework": f"{_CONTRIB}.framework",
     f"{_OLD}.framework.python.framework.checkpoint_utils": "tensorflow.python.training.checkpoint_utils",
     f"{_OLD}.framework.nest": "tensorflow.python.util.nest",
     f"{_OLD}.framework.python.ops": f"{_CONTRIB}.framework",
     f"{_OLD}.framework.python.ops.arg_scope": "tf_slim.ops.arg_scope",
     f"{_OLD}.framework.python.ops.audio_ops": "tensorflow.python.ops.gen_audio_ops",
     f"{_OLD}.framework.python.ops.variables": "tf_slim.ops.variables",
-    f"{_OLD}.image.python.ops": f"{_CONTRIB}.image",
-    f"{_OLD}.image.python.ops.distort_image_ops": f"{_CONTRIB}.image",
-    f"{_OLD}.image.python.ops.image_ops": f"{_CONTRIB}.image",
     f"{_OLD}.image.ops": "tensorflow.python.ops",
     f"{_OLD}.layers.python": "tf_slim",
     f"{_OLD}.layers.python.layers": f"{_CONTRIB}.layers",
@@ -43,19 +42,12 @@ MODULES: dict[str, str] = {
     f"{_OLD}.layers.python.layers.regularizers": "tf_slim.layers.regularizers",
     f"{_OLD}.layers.python.layers.utils": "tf_slim.layers.utils",
     f"{_OLD}.layers.python.ops.sparse_ops": "tf_slim.layers.sparse_ops",
-    f"{_OLD}.learn.python.learn": f"{_CONTRIB}.learn",
     f"{_OLD}.learn.python.learn.monitored_session": "tensorflow.python.training.monitored_session",
-    f"{_OLD}.losses.python.losses": f"{_CONTRIB}.losses",
     f"{_OLD}.losses.python.metric_learning": "tf_slim.losses.metric_learning",
-    f"{_OLD}.lookup.lookup_ops": f"{_CONTRIB}.lookup",
-    f"{_OLD}.metrics.python.metrics": f"{_CONTRIB}.metrics",
     f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
     f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
-    f"{_OLD}.rnn.python.ops": f"{_CONTRIB}.rnn",
-    f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.linear",
-    f"{_OLD}.rnn.python.ops.rnn": f"{_CONTRIB}.rnn",
+    f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",
     f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
-    f"{_OLD}.seq2seq.python.ops": f"{_CONTRIB}.seq2seq",
     f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
     f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
     f"{_OLD}.seq2seq.python.ops.beam_search_decoder": f"{_CONTRIB}.seq2seq.beam_search",
@@ -63,35 +55,20 @@ MODULES: dict[str, str] = {
     f"{_OLD}.seq2seq.python.ops.decoder": f"{_CONTRIB}.seq2seq.decoder",
     f"{_OLD}.seq2seq.python.ops.helper": f"{_CONTRIB}.seq2seq.helper",
     f"{_OLD}.slim.nets": "tf_slim.nets",
-    f"{_OLD}.slim.python.slim": f"{_CONTRIB}.slim",
     f"{_OLD}.slim.python.slim.data": "tf_slim.data",
     f"{_OLD}.slim.python.slim.learning": "tf_slim.learning",
     f"{_OLD}.slim.python.slim.nets": "tf_slim.nets",
     f"{_OLD}.tpu.python.ops.tpu_ops": f"{_CONTRIB}.tpu.ops",
     f"{_OLD}.tpu.python.tpu": "tensorflow.python.tpu",
-    f"{_OLD}.tpu.python.tpu.tpu": f"{_CONTRIB}.tpu",
-    f"{_OLD}.tpu.python.tpu.tpu_config": f"{_CONTRIB}.tpu",
-    f"{_OLD}.tpu.python.tpu.tpu_estimator": f"{_CONTRIB}.tpu",
-    f"{_OLD}.tpu.python.tpu.tpu_optimizer": f"{_CONTRIB}.tpu",
     f"{_OLD}.training.python.training": f"{_CONTRIB}.training",
     f"{_OLD}.training.python.training.evaluation": "tf_slim.training.evaluation",
     f"{_OLD}.training.python.training.hparam": f"{_CONTRIB}.training.hparam",
     f"{_OLD}.training.python.training.training": "tf_slim.training.training",
-    f"{_OLD}.cudnn_rnn.python.ops.cudnn_rnn_ops": f"{_CONTRIB}.cudnn_rnn",
-    f"{_OLD}.cudnn_rnn.python.layers": f"{_CONTRIB}.cudnn_rnn",
-    f"{_OLD}.cudnn_rnn.python.layers.cudnn_rnn": f"{_CONTRIB}.cudnn_rnn",
-    f"{_OLD}.cudnn_rnn.python.ops": f"{_CONTRIB}.cudnn_rnn",
-    f"{_OLD}.opt.python.training": f"{_CONTRIB}.opt",
     f"{_OLD}.opt.python.training.lazy_adam_optimizer": f"{_CONTRIB}.opt.adams",
     f"{_OLD}.opt.python.training.nadam_optimizer": f"{_CONTRIB}.opt.adams",
     f"{_OLD}.opt.python.training.weight_decay_optimizers": f"{_CONTRIB}.opt.weight_decay",
-    f"{_OLD}.model_pruning.python.pruning": f"{_CONTRIB}.model_pruning",
-    f"{_OLD}.model_pruning.python": f"{_CONTRIB}.model_pruning",
-    f"{_OLD}.crf.python.ops.crf": f"{_CONTRIB}.crf",
-    f"{_OLD}.data.python.ops": f"{_CONTRIB}.data",
     f"{_OLD}.distribute.python": "tensorflow.python.distribute",
     f"{_OLD}.image.ops.gen_image_ops": "tensorflow.python.ops.gen_image_ops",
-    f"{_OLD}.saved_model.python.saved_model.reader": f"{_CONTRIB}.saved_model",
     f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
     # Elsewhere in TensorFlow.
     "tensorflow.python.layers.convolutional": "keras.src.legacy_tf_layers.convolutional",
@@ -133,6 +110,20 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.
     MODULES[f"{_root}.mixed_precision.experimental"] = "npu_bridge.tf1.keras_policies"
     MODULES[f"{_root}.optimizer_v2"] = "keras.src.optimizers.legacy"
     MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = "keras.src.optimizers.legacy.optimizer_v2"
+
+# Insides of contrib whose names are all in the module itself here; packages above any inside are that module as well.
+_IN_MODULE_ITSELF = """
+    image.python.ops.distort_image_ops image.python.ops.image_ops losses.python.losses lookup.lookup_ops
+    metrics.python.metrics rnn.python.ops.rnn tpu.python.tpu.tpu tpu.python.tpu.tpu_config
+    tpu.python.tpu.tpu_estimator tpu.python.tpu.tpu_optimizer cudnn_rnn.python.ops.cudnn_rnn_ops
+    cudnn_rnn.python.layers.cudnn_rnn model_pruning.python.pruning crf.python.ops.crf data.python.ops
+    saved_model.python.saved_model.reader
+"""
+for _key in (*MODULES, *(f"{_OLD}.{_inside}" for _inside in _IN_MODULE_ITSELF.split())):
+    if _key.startswith(f"{_OLD}."):
+        _parts = _key.split(".")
+        for _length in range(4, len(_parts) + 1):
+            MODULES.setdefault(".".join(_parts[:_length]), f"{_CONTRIB}.{_parts[2]}")
 
 # "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported when asked for.
 _V1 = "tensorflow.compat.v1"
@@ -185,11 +176,11 @@ NAMES: dict[str, str] = {
     f"{_PYTHON}.util.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
 }
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
-    for _name in ("get_session", "image_dim_ordering", "set_image_dim_ordering", "set_session"):
-        NAMES[f"{_root}.backend.{_name}"] = f"npu_bridge.tf1.old_keras:{_name}"
-    NAMES[f"{_root}.utils.multi_gpu_model"] = "npu_bridge.tf1.old_keras:multi_gpu_model"
-    NAMES[f"{_root}.layers.Deconvolution2D"] = "npu_bridge.tf1.old_keras:Deconvolution2D"
-    NAMES[f"{_root}.layers.Deconvolution3D"] = "npu_bridge.tf1.old_keras:Deconvolution3D"
+    for _name in (
+        "backend.get_session", "backend.image_dim_ordering", "backend.set_image_dim_ordering", "backend.set_session",
+        "utils.multi_gpu_model", "layers.Deconvolution2D", "layers.Deconvolution3D",
+    ):  # fmt: skip
+        NAMES[f"{_root}.{_name}"] = f"npu_bridge.tf1.old_keras:{_name.rpartition('.')[2]}"
     NAMES[f"{_root}.utils.generic_utils.CustomObjectScope"] = f"{_KERAS}.utils:CustomObjectScope"
     NAMES[f"{_root}.utils.generic_utils.get_custom_objects"] = f"{_KERAS}.utils:get_custom_objects"
     NAMES[f"{_root}.engine.Input"] = f"{_KERAS}.layers:Input"
@@ -240,12 +231,6 @@ GONE: dict[str, str] = {
     f"{_OLD}.training.batch_sequences_with_states": "tf.data and the state of tf.nn.dynamic_rnn",
 }
 
-for _key in list(MODULES):  # packages above the insides of contrib
-    _parts = _key.split(".")
-    if _key.startswith(f"{_OLD}."):
-        for _length in range(4, len(_parts)):
-            MODULES.setdefault(".".join(_parts[:_length]), f"{_CONTRIB}.{_parts[2]}")
-
 
 class Tables(NamedTuple):
     """What the files of a tree see.
@@ -273,9 +258,5 @@ OF_1 = Tables(
         "tensorflow.keras.__version__": "2.2.4-tf",
         "tensorflow.version.VERSION": "1.15.0",
     },
-    {
-        "tensorflow.compat.v1": "tensorflow",
-        "tensorflow._api.v1": "tensorflow",
-        "npu_bridge.npu_init.tf": "tensorflow",
-    },
+    {"tensorflow.compat.v1": "tensorflow", "tensorflow._api.v1": "tensorflow", "npu_bridge.npu_init.tf": "tensorflow"},
 )

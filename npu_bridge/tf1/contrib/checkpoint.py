@@ -2,8 +2,4 @@
 
 from tensorflow.compat.v1.train import CheckpointManager
 from tensorflow.python.trackable.autotrackable import AutoTrackable as Checkpointable
-from tensorflow.python.trackable.data_structures import (
-    List,
-    Mapping,
-    NoDependency,
-)
+from tensorflow.python.trackable.data_structures import List, Mapping, NoDependency

@@ -36,25 +36,19 @@ def crf_binary_score(tag_indices, sequence_lengths, transition_params):
     return tf.reduce_sum(scores * mask, 1)
 
 
-def _forward(inputs, sequence_lengths, transition_params, combine):
-    """Alphas after each sequence's last step, and those of all steps as `combine` makes them."""
+def crf_log_norm(inputs, sequence_lengths, transition_params):
+    """Log of the normalisation: [batch], 0 for empty sequences."""
     lengths = tf.cast(sequence_lengths, tf.int32)
     transitions = transition_params[None]
 
     def step(time, alphas):
-        new = combine(alphas[:, :, None] + transitions) + inputs[:, time]
+        new = tf.reduce_logsumexp(alphas[:, :, None] + transitions, 1) + inputs[:, time]
         return time + 1, tf.where(tf.broadcast_to((time < lengths)[:, None], tf.shape(new)), new, alphas)
 
     _, alphas = tf.while_loop(
         lambda time, _: time < tf.shape(inputs)[1], step, (tf.constant(1), inputs[:, 0]),
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, inputs.shape[2]])),
     )  # fmt: skip
-    return alphas
-
-
-def crf_log_norm(inputs, sequence_lengths, transition_params):
-    """Log of the normalisation: [batch], 0 for empty sequences."""
-    alphas = _forward(inputs, sequence_lengths, transition_params, lambda scores: tf.reduce_logsumexp(scores, 1))
     norm = tf.reduce_logsumexp(alphas, 1)
     return tf.where(tf.less_equal(tf.cast(sequence_lengths, tf.int64), 0), tf.zeros_like(norm), norm)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.tf1.contrib.rnn.blocks import LSTMBlockCell
+from npu_bridge.tf1.contrib.rnn.loops import reversed_in_time
 
 CUDNN_RNN_UNIDIRECTION = "unidirectional"
 CUDNN_RNN_BIDIRECTION = "bidirectional"
@@ -20,9 +21,8 @@ class CudnnCompatibleLSTMCell(LSTMBlockCell):
 
     def __init__(self, num_units, reuse=None):
         super().__init__(
-            num_units, forget_bias=0, cell_clip=None, use_peephole=False, reuse=reuse,
-            name="cudnn_compatible_lstm_cell",
-        )  # fmt: skip
+            num_units, forget_bias=0, cell_clip=None, use_peephole=False, reuse=reuse, name="cudnn_compatible_lstm_cell"
+        )
 
 
 class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
@@ -142,9 +142,7 @@ class _CudnnRNN:
 
     def _run(self, inputs, start, lengths, path, is_backward):
         def turned(tensor):
-            if not is_backward:
-                return tensor
-            return tf.reverse(tensor, [0]) if lengths is None else tf.reverse_sequence(tensor, lengths, 0, batch_axis=1)
+            return reversed_in_time(tensor, lengths) if is_backward else tensor
 
         with tf.variable_scope(path):
             cell = self._cell(self.num_units)

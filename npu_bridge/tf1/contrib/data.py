@@ -26,6 +26,7 @@ from tensorflow.compat.v1.data.experimental import (
     make_csv_dataset,
     make_saveable_from_iterator,
     map_and_batch,
+    parallel_interleave,
     parse_example_dataset,
     prefetch_to_device,
     rejection_resample,
@@ -36,7 +37,6 @@ from tensorflow.compat.v1.data.experimental import (
     unbatch,
     unique,
 )
-from tensorflow.compat.v1.data.experimental import parallel_interleave as _parallel_interleave
 
 from npu_bridge.tf_internals.contrib import flat_element, packed_element
 
@@ -46,18 +46,9 @@ FixedLengthRecordDataset = tf.data.FixedLengthRecordDataset
 TextLineDataset = tf.data.TextLineDataset
 
 
-def parallel_interleave(
-    map_func, cycle_length, block_length=1, sloppy=False, buffer_output_elements=None, prefetch_input_elements=None
-):
-    """Elements of `cycle_length` datasets at a time, in turns of `block_length`; see `Dataset.apply`."""
-    return _parallel_interleave(
-        map_func, cycle_length, block_length, sloppy, buffer_output_elements, prefetch_input_elements
-    )
-
-
 def sloppy_interleave(map_func, cycle_length, block_length=1):
     """`parallel_interleave` that takes what is ready first."""
-    return _parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
+    return parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
 
 
 def batch_and_drop_remainder(batch_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 
 import tensorflow.compat.v1 as tf
@@ -14,19 +15,10 @@ from tensorflow.compat.v1.distribute import (
     has_strategy,
     in_cross_replica_context,
 )
-from tensorflow.compat.v1.distribute import (
-    Strategy as DistributionStrategy,
-)
-from tensorflow.compat.v1.distribute.experimental import (
-    CentralStorageStrategy,
-)
-from tensorflow.compat.v1.distribute.experimental import (
-    ParameterServerStrategy as _ParameterServerStrategy,
-)
-from tensorflow.python.distribute.cross_device_ops import (
-    AllReduceCrossDeviceOps,
-    CrossDeviceOps,
-)
+from tensorflow.compat.v1.distribute import Strategy as DistributionStrategy
+from tensorflow.compat.v1.distribute.experimental import CentralStorageStrategy
+from tensorflow.compat.v1.distribute.experimental import ParameterServerStrategy as _ParameterServerStrategy
+from tensorflow.python.distribute.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 
 from npu_bridge.options.errors import say_once
 
@@ -69,12 +61,10 @@ class ParameterServerStrategy(_ParameterServerStrategy):
         super().__init__()
 
 
-class DistributeConfig(tuple):
+class DistributeConfig(
+    collections.namedtuple("DistributeConfig", ("train_distribute", "eval_distribute", "remote_cluster"))
+):
     """Which strategies train and evaluate: (train_distribute, eval_distribute, remote_cluster)."""
 
     def __new__(cls, train_distribute=None, eval_distribute=None, remote_cluster=None):
-        return super().__new__(cls, (train_distribute, eval_distribute, remote_cluster))
-
-    train_distribute = property(lambda self: self[0])
-    eval_distribute = property(lambda self: self[1])
-    remote_cluster = property(lambda self: self[2])
+        return super().__new__(cls, train_distribute, eval_distribute, remote_cluster)

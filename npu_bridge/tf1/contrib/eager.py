@@ -9,26 +9,13 @@ from tensorflow.compat.v1 import (
     executing_eagerly,
     init_scope,
 )
-from tensorflow.compat.v1 import (
-    executing_eagerly as in_eager_mode,
-)
-from tensorflow.compat.v1 import (
-    py_function as py_func,
-)
+from tensorflow.compat.v1 import executing_eagerly as in_eager_mode
+from tensorflow.compat.v1 import py_function as py_func
 from tensorflow.compat.v1.train import Checkpoint
-from tensorflow.python.eager.backprop import (
-    gradients_function,
-    make_vjp,
-)
-from tensorflow.python.eager.backprop import (
-    implicit_grad as implicit_gradients,
-)
-from tensorflow.python.eager.backprop import (
-    implicit_val_and_grad as implicit_value_and_gradients,
-)
-from tensorflow.python.eager.backprop import (
-    val_and_grad_function as value_and_gradients_function,
-)
+from tensorflow.python.eager.backprop import gradients_function, make_vjp
+from tensorflow.python.eager.backprop import implicit_grad as implicit_gradients
+from tensorflow.python.eager.backprop import implicit_val_and_grad as implicit_value_and_gradients
+from tensorflow.python.eager.backprop import val_and_grad_function as value_and_gradients_function
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import function as defun
 
 Iterator = tf.data.make_one_shot_iterator

@@ -10,27 +10,13 @@ from tensorflow.compat.v1.estimator import (
     LinearEstimator,
     add_metrics,
 )
-from tensorflow.compat.v1.estimator import (
-    BinaryClassHead as binary_classification_head,
-)
-from tensorflow.compat.v1.estimator import (
-    LogisticRegressionHead as logistic_regression_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiClassHead as multi_class_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiHead as multi_head,
-)
-from tensorflow.compat.v1.estimator import (
-    MultiLabelHead as multi_label_head,
-)
-from tensorflow.compat.v1.estimator import (
-    PoissonRegressionHead as poisson_regression_head,
-)
-from tensorflow.compat.v1.estimator import (
-    RegressionHead as regression_head,
-)
+from tensorflow.compat.v1.estimator import BinaryClassHead as binary_classification_head
+from tensorflow.compat.v1.estimator import LogisticRegressionHead as logistic_regression_head
+from tensorflow.compat.v1.estimator import MultiClassHead as multi_class_head
+from tensorflow.compat.v1.estimator import MultiHead as multi_head
+from tensorflow.compat.v1.estimator import MultiLabelHead as multi_label_head
+from tensorflow.compat.v1.estimator import PoissonRegressionHead as poisson_regression_head
+from tensorflow.compat.v1.estimator import RegressionHead as regression_head
 from tensorflow.compat.v1.estimator.experimental import (
     InMemoryEvaluatorHook,
     build_raw_supervised_input_receiver_fn,
@@ -45,31 +31,21 @@ from tensorflow.compat.v1.estimator.experimental import (
     stop_if_no_increase_hook,
 )
 
+from npu_bridge.tf1.contrib.opt.wrappers import OptimizerAround
 
-class _ClippingOptimizer(tf.train.Optimizer):
+
+class _ClippingOptimizer(OptimizerAround):
     """An optimizer that clips each gradient, or all of them together."""
 
     def __init__(self, optimizer, clip):
-        super().__init__(False, "ClippingOptimizer")
-        self._optimizer, self._clip = optimizer, clip
-
-    def compute_gradients(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._optimizer.compute_gradients(*args, **kwargs)
+        super().__init__(optimizer, False, "ClippingOptimizer")
+        self._clip = clip
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """As the optimizer's own, of clipped gradients."""
         used = [(grad, var) for grad, var in grads_and_vars if grad is not None]
         clipped = self._clip([grad for grad, _ in used])
         return self._optimizer.apply_gradients(list(zip(clipped, [var for _, var in used])), global_step, name)
-
-    def get_slot(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self):
-        """As the optimizer's own."""
-        return self._optimizer.get_slot_names()
 
     def variables(self):
         """As the optimizer's own."""

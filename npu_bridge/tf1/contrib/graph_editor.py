@@ -72,13 +72,15 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
     return found
 
 
-def _walk(seeds, neighbours, within_ops, stop_at, inclusive):
+def _walk(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
     seeds = make_list_of_op(seeds)
     limits = None if within_ops is None else set(make_list_of_op(within_ops))
     stops = set(make_list_of_op(stop_at or []))
 
     def onwards(op):
-        return [] if op in stops else [other for other in neighbours(op) if limits is None or other in limits]
+        near = [] if op in stops else neighbours(op)
+        near = [other for other in near if within_ops_fn is None or within_ops_fn(other)]
+        return [other for other in near if limits is None or other in limits]
 
     found = list(_search(seeds, onwards))
     return found if inclusive else [op for op in found if op not in seeds]
@@ -92,10 +94,9 @@ def get_backward_walk_ops(
 
     def before(op):
         found = [tensor.op for tensor in op.inputs if id(tensor) not in stops]
-        found += list(op.control_inputs) if control_inputs else []
-        return [each for each in found if within_ops_fn is None or within_ops_fn(each)]
+        return found + (list(op.control_inputs) if control_inputs else [])
 
-    return _walk(seed_ops, before, within_ops, None, inclusive)
+    return _walk(seed_ops, before, within_ops, (), inclusive, within_ops_fn)
 
 
 def get_forward_walk_ops(
@@ -106,10 +107,9 @@ def get_forward_walk_ops(
 
     def after(op):
         found = [each for tensor in op.outputs if id(tensor) not in stops for each in tensor.consumers()]
-        found += graphs.control_outputs(op) if control_outputs else []
-        return [each for each in found if within_ops_fn is None or within_ops_fn(each)]
+        return found + (list(graphs.control_outputs(op)) if control_outputs else [])
 
-    return _walk(seed_ops, after, within_ops, None, inclusive)
+    return _walk(seed_ops, after, within_ops, (), inclusive, within_ops_fn)
 
 
 def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, **kwargs):
@@ -121,8 +121,8 @@ def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, **kwargs):
 def get_within_boundary_ops(ops, seed_ops, boundary_ops=(), inclusive=True, **kwargs):
     """Operations among `ops` around the seeds, up to the boundary."""
     limits = make_list_of_op(ops)
-    forward = _walk(seed_ops, lambda op: [c for t in op.outputs for c in t.consumers()], limits, boundary_ops, True)
-    backward = _walk(seed_ops, lambda op: [tensor.op for tensor in op.inputs], limits, boundary_ops, True)
+    forward = _walk(seed_ops, lambda op: [c for t in op.outputs for c in t.consumers()], limits, boundary_ops)
+    backward = _walk(seed_ops, lambda op: [tensor.op for tensor in op.inputs], limits, boundary_ops)
     found = set(forward) | set(backward)
     return [op for op in limits if op in found and (inclusive or op not in set(make_list_of_op(boundary_ops)))]
 

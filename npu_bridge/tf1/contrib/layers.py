@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 import tf_slim.layers
 from tf_slim.layers import *
-from tf_slim.layers import layers as _layers
 from tf_slim.layers import summaries
 from tf_slim.layers.initializers import variance_scaling_initializer, xavier_initializer
 from tf_slim.layers.initializers import xavier_initializer as xavier_initializer_conv2d
@@ -27,7 +26,6 @@ one_hot_column = tf.feature_column.indicator_column
 bucketized_column = tf.feature_column.bucketized_column
 crossed_column = tf.feature_column.crossed_column
 create_feature_spec_for_parsing = tf.feature_column.make_parse_example_spec
-fully_connected = _layers.fully_connected
 utils = tf_slim.layers.utils
 
 

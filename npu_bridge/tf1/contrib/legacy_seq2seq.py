@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib.rnn.linear import _Linear
+from npu_bridge.tf1.contrib.rnn.linear import _linear
 
 
 def sequence_loss_by_example(
@@ -63,18 +65,9 @@ def rnn_decoder(decoder_inputs, initial_state, cell, loop_function=None, scope=N
 
 def basic_rnn_seq2seq(encoder_inputs, decoder_inputs, cell, dtype=tf.float32, scope=None):
     """Encodes one list of inputs, decodes another with the same kind of cell: (outputs, state)."""
-    import copy
-
     with tf.variable_scope(scope or "basic_rnn_seq2seq"):
         _, state = tf.nn.static_rnn(copy.deepcopy(cell), encoder_inputs, dtype=dtype)
         return rnn_decoder(decoder_inputs, state, cell)
-
-
-def _affine(tensors, width, name=None):
-    if name is None:
-        return _Linear(tensors, width, True)(tensors)
-    with tf.variable_scope(name):
-        return _Linear(tensors, width, True)(tensors)
 
 
 def attention_decoder(
@@ -108,7 +101,7 @@ def attention_decoder(
             looks = []
             for head, (features, vector) in enumerate(heads):
                 with tf.variable_scope(f"Attention_{head}"):
-                    wanted = tf.reshape(_affine(query, depth), [-1, 1, 1, depth])
+                    wanted = tf.reshape(_linear(query, depth, bias=True), [-1, 1, 1, depth])
                     score = tf.reduce_sum(vector * tf.tanh(features + wanted), [2, 3])
                     weights = tf.reshape(tf.nn.softmax(score), [-1, length, 1, 1])
                     looks.append(tf.reshape(tf.reduce_sum(weights * hidden, [1, 2]), [-1, depth]))
@@ -127,12 +120,13 @@ def attention_decoder(
                 with tf.variable_scope("loop_function", reuse=True):
                     inputs = loop_function(previous, step)
             width = tf.compat.dimension_value(inputs.shape[1])
-            output, state = cell(_affine([tf.cast(inputs, dtype), *looks], width), state)
+            output, state = cell(_linear([tf.cast(inputs, dtype), *looks], width, bias=True), state)
             with tf.variable_scope(
                 tf.get_variable_scope(), reuse=True if not step and initial_state_attention else None
             ):
                 looks = attention(state)
-            output = _affine([output, *looks], output_size, "AttnOutputProjection")
+            with tf.variable_scope("AttnOutputProjection"):
+                output = _linear([output, *looks], output_size, bias=True)
             previous = output if loop_function is not None else None
             outputs.append(output)
     return outputs, state

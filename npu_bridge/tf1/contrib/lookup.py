@@ -22,6 +22,7 @@ from npu_bridge.tf_internals.contrib import lookup_ops
 
 FastHashSpec = lookup_ops().FastHashSpec
 LookupInterface = tf.lookup.StaticHashTable.__mro__[-3]
+index_table_from_file = string_to_index_table_from_file = lookup_ops().index_table_from_file
 MutableHashTable = tf.lookup.experimental.MutableHashTable
 MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
 
@@ -33,11 +34,6 @@ def index_table_from_tensor(
     """A table from a vocabulary (1-D) to the places of its entries."""
     vocabulary = vocabulary_list if mapping is None else mapping
     return lookup_ops().index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
-
-
-def index_table_from_file(*args, **kwargs):
-    """A table from the lines of a vocabulary file to their numbers."""
-    return lookup_ops().index_table_from_file(*args, **kwargs)
 
 
 def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=None, vocabulary_list=None):
@@ -52,9 +48,6 @@ def string_to_index_table_from_tensor(
 ):
     """`index_table_from_tensor` of strings."""
     return lookup_ops().index_table_from_tensor(mapping, num_oov_buckets, default_value, hasher_spec, tf.string, name)
-
-
-string_to_index_table_from_file = index_table_from_file
 
 
 def index_to_string(tensor, mapping, default_value="UNK", name=None):

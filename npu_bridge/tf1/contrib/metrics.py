@@ -2,7 +2,6 @@
 
 import tensorflow.compat.v1 as tf
 from tf_slim.metrics import *
-from tf_slim.metrics import aggregate_metric_map, aggregate_metrics
 
 from npu_bridge.tf1.contrib.slim import mended
 

@@ -27,12 +27,11 @@ class _Predictor:
         return self.session.run(self.fetch_tensors, feeds)
 
 
-def _of_signature(session, signature):
-    graph = session.graph
+def _of_names(session, inputs, outputs):
+    """A predictor of tensors by their names."""
+    find = session.graph.get_tensor_by_name
     return _Predictor(
-        session,
-        {name: graph.get_tensor_by_name(info.name) for name, info in signature.inputs.items()},
-        {name: graph.get_tensor_by_name(info.name) for name, info in signature.outputs.items()},
+        session, {key: find(name) for key, name in inputs.items()}, {key: find(name) for key, name in outputs.items()}
     )
 
 
@@ -54,15 +53,14 @@ def from_saved_model(
         tags = tags.split(",") if isinstance(tags, str) else list(tags or ["serve"])
         model = tf.saved_model.loader.load(session, tags, export_dir)
     if input_names is not None or output_names is not None:
-        find = session.graph.get_tensor_by_name
-        return _Predictor(
-            session, {key: find(name) for key, name in input_names.items()},
-            {key: find(name) for key, name in output_names.items()},
-        )  # fmt: skip
+        return _of_names(session, input_names, output_names)
     key = signature_def_key or "serving_default"
     if signature_def is None and key not in model.signature_def:
         raise ValueError(f"from_saved_model: no signature {key!r}. Expected one of {sorted(model.signature_def)}.")
-    return _of_signature(session, signature_def or model.signature_def[key])
+    signature = signature_def or model.signature_def[key]
+    inputs = {name: info.name for name, info in signature.inputs.items()}
+    outputs = {name: info.name for name, info in signature.outputs.items()}
+    return _of_names(session, inputs, outputs)
 
 
 def from_estimator(estimator, serving_input_receiver_fn, output_key=None, graph=None, config=None):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.tf1.contrib.rnn.loops import reversed_in_time
+
 
 def functional_rnn(
     cell, inputs, sequence_length=None, initial_state=None, dtype=None, time_major=False, scope=None,
     use_tpu=False, reverse=False,
 ):  # fmt: skip
     """`tf.nn.dynamic_rnn`, also from the end to the start (`reverse`); `use_tpu` has no effect."""
-    axes = (0, 1) if time_major else (1, 0)
 
     def turned(tensor):
-        if not reverse:
-            return tensor
-        if sequence_length is None:
-            return tf.reverse(tensor, [axes[0]])
-        return tf.reverse_sequence(tensor, sequence_length, axes[0], batch_axis=axes[1])
+        return reversed_in_time(tensor, sequence_length, 0 if time_major else 1) if reverse else tensor
 
     outputs, state = tf.nn.dynamic_rnn(
         cell, turned(inputs), sequence_length, initial_state, dtype, time_major=time_major, scope=scope

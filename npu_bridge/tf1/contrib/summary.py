@@ -21,12 +21,8 @@ from tensorflow.python.ops.summary_ops_v2 import (
     should_record_summaries,
     summary_writer_initializer_op,
 )
-from tensorflow.python.ops.summary_ops_v2 import (
-    graph_v1 as graph,
-)
-from tensorflow.python.ops.summary_ops_v2 import (
-    legacy_raw_flush as flush,
-)
+from tensorflow.python.ops.summary_ops_v2 import graph_v1 as graph
+from tensorflow.python.ops.summary_ops_v2 import legacy_raw_flush as flush
 
 from npu_bridge.tf_internals.sessions import summary_operators
 

@@ -56,7 +56,6 @@ from npu_bridge.tf1.contrib.framework.tensor_util import (
 from npu_bridge.tf1.contrib.slim import mended
 from npu_bridge.tf_internals import contrib
 
-assert_scalar_int = assert_scalar_int
 argsort = tf.argsort
 init_from_checkpoint = tf.train.init_from_checkpoint
 list_variables = tf.train.list_variables

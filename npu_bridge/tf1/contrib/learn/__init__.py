@@ -25,7 +25,4 @@ from npu_bridge.tf1.contrib.learn.models import (
     build_parsing_serving_input_fn,
     infer_real_valued_columns_from_input,
 )
-from npu_bridge.tf1.contrib.learn.reading import (
-    read_batch_examples,
-    read_batch_features,
-)
+from npu_bridge.tf1.contrib.learn.reading import read_batch_examples, read_batch_features

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+CheckpointSaver, StopAtStep = tf.train.CheckpointSaverHook, tf.train.StopAtStepHook
 LoggingTrainable = tf.train.LoggingTensorHook
 
 
 def PrintTensor(tensor_names, every_n=100, first_n=1):
     """Prints tensors every so many steps."""
     return tf.train.LoggingTensorHook(tensor_names, every_n_iter=every_n)
-
-
-def CheckpointSaver(checkpoint_dir, save_secs=None, save_steps=None, saver=None, checkpoint_basename="model.ckpt",
-                    scaffold=None):  # fmt: skip
-    """Saves checkpoints."""
-    return tf.train.CheckpointSaverHook(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold)
-
-
-def StopAtStep(num_steps=None, last_step=None):
-    """Ends a training."""
-    return tf.train.StopAtStepHook(num_steps, last_step)
 
 
 def StepCounter(every_n_steps=100, output_dir=None, summary_writer=None):
@@ -43,16 +33,10 @@ class ValidationMonitor(tf.train.SessionRunHook):
     ):  # fmt: skip
         if input_fn is None:
             input_fn = tf.estimator.inputs.numpy_input_fn(x, y, batch_size or 128, num_epochs=1, shuffle=False)
-        self._input_fn, self._steps, self._every, self._hooks, self._name = (
-            input_fn,
-            eval_steps,
-            every_n_steps,
-            hooks,
-            name,
-        )
-        self._rounds, self._metric, self._sign = early_stopping_rounds, early_stopping_metric, (
-            1 if early_stopping_metric_minimize else -1
-        )  # fmt: skip
+        self._input_fn, self._steps, self._every = input_fn, eval_steps, every_n_steps
+        self._hooks, self._name = hooks, name
+        self._rounds, self._metric = early_stopping_rounds, early_stopping_metric
+        self._sign = 1 if early_stopping_metric_minimize else -1
         self.best_value, self.best_step, self._estimator, self._last = None, None, None, -1
 
     def set_estimator(self, estimator):

@@ -84,9 +84,7 @@ class AdaMaxOptimizer(UpdatingOptimizer):
     variable `beta1_power`. Rows without a gradient stay as they are.
     """
 
-    def __init__(
-        self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdaMax"
-    ):  # fmt: skip
+    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, use_locking=False, name="AdaMax"):
         super().__init__(use_locking, name)
         self._lr, self._beta1, self._beta2, self._epsilon = learning_rate, beta1, beta2, epsilon
 

@@ -17,9 +17,7 @@ class ExternalOptimizerInterface:
       **optimizer_kwargs: for the minimiser.
     """
 
-    def __init__(
-        self, loss, var_list=None, equalities=None, inequalities=None, var_to_bounds=None, **optimizer_kwargs
-    ):  # fmt: skip
+    def __init__(self, loss, var_list=None, equalities=None, inequalities=None, var_to_bounds=None, **optimizer_kwargs):
         self._loss, self._vars = loss, list(var_list or tf.trainable_variables())
         self._equalities, self._inequalities = list(equalities or []), list(inequalities or [])
         self.optimizer_kwargs = optimizer_kwargs

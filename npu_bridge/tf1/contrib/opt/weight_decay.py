@@ -89,9 +89,7 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, tf.train.AdamOptimizer):
 class MomentumWOptimizer(DecoupledWeightDecayExtension, tf.train.MomentumOptimizer):
     """Momentum with decoupled weight decay."""
 
-    def __init__(
-        self, weight_decay, learning_rate, momentum, use_locking=False, name="MomentumW", use_nesterov=False
-    ):  # fmt: skip
+    def __init__(self, weight_decay, learning_rate, momentum, use_locking=False, name="MomentumW", use_nesterov=False):
         super().__init__(
             weight_decay, learning_rate=learning_rate, momentum=momentum,
             use_locking=use_locking, name=name, use_nesterov=use_nesterov,

@@ -7,7 +7,27 @@ import types
 import tensorflow.compat.v1 as tf
 
 
-class MovingAverageOptimizer(tf.train.Optimizer):
+class OptimizerAround(tf.train.Optimizer):
+    """An optimizer whose gradients and slots are those of the one inside."""
+
+    def __init__(self, optimizer, use_locking, name):
+        super().__init__(use_locking, name)
+        self._optimizer = optimizer
+
+    def compute_gradients(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args, **kwargs):
+        """As the optimizer's own."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+
+class MovingAverageOptimizer(OptimizerAround):
     """Keeps moving averages of the weights beside a training.
 
     Args:
@@ -20,14 +40,10 @@ class MovingAverageOptimizer(tf.train.Optimizer):
     """
 
     def __init__(self, opt, average_decay=0.9999, num_updates=None, sequential_update=True):
-        super().__init__(False, "MovingAverageOptimizer")
-        self._optimizer, self._sequential_update = opt, sequential_update
+        super().__init__(opt, False, "MovingAverageOptimizer")
+        self._sequential_update = sequential_update
         self._ema = tf.train.ExponentialMovingAverage(average_decay, num_updates=num_updates)
         self._swapped_variable_name_map = None
-
-    def compute_gradients(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """As the optimizer's own; the averages move with it."""
@@ -57,20 +73,12 @@ class MovingAverageOptimizer(tf.train.Optimizer):
                 by_name[name_of_var], by_name[name_of_average] = by_name[name_of_average], by_name[name_of_var]
         return tf.train.Saver(by_name, name=name, **kwargs)
 
-    def get_slot(self, var, name):
-        """As the optimizer's own."""
-        return self._optimizer.get_slot(var, name)
-
-    def get_slot_names(self):
-        """As the optimizer's own."""
-        return self._optimizer.get_slot_names()
-
     def variables(self):
         """As the optimizer's own."""
         return self._optimizer.variables()
 
 
-class VariableClippingOptimizer(tf.train.Optimizer):
+class VariableClippingOptimizer(OptimizerAround):
     """Clips weights to a norm after each update.
 
     Args:
@@ -83,28 +91,16 @@ class VariableClippingOptimizer(tf.train.Optimizer):
         self, opt, vars_to_clip_dims, max_norm, use_locking=False, colocate_clip_ops_with_vars=False,
         name="VariableClipping",
     ):  # fmt: skip
-        super().__init__(use_locking, name)
-        self._opt, self._max_norm = opt, max_norm
+        super().__init__(opt, use_locking, name)
+        self._max_norm = max_norm
         clipped = vars_to_clip_dims.items() if hasattr(vars_to_clip_dims, "items") else vars_to_clip_dims
         self._axes = {var.name: axes for var, axes in clipped}
-
-    def compute_gradients(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._opt.compute_gradients(*args, **kwargs)
-
-    def get_slot(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._opt.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args, **kwargs):
-        """As the optimizer's own."""
-        return self._opt.get_slot_names(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """As the optimizer's own, then clips."""
         grads_and_vars = list(grads_and_vars)
         with tf.name_scope(name, self._name):
-            update = self._opt.apply_gradients(grads_and_vars, global_step=global_step)
+            update = self._optimizer.apply_gradients(grads_and_vars, global_step=global_step)
             with tf.control_dependencies([update]):
                 return tf.group(*(self._clip(grad, var) for grad, var in grads_and_vars if var.name in self._axes))
 

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.tf1.contrib.rnn.cells import _OneState, _TwoStates
 from npu_bridge.tf1.contrib.rnn.loops import FusedRNNCell
 
 LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
-class LSTMBlockCell(tf.nn.rnn_cell.RNNCell):
-    """`BasicLSTMCell` in one operator: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
+class _LSTMBlock:
+    """The variables of an LSTM in one operator: `kernel`, `bias` and perhaps peepholes."""
 
-    Args:
-      num_units: width of the state.
-      forget_bias: added to the forget gate.
-      cell_clip: bound of the cell state; None for no bound.
-      use_peephole: gates see the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
-    """
-
-    def __init__(
-        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None,
-        name="lstm_cell",
-    ):  # fmt: skip
-        super().__init__(_reuse=reuse, dtype=dtype, name=name)
+    def _set(self, num_units, forget_bias, cell_clip, use_peephole):
         self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
         self._cell_clip = -1 if cell_clip is None else cell_clip
-
-    @property
-    def state_size(self):
-        return LSTMStateTuple(self._num_units, self._num_units)
-
-    @property
-    def output_size(self):
-        return self._num_units
 
     def build(self, inputs_shape):
         width = tf.compat.dimension_value(inputs_shape[-1])
@@ -45,14 +27,36 @@ class LSTMBlockCell(tf.nn.rnn_cell.RNNCell):
         ]  # fmt: skip
         self.built = True
 
+    def _arguments(self, dtype):
+        """What the operators of a step and of a sequence both take."""
+        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
+        return {
+            "w": self._kernel, "wci": w_ci, "wcf": w_cf, "wco": w_co, "b": self._bias,
+            "forget_bias": self._forget_bias, "cell_clip": self._cell_clip, "use_peephole": self._use_peephole,
+        }  # fmt: skip
+
+
+class LSTMBlockCell(_LSTMBlock, _TwoStates):
+    """`BasicLSTMCell` in one operator: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
+
+    Args:
+      num_units: width of the state.
+      forget_bias: added to the forget gate.
+      cell_clip: bound of the cell state; None for no bound.
+      use_peephole: gates see the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
+    """
+
+    def __init__(
+        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None, name="lstm_cell"
+    ):
+        super().__init__(_reuse=reuse, dtype=dtype, name=name)
+        self._set(num_units, forget_bias, cell_clip, use_peephole)
+
     def call(self, inputs, state):
         """(output, new state)."""
         c, h = state
-        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], inputs.dtype)] * 3
-        _, c, _, _, _, _, h = tf.raw_ops.LSTMBlockCell(
-            x=inputs, cs_prev=c, h_prev=h, w=self._kernel, wci=w_ci, wcf=w_cf, wco=w_co, b=self._bias,
-            forget_bias=self._forget_bias, cell_clip=self._cell_clip, use_peephole=self._use_peephole,
-        )  # fmt: skip
+        arguments = self._arguments(inputs.dtype)
+        _, c, _, _, _, _, h = tf.raw_ops.LSTMBlockCell(x=inputs, cs_prev=c, h_prev=h, **arguments)
         return h, LSTMStateTuple(c, h)
 
 
@@ -86,7 +90,7 @@ class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
         return (tf.unstack(outputs) if is_list else outputs), final
 
 
-class LSTMBlockFusedCell(LSTMBlockWrapper):
+class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
     """`LSTMBlockCell` over all time steps in one operator."""
 
     def __init__(
@@ -94,58 +98,35 @@ class LSTMBlockFusedCell(LSTMBlockWrapper):
         name="lstm_fused_cell",
     ):  # fmt: skip
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
-        self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
-        self._cell_clip = -1 if cell_clip is None else cell_clip
+        self._set(num_units, forget_bias, cell_clip, use_peephole)
 
     @property
     def num_units(self):
         return self._num_units
 
-    def build(self, input_shape):
-        width = tf.compat.dimension_value(input_shape[2])
-        self._kernel = self.add_variable("kernel", [width + self._num_units, 4 * self._num_units])
-        self._bias = self.add_variable("bias", [4 * self._num_units], initializer=tf.zeros_initializer())
-        self._peepholes = [
-            self.add_variable(name, [self._num_units]) for name in ("w_i_diag", "w_f_diag", "w_o_diag")
-            if self._use_peephole
-        ]  # fmt: skip
-        self.built = True
-
     def _call_cell(self, inputs, c_start, h_start, dtype, lengths):
         time = tf.shape(inputs)[0]
-        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
+        arguments = self._arguments(dtype)
         longest = tf.cast(time if lengths is None else tf.reduce_max(lengths), tf.int64)
         _, cells, _, _, _, _, outputs = tf.raw_ops.BlockLSTM(
-            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, w=self._kernel, wci=w_ci, wcf=w_cf,
-            wco=w_co, b=self._bias, forget_bias=self._forget_bias, cell_clip=self._cell_clip,
-            use_peephole=self._use_peephole,
-        )  # fmt: skip
+            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, **arguments
+        )
         return cells, outputs
 
 
-class GRUBlockCell(tf.nn.rnn_cell.RNNCell):
+class GRUBlockCell(_OneState):
     """`GRUCell` in one operator: variables `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
 
     def __init__(self, num_units=None, cell_size=None, reuse=None, name="gru_cell"):
         super().__init__(_reuse=reuse, name=name)
         if (num_units is None) == (cell_size is None):
             raise ValueError("GRUBlockCell: expected num_units (or its old name cell_size), and not both.")
-        self._cell_size = num_units or cell_size
-
-    @property
-    def state_size(self):
-        return self._cell_size
-
-    @property
-    def output_size(self):
-        return self._cell_size
+        self._num_units = num_units or cell_size
 
     def build(self, input_shape):
-        size, width = self._cell_size, tf.compat.dimension_value(input_shape[-1])
+        size, width = self._num_units, tf.compat.dimension_value(input_shape[-1])
         self._gate_kernel = self.add_variable(self._names[0], [width + size, size * 2])
-        self._gate_bias = self.add_variable(
-            self._names[1], [size * 2], initializer=tf.constant_initializer(1.0)
-        )  # fmt: skip
+        self._gate_bias = self.add_variable(self._names[1], [size * 2], initializer=tf.constant_initializer(1.0))
         self._candidate_kernel = self.add_variable(self._names[2], [width + size, size])
         self._candidate_bias = self.add_variable(self._names[3], [size], initializer=tf.zeros_initializer())
         self.built = True

@@ -8,6 +8,32 @@ RNNCell = tf.nn.rnn_cell.RNNCell
 LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
+class _OneState(RNNCell):
+    """A cell of `_num_units` whose output is as wide as its state."""
+
+    @property
+    def state_size(self):
+        return self._num_units
+
+    @property
+    def output_size(self):
+        return self._num_units
+
+
+class _TwoStates(RNNCell):
+    """A cell of `_num_units` with the states of an LSTM, whose output may be projected to `_num_proj` values."""
+
+    _num_proj = None
+
+    @property
+    def state_size(self):
+        return LSTMStateTuple(self._num_units, self.output_size)
+
+    @property
+    def output_size(self):
+        return self._num_proj or self._num_units
+
+
 def _layer_norm(tensor, scope, gain, shift):
     """A layer norm over the last axis with the variables `<scope>/gamma` and `<scope>/beta`."""
     width = tensor.shape[-1:]
@@ -19,7 +45,7 @@ def _layer_norm(tensor, scope, gain, shift):
     return tf.nn.batch_normalization(tensor, mean, variance, beta, gamma, epsilon)
 
 
-class LayerNormBasicLSTMCell(RNNCell):
+class LayerNormBasicLSTMCell(_TwoStates):
     """LSTM with layer norm (Ba and others) and dropout of the candidate (Semeniuta and others); gates i, j, f, o.
 
     Args:
@@ -40,14 +66,6 @@ class LayerNormBasicLSTMCell(RNNCell):
         self._num_units, self._forget_bias, self._activation = num_units, forget_bias, activation
         self._has_norm, self._gain, self._shift = layer_norm, norm_gain, norm_shift
         self._keep_prob, self._seed = dropout_keep_prob, dropout_prob_seed
-
-    @property
-    def state_size(self):
-        return LSTMStateTuple(self._num_units, self._num_units)
-
-    @property
-    def output_size(self):
-        return self._num_units
 
     def call(self, inputs, state):
         """(output, new state)."""
@@ -72,7 +90,7 @@ class LayerNormBasicLSTMCell(RNNCell):
         return h, LSTMStateTuple(c, h)
 
 
-class CoupledInputForgetGateLSTMCell(RNNCell):
+class CoupledInputForgetGateLSTMCell(_TwoStates):
     """LSTM whose input gate is one minus its forget gate; gates j, f, o in `kernel` and `bias`."""
 
     def __init__(
@@ -86,14 +104,6 @@ class CoupledInputForgetGateLSTMCell(RNNCell):
         self._num_units, self._use_peepholes, self._initializer = num_units, use_peepholes, initializer
         self._num_proj, self._proj_clip, self._forget_bias = num_proj, proj_clip, forget_bias
         self._activation, self._has_norm, self._gain, self._shift = activation, layer_norm, norm_gain, norm_shift
-
-    @property
-    def state_size(self):
-        return LSTMStateTuple(self._num_units, self.output_size)
-
-    @property
-    def output_size(self):
-        return self._num_proj or self._num_units
 
     def call(self, inputs, state):
         """(output, new state)."""
@@ -124,7 +134,7 @@ class CoupledInputForgetGateLSTMCell(RNNCell):
         return h, LSTMStateTuple(c, h)
 
 
-class NASCell(RNNCell):
+class NASCell(_TwoStates):
     """The cell found by Zoph and Le (Neural Architecture Search with Reinforcement Learning).
 
     Graph: `kernel` [input, 8 * units], `recurrent_kernel` [output, 8 * units], `bias`, `projection_weights`.
@@ -133,14 +143,6 @@ class NASCell(RNNCell):
     def __init__(self, num_units, num_proj=None, use_bias=False, reuse=None, **kwargs):
         super().__init__(_reuse=reuse, **kwargs)
         self._num_units, self._num_proj, self._use_bias = num_units, num_proj, use_bias
-
-    @property
-    def state_size(self):
-        return LSTMStateTuple(self._num_units, self.output_size)
-
-    @property
-    def output_size(self):
-        return self._num_proj or self._num_units
 
     def build(self, inputs_shape):
         units, width = self._num_units, tf.compat.dimension_value(inputs_shape[-1])
@@ -174,21 +176,13 @@ class NASCell(RNNCell):
         return m, LSTMStateTuple(c, m)
 
 
-class UGRNNCell(RNNCell):
+class UGRNNCell(_OneState):
     """One gate that is update and reset at once (Collins and others): `kernel` and `bias`, gate and candidate g, c."""
 
     def __init__(self, num_units, initializer=None, forget_bias=1.0, activation=tf.tanh, reuse=None):
         super().__init__(_reuse=reuse)
         self._num_units, self._initializer = num_units, initializer
         self._forget_bias, self._activation = forget_bias, activation
-
-    @property
-    def state_size(self):
-        return self._num_units
-
-    @property
-    def output_size(self):
-        return self._num_units
 
     def call(self, inputs, state):
         """(output, new state)."""
@@ -202,20 +196,12 @@ class UGRNNCell(RNNCell):
         return new, new
 
 
-class SRUCell(RNNCell):
+class SRUCell(_OneState):
     """Simple recurrent unit (Lei and Zhang): `kernel` [input, 4 * units], `bias` [2 * units]."""
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, **kwargs):
         super().__init__(_reuse=reuse, name=name, **kwargs)
         self._num_units, self._activation = num_units, activation or tf.tanh
-
-    @property
-    def state_size(self):
-        return self._num_units
-
-    @property
-    def output_size(self):
-        return self._num_units
 
     def build(self, inputs_shape):
         width = tf.compat.dimension_value(inputs_shape[1])
@@ -231,20 +217,12 @@ class SRUCell(RNNCell):
         return reset * self._activation(c) + (1 - reset) * shortcut, c
 
 
-class IndRNNCell(RNNCell):
+class IndRNNCell(_OneState):
     """Units that see only themselves over time (Li and others): `kernel_w`, `recurrent_kernel_u`, `bias`."""
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, dtype=None):
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
         self._num_units, self._activation = num_units, activation or tf.tanh
-
-    @property
-    def state_size(self):
-        return self._num_units
-
-    @property
-    def output_size(self):
-        return self._num_units
 
     def build(self, inputs_shape):
         width = tf.compat.dimension_value(inputs_shape[1])

@@ -1,12 +1,8 @@
-"""The affine map inside of old cells: `tf.contrib.rnn.python.ops.core_rnn_cell`."""
+"""The affine map inside of old cells."""
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
-
-from npu_bridge.tf1.contrib.rnn.wrappers import EmbeddingWrapper, InputProjectionWrapper, OutputProjectionWrapper
-
-RNNCell = tf.nn.rnn_cell.RNNCell
 
 
 class _Linear:

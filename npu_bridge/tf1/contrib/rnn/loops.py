@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import abc
+import functools
 
 import tensorflow.compat.v1 as tf
 
 
 def transpose_batch_time(tensor):
-    """[batch, time, ...] as [time, batch, ...]."""
+    """[batch, time, ...] as [time, batch, ...]; tensors of a lower rank as they are."""
+    if tensor.shape.rank is not None and tensor.shape.rank < 2:
+        return tensor
+    if tensor.shape.rank is None:
+        return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+
+def reversed_in_time(tensor, lengths, time_axis=0):
+    """A tensor whose first two axes are time and batch, each sequence of it from its end to its start."""
+    if lengths is None:
+        return tf.reverse(tensor, [time_axis])
+    return tf.reverse_sequence(tensor, lengths, time_axis, batch_axis=1 - time_axis)
 
 
 def stack_bidirectional_rnn(
@@ -25,20 +37,10 @@ def stack_bidirectional_rnn(
     Returns:
       (outputs: list of [batch, both widths], final states forward, final states backward: lists over layers).
     """
-    _check_layers("stack_bidirectional_rnn", cells_fw, cells_bw)
-    states_fw, states_bw, layer = [], [], inputs
-    with tf.variable_scope(scope or "stack_bidirectional_rnn"):
-        for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):
-            with tf.variable_scope(f"cell_{depth}"):
-                layer, state_fw, state_bw = tf.nn.static_bidirectional_rnn(
-                    cell_fw, cell_bw, layer,
-                    initial_state_fw=initial_states_fw[depth] if initial_states_fw else None,
-                    initial_state_bw=initial_states_bw[depth] if initial_states_bw else None,
-                    sequence_length=sequence_length, dtype=dtype,
-                )  # fmt: skip
-                states_fw.append(state_fw)
-                states_bw.append(state_bw)
-    return layer, tuple(states_fw), tuple(states_bw)
+    run_layer = functools.partial(tf.nn.static_bidirectional_rnn, sequence_length=sequence_length, dtype=dtype)
+    return _stacked(
+        "stack_bidirectional_rnn", run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope
+    )
 
 
 def stack_bidirectional_dynamic_rnn(
@@ -56,32 +58,35 @@ def stack_bidirectional_dynamic_rnn(
 
     Graph: variables below `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/`.
     """
-    _check_layers("stack_bidirectional_dynamic_rnn", cells_fw, cells_bw)
-    states_fw, states_bw, layer = [], [], inputs
+
+    def run_layer(*arguments, **states):
+        outputs, (state_fw, state_bw) = tf.nn.bidirectional_dynamic_rnn(
+            *arguments, sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
+            swap_memory=swap_memory, time_major=time_major, **states,
+        )  # fmt: skip
+        return tf.concat(outputs, 2), state_fw, state_bw
+
+    where = "stack_bidirectional_dynamic_rnn"
+    return _stacked(where, run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope)
+
+
+def _stacked(where, run_layer, cells_fw, cells_bw, layer, initial_states_fw, initial_states_bw, scope):
+    """Layers on top of each other; `run_layer` gives a layer's outputs and its two final states."""
+    are_lists = isinstance(cells_fw, list) and isinstance(cells_bw, list)
+    if not are_lists or len(cells_fw) != len(cells_bw) or not cells_fw:
+        raise ValueError(f"{where}: cells_fw and cells_bw have to be lists of the same length, at least 1.")
+    states_fw, states_bw = [], []
     with tf.variable_scope(scope or "stack_bidirectional_rnn"):
         for depth, (cell_fw, cell_bw) in enumerate(zip(cells_fw, cells_bw)):
             with tf.variable_scope(f"cell_{depth}"):
-                outputs, (state_fw, state_bw) = tf.nn.bidirectional_dynamic_rnn(
+                layer, state_fw, state_bw = run_layer(
                     cell_fw, cell_bw, layer,
                     initial_state_fw=initial_states_fw[depth] if initial_states_fw else None,
                     initial_state_bw=initial_states_bw[depth] if initial_states_bw else None,
-                    sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
-                    swap_memory=swap_memory, time_major=time_major,
                 )  # fmt: skip
-                layer = tf.concat(outputs, 2)
                 states_fw.append(state_fw)
                 states_bw.append(state_bw)
     return layer, tuple(states_fw), tuple(states_bw)
-
-
-def _check_layers(where, cells_fw, cells_bw):
-    if (
-        not isinstance(cells_fw, list)
-        or not isinstance(cells_bw, list)
-        or len(cells_fw) != len(cells_bw)
-        or not cells_fw
-    ):
-        raise ValueError(f"{where}: cells_fw and cells_bw have to be lists of the same length, at least 1.")
 
 
 class FusedRNNCell(abc.ABC):
@@ -122,9 +127,7 @@ class TimeReversedFusedRNN(FusedRNNCell):
     def _reversed(self, tensor, sequence_length):
         if isinstance(tensor, list):
             return tf.unstack(self._reversed(tf.stack(tensor), sequence_length))
-        if sequence_length is None:
-            return tf.reverse(tensor, [0])
-        return tf.reverse_sequence(tensor, sequence_length, seq_axis=0, batch_axis=1)
+        return reversed_in_time(tensor, sequence_length)
 
     def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
         outputs, state = self._cell(

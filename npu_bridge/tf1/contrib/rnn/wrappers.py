@@ -1,21 +1,20 @@
-"""Cells around cells: projections, embeddings, highways, attention over a window."""
+"""Cells around cells: projections, embeddings, highways, attention over a window.
+
+Also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside of them.
+"""
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.tf1.contrib.rnn.linear import _Linear, _linear
+
 RNNCell = tf.nn.rnn_cell.RNNCell
 
 
-def _projected(tensor, width, activation, name):
-    """A dense layer with the variables `<name>/kernel` and `<name>/bias` (or of the scope, for no name)."""
-    from npu_bridge.tf1.contrib.rnn.linear import _Linear
-
-    if name is None:
-        result = _Linear(tensor, width, True)(tensor)
-    else:
-        with tf.variable_scope(name):
-            result = _Linear(tensor, width, True)(tensor)
+def _projected(tensor, width, activation):
+    """A dense layer with the variables `kernel` and `bias` of the scope."""
+    result = _linear(tensor, width, bias=True)
     return activation(result) if activation else result
 
 
@@ -48,7 +47,7 @@ class InputProjectionWrapper(_Wrapper):
 
     def call(self, inputs, state):
         """(output, new state)."""
-        return self._cell(_projected(inputs, self._num_proj, self._activation, None), state)
+        return self._cell(_projected(inputs, self._num_proj, self._activation), state)
 
 
 class OutputProjectionWrapper(_Wrapper):
@@ -65,7 +64,7 @@ class OutputProjectionWrapper(_Wrapper):
     def call(self, inputs, state):
         """(output, new state)."""
         output, state = self._cell(inputs, state)
-        return _projected(output, self._output_size, self._activation, None), state
+        return _projected(output, self._output_size, self._activation), state
 
 
 class EmbeddingWrapper(_Wrapper):
@@ -153,7 +152,7 @@ class AttentionCellWrapper(_Wrapper):
         cell_state, attention, window = state
         window = tf.reshape(window, [-1, self._length, self._attn_size])
         width = self._input_size or tf.compat.dimension_value(inputs.shape[1])
-        inputs = _projected(tf.concat([inputs, attention], 1), width, None, None)
+        inputs = _linear(tf.concat([inputs, attention], 1), width, bias=True)
         output, cell_state = self._cell(inputs, cell_state)
         flat = tf.nest.flatten(cell_state)
         query = flat[0] if len(flat) == 1 else tf.concat(flat, 1)
@@ -162,10 +161,10 @@ class AttentionCellWrapper(_Wrapper):
             vector = tf.get_variable("attn_v", [self._vec_size])
             hidden = tf.reshape(window, [-1, self._length, 1, self._attn_size])
             features = tf.nn.conv2d(hidden, kernel, [1, 1, 1, 1], "SAME")
-            wanted = tf.reshape(_projected(query, self._vec_size, None, None), [-1, 1, 1, self._vec_size])
+            wanted = tf.reshape(_linear(query, self._vec_size, bias=True), [-1, 1, 1, self._vec_size])
             scores = tf.nn.softmax(tf.reduce_sum(vector * tf.tanh(features + wanted), [2, 3]))
             attention = tf.reduce_sum(tf.reshape(scores, [-1, self._length, 1, 1]) * hidden, [1, 2])
         with tf.variable_scope("attn_output_projection"):
-            output = _projected(tf.concat([output, attention], 1), self._attn_size, None, None)
+            output = _linear(tf.concat([output, attention], 1), self._attn_size, bias=True)
         window = tf.concat([window[:, 1:], output[:, None]], 1)
         return output, (cell_state, attention, tf.reshape(window, [-1, self._length * self._attn_size]))

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.tf1.contrib.seq2seq.decoder import Decoder
+from npu_bridge.tf1.contrib.seq2seq.structure import lookup_in
 
 BeamSearchDecoderState = collections.namedtuple(
     "BeamSearchDecoderState",
@@ -105,7 +106,7 @@ class BeamSearchDecoder(Decoder):
         if coverage_penalty_weight:
             raise ValueError("BeamSearchDecoder: coverage_penalty_weight is not available here; leave it out.")
         self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
-        self._embedding_fn = embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
+        self._embedding_fn = lookup_in(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
         self._end_token = tf.convert_to_tensor(end_token, tf.int32)
         self._length_penalty_weight = length_penalty_weight
@@ -170,9 +171,7 @@ class BeamSearchDecoder(Decoder):
             logits = self._output_layer(logits)
         output, state = self._search(logits, next_cell_state, state)
         ids = output.predicted_ids
-        inputs = tf.cond(
-            tf.reduce_all(state.finished), lambda: self._start_inputs, lambda: self._embedding_fn(ids)
-        )  # fmt: skip
+        inputs = tf.cond(tf.reduce_all(state.finished), lambda: self._start_inputs, lambda: self._embedding_fn(ids))
         return output, state, inputs, state.finished
 
     def _search(self, logits, cell_state, state):

@@ -8,7 +8,8 @@ import contextlib
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib.seq2seq.structure import rows_where, transpose_batch_time
+from npu_bridge.tf1.contrib.rnn.loops import transpose_batch_time
+from npu_bridge.tf1.contrib.seq2seq.structure import rows_where
 from npu_bridge.tf_internals.contrib import flatten_up_to
 
 _transpose_batch_time = transpose_batch_time
@@ -96,20 +97,6 @@ class BasicDecoder(Decoder):
         return BasicDecoderOutput(outputs, samples), state, inputs, finished
 
 
-def _zero_outputs(sizes, dtypes, batch_size):
-    def zeros(size, dtype):
-        return tf.zeros(tf.stack([batch_size, *tf.TensorShape(size).as_list()]), dtype)
-
-    return tf.nest.pack_sequence_as(
-        dtypes, [zeros(size, dtype) for size, dtype in zip(_flat_sizes(sizes, dtypes), tf.nest.flatten(dtypes))]
-    )
-
-
-def _flat_sizes(sizes, dtypes):
-    """Shapes in the order of `dtypes`: a shape is no structure of its own."""
-    return flatten_up_to(dtypes, sizes)
-
-
 def dynamic_decode(
     decoder, output_time_major=False, impute_finished=False, maximum_iterations=None, parallel_iterations=32,
     swap_memory=False, scope=None, **kwargs,
@@ -134,18 +121,20 @@ def dynamic_decode(
             variable_scope.set_caching_device(lambda op: op.device)
         limit = None if maximum_iterations is None else tf.convert_to_tensor(maximum_iterations, tf.int32)
         finished, inputs, state = decoder.initialize()
-        sizes = _flat_sizes(decoder.output_size, decoder.output_dtype)
-        dtypes = tf.nest.flatten(decoder.output_dtype)
-        zeros = _zero_outputs(decoder.output_size, decoder.output_dtype, decoder.batch_size)
+        sizes = flatten_up_to(decoder.output_dtype, decoder.output_size)  # a shape is no structure of its own
+        dtypes, batch_size = tf.nest.flatten(decoder.output_dtype), decoder.batch_size
+        shapes = [tf.TensorShape(size) for size in sizes]
+        zeros = [tf.zeros(tf.stack([batch_size, *shape.as_list()]), dtype) for shape, dtype in zip(shapes, dtypes)]
+        zeros = tf.nest.pack_sequence_as(decoder.output_dtype, zeros)
         if limit is not None:
             finished = tf.logical_or(finished, limit <= 0)
         batch = tf.get_static_value(decoder.batch_size)
         arrays = [
             tf.TensorArray(
                 dtype, size=0 if limit is None else limit, dynamic_size=limit is None, clear_after_read=False,
-                element_shape=tf.TensorShape([batch]).concatenate(tf.TensorShape(size)),
+                element_shape=tf.TensorShape([batch]).concatenate(shape),
             )
-            for dtype, size in zip(dtypes, sizes)
+            for dtype, shape in zip(dtypes, shapes)
         ]  # fmt: skip
 
         def body(time, arrays, state, inputs, finished, lengths):

@@ -6,7 +6,8 @@ import abc
 
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib.seq2seq.structure import rows_where, transpose_batch_time, unstack_ta
+from npu_bridge.tf1.contrib.rnn.loops import transpose_batch_time
+from npu_bridge.tf1.contrib.seq2seq.structure import lookup_in, rows_where, unstack_ta
 
 _transpose_batch_time, _unstack_ta = transpose_batch_time, unstack_ta
 
@@ -80,7 +81,27 @@ class CustomHelper(Helper):
         return self._next_inputs_fn(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
 
 
-class TrainingHelper(Helper):
+class _MostLikely(Helper):
+    """A helper whose samples are the most likely outputs; subclasses set `_batch_size`."""
+
+    @property
+    def batch_size(self):
+        return self._batch_size
+
+    @property
+    def sample_ids_shape(self):
+        return tf.TensorShape([])
+
+    @property
+    def sample_ids_dtype(self):
+        return tf.int32
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`."""
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+
+class TrainingHelper(_MostLikely):
     """Feeds the true inputs; samples are the most likely outputs.
 
     Args:
@@ -110,18 +131,6 @@ class TrainingHelper(Helper):
         """int32 [batch]."""
         return self._sequence_length
 
-    @property
-    def batch_size(self):
-        return self._batch_size
-
-    @property
-    def sample_ids_shape(self):
-        return tf.TensorShape([])
-
-    @property
-    def sample_ids_dtype(self):
-        return tf.int32
-
     def _read(self, time):
         return tf.nest.map_structure(lambda array: array.read(time), self._input_tas)
 
@@ -129,10 +138,6 @@ class TrainingHelper(Helper):
         """See `Helper`."""
         finished = tf.equal(0, self._sequence_length)
         return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(0))
-
-    def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
-        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
     def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
         """See `Helper`."""
@@ -149,7 +154,7 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
         scheduling_seed=None, name=None,
     ):  # fmt: skip
         super().__init__(inputs, sequence_length, time_major, name)
-        self._embedding = embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
+        self._embedding = lookup_in(embedding)
         self._probability, self._seed, self._scheduling_seed = sampling_probability, seed, scheduling_seed
 
     def sample(self, time, outputs, state, name=None):
@@ -188,7 +193,7 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         return finished, rows_where(tf.cast(sample_ids, tf.bool), own, inputs), state
 
 
-class GreedyEmbeddingHelper(Helper):
+class GreedyEmbeddingHelper(_MostLikely):
     """Feeds the embedding of the most likely output, up to `end_token`.
 
     Args:
@@ -198,7 +203,7 @@ class GreedyEmbeddingHelper(Helper):
     """
 
     def __init__(self, embedding, start_tokens, end_token):
-        self._embedding_fn = embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
+        self._embedding_fn = lookup_in(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32, name="start_tokens")
         self._end_token = tf.convert_to_tensor(end_token, tf.int32, name="end_token")
         if self._start_tokens.shape.rank != 1 or self._end_token.shape.rank != 0:
@@ -206,32 +211,14 @@ class GreedyEmbeddingHelper(Helper):
         self._batch_size = tf.size(self._start_tokens)
         self._start_inputs = self._embedding_fn(self._start_tokens)
 
-    @property
-    def batch_size(self):
-        return self._batch_size
-
-    @property
-    def sample_ids_shape(self):
-        return tf.TensorShape([])
-
-    @property
-    def sample_ids_dtype(self):
-        return tf.int32
-
     def initialize(self, name=None):
         """See `Helper`."""
         return tf.tile([False], [self._batch_size]), self._start_inputs
 
-    def sample(self, time, outputs, state, name=None):
-        """See `Helper`."""
-        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
-
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
         """See `Helper`."""
         finished = tf.equal(sample_ids, self._end_token)
-        inputs = tf.cond(
-            tf.reduce_all(finished), lambda: self._start_inputs, lambda: self._embedding_fn(sample_ids)
-        )  # fmt: skip
+        inputs = tf.cond(tf.reduce_all(finished), lambda: self._start_inputs, lambda: self._embedding_fn(sample_ids))
         return finished, inputs, state
 
 
@@ -251,9 +238,7 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 class InferenceHelper(CustomHelper):
     """Feeds what `sample_fn(outputs)` gives, until `end_fn(samples)`."""
 
-    def __init__(
-        self, sample_fn, sample_shape, sample_dtype, start_inputs, end_fn, next_inputs_fn=None
-    ):  # fmt: skip
+    def __init__(self, sample_fn, sample_shape, sample_dtype, start_inputs, end_fn, next_inputs_fn=None):
         start = tf.convert_to_tensor(start_inputs)
         super().__init__(
             lambda: (tf.tile([False], [tf.shape(start)[0]]), start),

@@ -5,13 +5,9 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 
-def transpose_batch_time(tensor):
-    """[batch, time, ...] as [time, batch, ...]; tensors of a lower rank as they are."""
-    if tensor.shape.rank is not None and tensor.shape.rank < 2:
-        return tensor
-    if tensor.shape.rank is None:
-        return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+def lookup_in(embedding):
+    """What gives the embeddings of ids: a function as it is, or rows of a table."""
+    return embedding if callable(embedding) else lambda ids: tf.nn.embedding_lookup(embedding, ids)
 
 
 def unstack_ta(tensor):

@@ -3,35 +3,6 @@
 import tf_slim.nets
 from tensorflow.python.ops import variable_scope
 from tf_slim import *
-from tf_slim import (
-    add_arg_scope,
-    arg_scope,
-    arg_scope_func_key,
-    arg_scoped_arguments,
-    current_arg_scope,
-    data,
-    data_decoder,
-    data_provider,
-    dataset,
-    dataset_data_provider,
-    evaluation,
-    has_arg_scope,
-    init_ops,
-    layers,
-    learning,
-    losses,
-    metrics,
-    model_analyzer,
-    nets,
-    ops,
-    parallel_reader,
-    prefetch_queue,
-    queues,
-    summaries,
-    tfexample_decoder,
-    train_eval,
-    training,
-)
 from tf_slim.layers import initializers, regularizers, utils
 from tf_slim.layers.layers import conv1d, conv3d, separable_conv2d
 from tf_slim.ops import arg_scope as _arg_scope

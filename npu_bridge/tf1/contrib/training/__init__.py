@@ -23,11 +23,7 @@ from tf_slim.training.training import (
 
 from npu_bridge.tf1.contrib.slim import mended
 from npu_bridge.tf1.contrib.training.buckets import bucket, bucket_by_sequence_length
-from npu_bridge.tf1.contrib.training.devices import (
-    GreedyLoadBalancingStrategy,
-    RandomStrategy,
-    byte_size_load_fn,
-)
+from npu_bridge.tf1.contrib.training.devices import GreedyLoadBalancingStrategy, RandomStrategy, byte_size_load_fn
 from npu_bridge.tf1.contrib.training.hparam import HParams, parse_values
 
 mended.mend()

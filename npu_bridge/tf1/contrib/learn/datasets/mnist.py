@@ -17,14 +17,9 @@ def _read32(stream):
     return int(np.frombuffer(stream.read(4), np.dtype(">u4"))[0])
 
 
-def _opened(f):
-    """A gzip stream as a stream of bytes; `f` is an open file with a name."""
-    return gzip.GzipFile(fileobj=f)
-
-
 def extract_images(f):
     """Images of an open gzip file: uint8 [images, rows, columns, 1]."""
-    with _opened(f) as stream:
+    with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2051:
             raise ValueError(f"extract_images: {f.name} is no file of images: magic number {magic}, expected 2051.")
@@ -39,7 +34,7 @@ def dense_to_one_hot(labels_dense, num_classes):
 
 def extract_labels(f, one_hot=False, num_classes=10):
     """Labels of an open gzip file: uint8 [labels], or one-hot [labels, classes]."""
-    with _opened(f) as stream:
+    with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2049:
             raise ValueError(f"extract_labels: {f.name} is no file of labels: magic number {magic}, expected 2049.")
@@ -58,9 +53,7 @@ class DataSet:
       seed: of the shuffling.
     """
 
-    def __init__(
-        self, images, labels, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, seed=None
-    ):  # fmt: skip
+    def __init__(self, images, labels, fake_data=False, one_hot=False, dtype=tf.float32, reshape=True, seed=None):
         self._random = np.random.RandomState(seed) if seed is not None else np.random
         dtype = tf.as_dtype(dtype).base_dtype
         if dtype not in (tf.uint8, tf.float32):
