@@ -1,4 +1,7 @@
-"""Cells of one kernel a step or a sequence; TensorFlow still has their kernels."""
+"""LSTM and GRU cells that had a kernel for a whole step: those kernels have no gradient here, so a step is operators.
+
+The kernel of a whole sequence of LSTM steps has one, and is used.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
 
 
 class _LSTMBlock:
-    """The variables of an LSTM in one operator: `kernel`, `bias` and perhaps peepholes."""
+    """The variables of such an LSTM: `kernel`, `bias` and perhaps peepholes."""
 
     def _set(self, num_units, forget_bias, cell_clip, use_peephole):
         self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
         self._cell_clip = -1 if cell_clip is None else cell_clip
 
     def build(self, inputs_shape):
-        width = tf.compat.dimension_value(inputs_shape[-1])
+        shape = inputs_shape[0] if isinstance(inputs_shape, list) else inputs_shape  # of each step, or of all
+        width = tf.compat.dimension_value(shape[-1])
         self._kernel = self.add_variable("kernel", [width + self._num_units, 4 * self._num_units])
         self._bias = self.add_variable("bias", [4 * self._num_units], initializer=tf.zeros_initializer())
         self._peepholes = [
@@ -27,17 +31,9 @@ class _LSTMBlock:
         ]  # fmt: skip
         self.built = True
 
-    def _arguments(self, dtype):
-        """What the operators of a step and of a sequence both take."""
-        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
-        return {
-            "w": self._kernel, "wci": w_ci, "wcf": w_cf, "wco": w_co, "b": self._bias,
-            "forget_bias": self._forget_bias, "cell_clip": self._cell_clip, "use_peephole": self._use_peephole,
-        }  # fmt: skip
-
 
 class LSTMBlockCell(_LSTMBlock, _TwoStates):
-    """`BasicLSTMCell` in one operator: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
+    """`BasicLSTMCell` with peepholes: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
 
     Args:
       num_units: width of the state.
@@ -54,9 +50,18 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
 
     def call(self, inputs, state):
         """(output, new state)."""
-        c, h = state
-        arguments = self._arguments(inputs.dtype)
-        _, c, _, _, _, _, h = tf.raw_ops.LSTMBlockCell(x=inputs, cs_prev=c, h_prev=h, **arguments)
+        before, h = state
+        gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h], 1), self._kernel), self._bias)
+        i, new, f, o = tf.split(gates, 4, 1)
+        if self._use_peephole:
+            w_ci, w_cf, w_co = self._peepholes
+            i, f = i + before * w_ci, f + before * w_cf
+        c = tf.sigmoid(f + self._forget_bias) * before + tf.sigmoid(i) * tf.tanh(new)
+        if self._cell_clip > 0:
+            c = tf.clip_by_value(c, -self._cell_clip, self._cell_clip)
+        if self._use_peephole:
+            o = o + c * w_co
+        h = tf.sigmoid(o) * tf.tanh(c)
         return h, LSTMStateTuple(c, h)
 
 
@@ -105,17 +110,18 @@ class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
         return self._num_units
 
     def _call_cell(self, inputs, c_start, h_start, dtype, lengths):
-        time = tf.shape(inputs)[0]
-        arguments = self._arguments(dtype)
-        longest = tf.cast(time if lengths is None else tf.reduce_max(lengths), tf.int64)
+        longest = tf.cast(tf.shape(inputs)[0] if lengths is None else tf.reduce_max(lengths), tf.int64)
+        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
         _, cells, _, _, _, _, outputs = tf.raw_ops.BlockLSTM(
-            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, **arguments
-        )
+            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, w=self._kernel, b=self._bias, wci=w_ci,
+            wcf=w_cf, wco=w_co, forget_bias=self._forget_bias, cell_clip=self._cell_clip,
+            use_peephole=self._use_peephole,
+        )  # fmt: skip
         return cells, outputs
 
 
 class GRUBlockCell(_OneState):
-    """`GRUCell` in one operator: variables `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
+    """`GRUCell` with its variables named `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
 
     def __init__(self, num_units=None, cell_size=None, reuse=None, name="gru_cell"):
         super().__init__(_reuse=reuse, name=name)
@@ -135,10 +141,10 @@ class GRUBlockCell(_OneState):
 
     def call(self, inputs, h_prev):
         """(output, new state)."""
-        _, _, _, new = tf.raw_ops.GRUBlockCell(
-            x=inputs, h_prev=h_prev, w_ru=self._gate_kernel, w_c=self._candidate_kernel, b_ru=self._gate_bias,
-            b_c=self._candidate_bias,
-        )  # fmt: skip
+        gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h_prev], 1), self._gate_kernel), self._gate_bias)
+        r, u = tf.split(tf.sigmoid(gates), 2, 1)
+        candidate = tf.matmul(tf.concat([inputs, r * h_prev], 1), self._candidate_kernel)
+        new = u * h_prev + (1 - u) * tf.tanh(tf.nn.bias_add(candidate, self._candidate_bias))
         return new, new
 
 

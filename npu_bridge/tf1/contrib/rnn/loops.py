@@ -131,6 +131,7 @@ class TimeReversedFusedRNN(FusedRNNCell):
 
     def __call__(self, inputs, initial_state=None, dtype=None, sequence_length=None, scope=None):
         outputs, state = self._cell(
-            self._reversed(inputs, sequence_length), initial_state, dtype, sequence_length, scope
-        )
+            self._reversed(inputs, sequence_length), initial_state=initial_state, dtype=dtype,
+            sequence_length=sequence_length, scope=scope,
+        )  # fmt: skip
         return self._reversed(outputs, sequence_length), state

@@ -131,6 +131,79 @@ def case_blocks_are_the_plain_cells():
     close(states[0].h, states[2].h)
 
 
+def case_block_cells_do_what_their_kernels_do():
+    x, start = tf.constant(SEQUENCE), tf.random_normal_initializer(seed=5)
+    options = {"forget_bias": 0.5, "cell_clip": 0.7, "use_peephole": True}
+    with tf.variable_scope("root", initializer=start):
+        cell, gru = rnn.LSTMBlockCell(4, **options), rnn.GRUBlockCell(3)
+        _, state = cell(x[:, 0], cell.zero_state(2, tf.float32))
+        lstm, _ = cell(x[:, 1], state)
+        of_gru, _ = gru(x[:, 1], x[:, 0])
+    part = {var.op.name.rsplit("/", 1)[1]: var for var in tf.global_variables()}
+    outs = tf.raw_ops.LSTMBlockCell(
+        x=x[:, 1], cs_prev=state.c, h_prev=state.h, w=part["kernel"], b=part["bias"], wci=part["w_i_diag"],
+        wcf=part["w_f_diag"], wco=part["w_o_diag"], **options,
+    )  # fmt: skip
+    of_kernel = tf.raw_ops.GRUBlockCell(
+        x=x[:, 1], h_prev=x[:, 0], w_ru=part["w_ru"], w_c=part["w_c"], b_ru=part["b_ru"], b_c=part["b_c"]
+    )
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        cells, *found = session.run([outs.cs, lstm, outs.h, of_gru, of_kernel.h])
+    assert np.abs(cells).max() == np.float32(0.7), "no value reached the bound"
+    close(*found[:2])
+    close(*found[2:])
+
+
+def case_a_block_cell_has_the_gradient_of_the_sequence():
+    x, start = tf.constant(SEQUENCE), tf.random_normal_initializer(seed=5)
+    with tf.variable_scope("a", initializer=start):
+        fused, _ = rnn.LSTMBlockFusedCell(4, use_peephole=True)(tf.unstack(x, axis=1), dtype=tf.float32)
+    with tf.variable_scope("b", initializer=start):
+        outputs, _ = tf.nn.dynamic_rnn(rnn.LSTMBlockCell(4, use_peephole=True), x, dtype=tf.float32)
+    assert isinstance(fused, list) and len(fused) == 5
+    results = {"a": tf.stack(fused, axis=1), "b": outputs}
+    own = {part: tf.trainable_variables(part) for part in results}
+    gradients = {part: tf.gradients(tf.reduce_sum(result**2), own[part]) for part, result in results.items()}
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for ours, theirs in zip(own["b"], own["a"]):
+            session.run(tf.assign(ours, theirs))
+        found = session.run(gradients)
+        close(*session.run([results["a"], results["b"]]))
+    assert len(found["a"]) == len(found["b"]) == 5
+    for of_sequence, of_cell in zip(found["a"], found["b"]):
+        assert np.abs(of_sequence).max() > 0
+        np.testing.assert_allclose(of_cell, of_sequence, rtol=1e-4, atol=1e-6)
+
+
+def case_cells_of_one_kernel_can_be_trained():
+    x = tf.constant(SEQUENCE)
+    for name, make in {
+        "LSTMBlockCell": lambda: rnn.LSTMBlockCell(4), "GRUBlockCell": lambda: rnn.GRUBlockCell(4),
+        "CudnnCompatibleLSTMCell": lambda: cudnn_rnn.CudnnCompatibleLSTMCell(4),
+    }.items():  # fmt: skip
+        with tf.variable_scope(name):
+            outputs, _ = tf.nn.dynamic_rnn(make(), x, dtype=tf.float32)
+            train(name, outputs)
+    backwards, _ = rnn.TimeReversedFusedRNN(rnn.LSTMBlockFusedCell(4))(
+        tf.transpose(x, [1, 0, 2]), dtype=tf.float32, sequence_length=[5, 3]
+    )
+    train("TimeReversedFusedRNN", backwards)
+    train("CudnnLSTM", cudnn_rnn.CudnnLSTM(2, 4)(tf.transpose(x, [1, 0, 2]))[0])
+
+
+def train(name, outputs):
+    loss = tf.reduce_mean((outputs - 0.3) ** 2)
+    step = tf.train.AdamOptimizer(0.05).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        first = session.run(loss)
+        for _ in range(30):
+            session.run(step)
+        assert session.run(loss) < 0.5 * first, name
+
+
 def case_gru_block():
     x = tf.constant(SEQUENCE)
     with tf.variable_scope("a"):
