@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.compare.losses import Losses
-from npu_bridge.compare.spread import (
-    independent,
-    rms,
-    running_mean,
-    running_medians,
-    single_step_noise,
-    white,
-)
+from npu_bridge.compare.spread import independent, rms, running_mean, running_medians, single_step_noise, white
 from npu_bridge.compare.student import t_quantile
 from npu_bridge.compare.verdict import CannotTell, Verdict
 

@@ -27,12 +27,7 @@ class HistoryHook(StepHook):
     Ranks: local; the file comes from rank 0.
     """
 
-    def __init__(
-        self,
-        history: History | str,
-        every_n_steps: int | None = 1,
-        loss: tf.Tensor | str | None = None,
-    ):
+    def __init__(self, history: History | str, every_n_steps: int | None = 1, loss: tf.Tensor | str | None = None):
         super().__init__(loss)
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")

@@ -40,11 +40,7 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     traces = merge(found)
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
-    tail = Tail(
-        sorted(trace.step for trace in own),
-        round(shown.exposed_ms, 4),
-        round(shown.duration_ms, 4),
-    )
+    tail = Tail(sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4))
     with open(picture, "w", encoding="utf-8") as file:
         file.write(draw_step(shown, ranks=len(found)))
     speeds = measured_speeds(traces)

@@ -58,11 +58,7 @@ class Outcome(NamedTuple):
 
 
 def run_ranks(
-    script: str,
-    arguments: list[str],
-    plan: Plan,
-    log_dir: str | None = None,
-    stall_secs: float | None = None,
+    script: str, arguments: list[str], plan: Plan, log_dir: str | None = None, stall_secs: float | None = None
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 

@@ -17,13 +17,7 @@ from npu_bridge.reporting.page.curves import Bucket, Curves, cut
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
 from npu_bridge.reporting.page.script import SCRIPT
 from npu_bridge.reporting.page.style import STYLE
-from npu_bridge.reporting.progress_line import (
-    format_duration,
-    format_loss,
-    format_rate,
-    format_scale,
-    format_steps,
-)
+from npu_bridge.reporting.progress_line import format_duration, format_loss, format_rate, format_scale, format_steps
 from npu_bridge.reporting.summary import Summary, summarize
 
 __all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_file", "write_page"]
