@@ -198,14 +198,17 @@ def _number(value) -> float | None:
     return None if value is None else float(value)
 
 
-def sessions(history: History) -> list[tuple[SessionStart, list[StepRow]]]:
-    """The rows of each session, in order. Rows before any start belong to a start at their own time."""
-    grouped: list[tuple[SessionStart, list[StepRow]]] = []
+def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
+    """All steps, for each how many were tried until then, skipped ones included, and the rows that begin sessions."""
+    rows: list[StepRow] = []
+    tried: list[int] = []
+    starts: list[int] = []
+    skipped = 0
     for entry in history.entries:
         if isinstance(entry, SessionStart):
-            grouped.append((entry, []))
+            starts.append(len(rows))
             continue
-        if not grouped:
-            grouped.append((SessionStart(0, entry.time, 1), []))
-        grouped[-1][1].append(entry)
-    return grouped
+        skipped += entry.skipped
+        rows.append(entry)
+        tried.append(entry.step + skipped)
+    return rows, tried, starts

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from npu_bridge.reporting.errors import imported
+
 INK = "#1f2933"
 QUIET = "#8592a3"
 GRID = "#e4e8ee"
+
+
+def new_figure(who: str, height: float) -> Any:
+    """A white figure ten inches wide, without pyplot: no global state and no window system.
+
+    Args:
+      who: wants it, for the message of a `MissingExtraError`.
+      height: in inches.
+    """
+    figure_of = imported("matplotlib.figure", who, "plot").Figure
+    return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")
 
 
 def tidy(axis) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 from typing import NamedTuple
 
-from npu_bridge.reporting.history import History, StepRow, sessions
+from npu_bridge.reporting.history import History, laid_out
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
 # The last loss is a mean over this many steps: one batch alone says little (ours).
@@ -52,7 +52,7 @@ def summarize(history: History) -> Summary:
         last_loss=math.fsum(last) / len(last) if last else None,
         skipped_steps=history.skipped_steps,
         loss_scale=rows[-1].loss_scale if rows else None,
-        steps_per_sec=_steps_per_sec([session_rows for _, session_rows in sessions(history)]),
+        steps_per_sec=_steps_per_sec(history),
     )
 
 
@@ -83,15 +83,16 @@ def format_summary(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def _steps_per_sec(rows_by_session: list[list[StepRow]]) -> float | None:
-    for rows in reversed(rows_by_session):
-        if len(rows) < 2:
-            continue
-        start = min(_START_UP_STEPS, len(rows) - 1) - 1
-        elapsed = rows[-1].time - rows[start].time
-        tried = rows[-1].step - rows[start].step + sum(row.skipped for row in rows[start + 1 :])
-        if elapsed > 0:
-            return round(tried / elapsed, 3)
+def _steps_per_sec(history: History) -> float | None:
+    rows, tried, starts = laid_out(history)
+    end = len(rows)
+    for begin in (*reversed(starts), 0):
+        if end - begin >= 2:
+            first, last = begin + min(_START_UP_STEPS, end - begin - 1) - 1, end - 1
+            elapsed = rows[last].time - rows[first].time
+            if elapsed > 0:
+                return round((tried[last] - tried[first]) / elapsed, 3)
+        end = begin
     return None
 
 
