@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.thinning import Thinning
@@ -41,8 +42,6 @@ class HistoryHook(StepHook):
     def begin(self):
         """Looks up tensors and rank."""
         super().begin()
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
         self._communicator = collective.current()
         self._steps_since = self._every_n_steps
 
@@ -66,10 +65,10 @@ class HistoryHook(StepHook):
         if self._thinning is not None:
             self._thinning.add(observation, self.history.now, steps)
             if self._thinning.is_full:
-                self._write_kept(session)
+                self._thinning.write(self.history, self.read_step(session))
             return
         if observation.skipped or self._steps_since >= self._every_n_steps:
-            self._append(self.read_step(session), observation)
+            self.history.append(self.read_step(session), *observation)
         if self._steps_since >= self._every_n_steps:
             self._steps_since = 0
         self._steps_since += steps
@@ -77,15 +76,8 @@ class HistoryHook(StepHook):
     def end(self, session):
         """Closes the file, in which the last step is then."""
         if self._writes() and self._thinning is not None:
-            self._write_kept(session, is_over=True)
+            self._thinning.write(self.history, self.read_step(session), is_over=True)
         self.history.close()
-
-    def _write_kept(self, session, is_over: bool = False):
-        for step, seen in self._thinning.take(self.read_step(session), is_over):
-            self._append(step, seen.observation, seen.time)
-
-    def _append(self, step: int, seen: Observation, time: float | None = None):
-        self.history.append(step, seen.loss, seen.loss_scale, seen.skipped, seen.learning_rate, seen.precision, time)
 
     def _writes(self) -> bool:
         return self._communicator is not None and self._communicator.rank == 0

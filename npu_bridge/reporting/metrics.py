@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import Numbers
@@ -152,8 +153,6 @@ class _Entries:
         self._before: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
         self.writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps  # the first step is written
         self._before = None

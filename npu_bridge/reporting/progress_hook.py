@@ -8,6 +8,7 @@ from typing import Callable, TextIO
 
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.reporting.output import SilentOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
@@ -73,8 +74,6 @@ class ProgressHook(StepHook):
     def begin(self):
         """Looks up tensors and rank; counters start again."""
         super().begin()
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
         self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
         self._reset()
 

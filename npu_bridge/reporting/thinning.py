@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from npu_bridge.reporting.history import History
+
 # Every step of so many, then one in 8, and so on with twice the interval for twice the steps: at three rows for each
 # interval, a million steps make one megabyte (ours).
 _STEPS_AT_FULL_DETAIL = 1000
@@ -17,7 +19,7 @@ class Seen(NamedTuple):
     """A step.
 
     Attributes:
-      observation: of the step, with `loss` and `skipped`.
+      observation: an `Observation` of the step.
       time: when.
       updates: updates since the global step was last known, this one included.
     """
@@ -83,6 +85,11 @@ class Thinning:
         )
         self._known_step, self._updates, self._kept = step, 0, []
         return rows
+
+    def write(self, history: History, step: int, is_over: bool = False) -> None:
+        """Appends to a history what `take` gives."""
+        for reached, seen in self.take(step, is_over):
+            history.append(reached, *seen.observation, seen.time)
 
     def _keep(self, seen: Seen) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}
