@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from npu_bridge._files import write_whole
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.repeat import folder_of
@@ -177,9 +178,8 @@ class Bisection:
         what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
         self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
         self._runs.append({"kept": kept, "passes": passes, "why": why})
-        temporary = Path(self.folder, f"{_STATE}.tmp")
-        temporary.write_text(json.dumps({"asked": self._asked, "runs": self._runs}, indent=1), "utf-8")
-        os.replace(temporary, os.path.join(self.folder, _STATE))
+        state = {"asked": self._asked, "runs": self._runs}
+        write_whole(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:

@@ -8,6 +8,8 @@ import sys
 
 import click
 
+from npu_bridge._files import write_whole
+
 __all__ = ["compare"]
 
 
@@ -45,7 +47,6 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
     from npu_bridge.compare.folders import compare_folders
     from npu_bridge.compare.page import render_comparison
     from npu_bridge.compare.verdict import CannotTell
-    from npu_bridge.reporting.page.document import write_file
 
     try:
         if write_names is not None:
@@ -56,7 +57,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-        write_file(page, render_comparison(found))
+        write_whole(page, render_comparison(found))
     except (CannotTell, OSError) as error:
         click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
         sys.exit(2)

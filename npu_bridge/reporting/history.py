@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any, Callable, NamedTuple, Union
 
+from npu_bridge._files import write_whole
+
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _log = logging.getLogger(__name__)
 
@@ -91,13 +93,9 @@ class History:
         The file is rewritten in one move, so a crash here leaves either the old or the new one.
         """
         self.close()
-        kept = _up_to(self.entries, step)
-        self.entries = kept + [SessionStart(step, self.now, ranks)]
+        self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        temporary = f"{self.path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as out:
-            out.writelines(_to_line(entry) for entry in self.entries)
-        os.replace(temporary, self.path)
+        write_whole(self.path, "".join(map(_to_line, self.entries)))
         self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import NamedTuple
 
+from npu_bridge._files import write_whole
 from npu_bridge.reporting.history import History, laid_out
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
@@ -62,11 +62,7 @@ def write_summary(summary: Summary, path: str) -> None:
     A number that is not finite is written as null: JSON has no NaN.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as out:
-        json.dump(fields, out, indent=2)
-        out.write("\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from npu_bridge import __version__
+from npu_bridge._files import write_whole
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
@@ -20,7 +21,7 @@ from npu_bridge.reporting.page.style import STYLE
 from npu_bridge.reporting.progress_line import format_duration, format_loss, format_rate, format_scale, format_steps
 from npu_bridge.reporting.summary import Summary, summarize
 
-__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_file", "write_page"]
+__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_page"]
 
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
@@ -46,16 +47,8 @@ def write_page(
       OSError: the page cannot be written.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
-    text = render_page(read_run_folder(folder, timeline, history))
-    write_file(page, text)
+    write_whole(page, render_page(read_run_folder(folder, timeline, history)))
     return page
-
-
-def write_file(path: str, text: str) -> None:
-    """Writes a text in one move."""
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.tmp", path)
 
 
 def render_page(run: RunFolder) -> str:
