@@ -131,8 +131,9 @@ class MetricsCallback(tf.keras.callbacks.Callback):
             return
         if self._entries.is_due:
             now = Numbers.of(self.model.optimizer)
-            values = {**now.values(), "loss": (logs or {}).get("loss")}
-            self._entries.write(now.step, now.step + (now.skipped_steps or 0), values)
+            values = {**now._asdict(), "loss": (logs or {}).get("loss")}
+            step = values.pop("step")
+            self._entries.write(step, step + (now.skipped_steps or 0), values)
         self._entries.count(1)
 
     def on_train_end(self, logs=None):

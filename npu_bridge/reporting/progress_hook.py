@@ -149,10 +149,8 @@ class ProgressHook(StepHook):
             return steps >= self._every_n_steps
         if self._output.REFRESH_SECS is not None:
             return secs >= self._output.REFRESH_SECS
-        return steps >= self._steps_per_line() or secs >= _SECS_PER_LINE
-
-    def _steps_per_line(self) -> int:
-        return max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
+        steps_per_line = max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
+        return steps >= steps_per_line or secs >= _SECS_PER_LINE
 
     def _mark(self, session, now: float):
         self.step = self.read_step(session)
@@ -162,19 +160,15 @@ class ProgressHook(StepHook):
 
     def _show(self, session, now: float):
         self._mark(session, now)
-        self._output.show(
-            format_progress(
-                Progress(
-                    step=self.step,  # type: ignore[arg-type]  # known once a run is marked
-                    total_steps=self._total_steps,
-                    loss=self.last_loss,
-                    loss_scale=self.loss_scale,
-                    skipped_steps=self.skipped_steps,
-                    steps_per_sec=self._pace.recent,
-                    precision=self.precision,
-                    learning_rate=self.learning_rate,
-                ),
-                self._output.width,
-            )
+        progress = Progress(
+            step=self.step,  # type: ignore[arg-type]  # known once a run is marked
+            total_steps=self._total_steps,
+            loss=self.last_loss,
+            loss_scale=self.loss_scale,
+            skipped_steps=self.skipped_steps,
+            steps_per_sec=self._pace.recent,
+            precision=self.precision,
+            learning_rate=self.learning_rate,
         )
+        self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from npu_bridge._files import write_whole
 from npu_bridge.reporting.history import History, laid_out
-from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
+from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
 
 # The last loss is a mean over this many steps: one batch alone says little (ours).
 LAST_LOSS_STEPS = 10
@@ -67,8 +67,7 @@ def write_summary(summary: Summary, path: str) -> None:
 
 def format_summary(summary: Summary) -> str:
     """The summary in one sentence for people."""
-    ranks = f"{summary.ranks} rank" if summary.ranks == 1 else f"{summary.ranks} ranks"
-    parts = [f"trained {format_steps(summary.steps)} on {ranks}"]
+    parts = [f"trained {format_steps(summary.steps)} on {format_count(summary.ranks, 'rank')}"]
     if summary.first_loss is not None and summary.last_loss is not None:
         parts.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
     parts.append(f"skipped {format_steps(summary.skipped_steps)}")

@@ -69,20 +69,14 @@ def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:
             by_step.setdefault(trace.step, []).append(trace)
     merged: list[StepTrace] = []
     for _, traces in sorted(by_step.items()):
-        merged.extend(split_waits(traces, _leads_secs(traces, hosts)))
+        host = hosts[traces[0].rank]  # whose ranks have one clock
+        leads = [0.0 if hosts[trace.rank] == host else _lead_secs(traces[0], trace) for trace in traces]
+        merged.extend(split_waits(traces, leads))
     return merged
 
 
-def _leads_secs(traces, hosts):
-    """How far the clock of each rank is ahead of that of the first one; those of one host agree.
-
-    A transfer ends on all ranks at nearly the same moment.
-    """
-    first = traces[0]
-    return [_lead_secs(first, trace) if hosts[trace.rank] != hosts[first.rank] else 0.0 for trace in traces]
-
-
 def _lead_secs(first, other):
+    """How far the clock of a rank is ahead of that of the first one: transfers end on both at nearly the same moment."""
     ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
     leads = [
         other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]

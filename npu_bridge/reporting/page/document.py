@@ -99,8 +99,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
     said = [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
     if len(starts) > 1:
         said.append(f"{len(starts)} sessions")
-    ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
-    tiles = [("ranks", ranks.partition(" ")[0], ""), ("global step", str(summary.steps), "")]
+    tiles = [("ranks", str(summary.ranks), ""), ("global step", str(summary.steps), "")]
     if summary.last_loss is not None:
         first = "" if summary.first_loss is None else f", from {format_loss(summary.first_loss)}"
         tiles.append((f"loss{first}", format_loss(summary.last_loss), ""))
