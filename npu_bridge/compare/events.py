@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = ["event_files", "fields_of", "scalars_of"]
+__all__ = ["event_files", "fields_of", "scalars_of", "varint"]
 
 _LONGEST_RECORD = 1 << 31
 _LONGEST_SUMMARY = 1 << 24  # longer ones hold pictures or graphs
@@ -111,13 +111,13 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, end = 0, len(message)
     while at < end:
-        key, at = _varint(message, at)
+        key, at = varint(message, at)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(message, at)
+            value, at = varint(message, at)
         else:
             if kind == 2:
-                length, at = _varint(message, at)
+                length, at = varint(message, at)
             elif kind in (1, 5):
                 length = 8 if kind == 1 else 4
             else:
@@ -128,7 +128,8 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield key >> 3, value
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number of several bytes that begins at a place, and the place behind it."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -38,7 +38,7 @@ class Row(NamedTuple):
       place: in A.
       other: in B.
       type: of the operator, or "".
-      shapes, dtypes: of A and B.
+      dtypes: of A and B; none where one cannot be read.
       agreement: None where the two cannot be compared, which `problem` says.
       how: why the names belong together, if they are not the same.
       is_noise: whether repeats of A differ in it as much.
@@ -47,7 +47,6 @@ class Row(NamedTuple):
     place: Place
     other: Place
     type: str
-    shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     agreement: Agreement | None
     problem: str
@@ -186,23 +185,29 @@ def _compare_step(
     for row in outputs:
         known = state.get(row.place.op, True)
         state[row.place.op] = row.is_inside if known else known
-    inputs, readers = ({}, {}) if first is None else _neighbours(a.inputs, first.place.op, state)
-    return Tensors(a.key, rows, matching, first, inputs, readers)
+    if first is None:
+        return Tensors(a.key, rows, matching, None, {}, {})
+    readers: dict[str, list[str]] = {}
+    for name, sources in a.inputs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(name)
+    before, behind = (_nearest(edges, first.place.op, state) for edges in (a.inputs, readers))
+    return Tensors(a.key, rows, matching, first, before, behind)
 
 
 def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
     """The two tensors compared; `room` is what noise alone may make, where that is more than the tolerance."""
-    kind = a.types.get(place.op) or b.types.get(other.op, "")
+    row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
+        row = row._replace(dtypes=(x.computed_in, y.computed_in))
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
-            return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), None, problem, how)
+            return row._replace(problem=problem)
         allowed = tolerance_of(x) if tolerance is None else tolerance
-        agreement = compare_arrays(x, y, max(allowed, room))
+        return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
     except CannotTell as error:
-        return Row(place, other, kind, (), (), None, str(error).rstrip("."), how)
-    return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), agreement, "", how)
+        return row._replace(problem=str(error).rstrip("."))
 
 
 def _is_read_of_reference(dump: Dump, op: str) -> bool:
@@ -211,16 +216,8 @@ def _is_read_of_reference(dump: Dump, op: str) -> bool:
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
-def _neighbours(inputs: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]):
-    """The nearest operators before and behind that were compared, through those that were not."""
-    readers: dict[str, list[str]] = {}
-    for name, sources in inputs.items():
-        for source in sources:
-            readers.setdefault(source, []).append(name)
-    return _nearest(inputs, op, state), _nearest(readers, op, state)
-
-
 def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
+    """The nearest operators along the edges that were compared, through those that were not."""
     found: dict[str, bool | None] = {}
     seen, border = {op}, [op]
     for _ in range(_MOST_STEPS_BACK):
@@ -234,7 +231,7 @@ def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool |
             else:
                 following.append(name)
         border = following
-    found.update(dict.fromkeys(name for name in border))
+    found.update(dict.fromkeys(border))
     return found
 
 

@@ -46,7 +46,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
     from npu_bridge.compare.dumps import read_dumps, read_pairs, write_named
     from npu_bridge.compare.folders import compare_folders
     from npu_bridge.compare.page import render_comparison
-    from npu_bridge.compare.verdict import CannotTell
+    from npu_bridge.compare.verdict import WORDS, CannotTell
 
     try:
         if write_names is not None:
@@ -64,9 +64,8 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
     if as_json:
         click.echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
     else:
-        words = {True: "inside", False: "outside", None: "cannot be told"}
         for verdict in found.verdicts:
-            click.echo(f"{verdict.kind}: {words[verdict.is_inside]}. {verdict.sentence}")
+            click.echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
             click.echo(f"note: {note}")
         click.echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")

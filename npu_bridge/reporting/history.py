@@ -182,13 +182,13 @@ def _to_line(entry: Entry) -> str:
     if isinstance(entry, SessionStart):
         fields: dict[str, Any] = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
     else:
-        known = {name: _json(value) for name, value in entry._asdict().items()}
+        known = {name: for_json(value) for name, value in entry._asdict().items()}
         fields = {name: value for name, value in known.items() if value is not None or name not in _OPTIONAL}
     return json.dumps(fields) + "\n"
 
 
-def _json(value: float | str | None) -> float | str | None:
-    # JSON has no NaN and no infinity; as text ("nan", "inf") other readers of the file do not stumble.
+def for_json(value: Any) -> Any:
+    """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -76,7 +76,7 @@ def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:
 
 
 def _lead_secs(first, other):
-    """How far the clock of a rank is ahead of that of the first one: transfers end on both at nearly the same moment."""
+    """How far the clock of a rank is ahead of the first one's; a transfer ends on both at nearly the same moment."""
     ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
     leads = [
         other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]
