@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.repeat import folder_of
 from npu_bridge.launch.trial import run_trial
@@ -65,12 +65,8 @@ def bisect(
     which ever other operators keep float32: by name scope, then by type, then single ones. Prints what does it.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    try:
-        code = bisection.run()
-    except LaunchError as error:
-        click.echo(f"npu-run bisect: {error}", err=True)
-        code = 2
-    sys.exit(code)
+    with ending_on(LaunchError, command="bisect"):
+        sys.exit(bisection.run())
 
 
 class Bisection:

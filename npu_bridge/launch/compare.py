@@ -9,11 +9,12 @@ import sys
 import click
 
 from npu_bridge._files import write_whole
+from npu_bridge.launch.command_line import SETTINGS
 
 __all__ = ["compare"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.argument("a")
 @click.argument("b", required=False)
 @click.option(

@@ -9,7 +9,7 @@ from typing import Callable, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.reporting.output import SilentOutput, choose_output
+from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -68,7 +68,7 @@ class ProgressHook(StepHook):
         self._every_n_steps = every_n_steps
         self._stream = stream
         self._clock = clock
-        self._output = SilentOutput()
+        self._output = PlainOutput()
         self._reset()
 
     def begin(self):
