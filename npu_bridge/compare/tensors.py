@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.compare.arrays import Agreement, compare_arrays, tolerance_of
 from npu_bridge.compare.dumps import Dump, Key, Place
-from npu_bridge.compare.names import Matching, match
+from npu_bridge.compare.names import Matching, match, some
 from npu_bridge.compare.verdict import CannotTell, Verdict
 
 __all__ = ["Row", "Tensors", "compare_dumps"]
@@ -254,11 +254,11 @@ def _about_first(done: Tensors) -> str:
     lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
     late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
     if good:
-        said += f"; its input{'s' if len(good) > 1 else ''} {_list(good)} {'are' if len(good) > 1 else 'is'} inside"
+        said += f"; its input{'s' if len(good) > 1 else ''} {some(good)} {'are' if len(good) > 1 else 'is'} inside"
     if lost:
-        said += f"; {_list(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
-        said += f"; {_list(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
+        said += f"; {some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
     return f"{said}."
 
 
@@ -281,12 +281,12 @@ def _about_names(done: Tensors) -> list[str]:
     notes, matching = [], done.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {_list(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {some(names)}.")
     if matching.inside:
-        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {_list(list(matching.inside))}.")
+        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {some(list(matching.inside))}.")
     noise = [row.place.op for row in done.rows if row.is_noise]
     if noise:
-        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {_list(noise)}.")
+        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {some(noise)}.")
     problems = [row.problem for row in done.rows if row.problem]
     if problems:
         notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")
@@ -318,8 +318,3 @@ def _facts(done: Tensors, compared: int) -> dict[str, Any]:
             for row in done.rows
         ],
     }
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

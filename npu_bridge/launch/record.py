@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -53,19 +53,18 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
 
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
     if os.path.exists(os.path.join(out, "rank_0")):
-        for old in (*glob.glob(os.path.join(glob.escape(out), "rank_*")), os.path.join(out, "run")):
+        for old in (*Path(out).glob("rank_*"), Path(out, "run")):
             shutil.rmtree(old, ignore_errors=True)
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
     code = run_trial(trial, [*command, *arguments], _ONE_STEP)
-    found = [_facts(path) for path in sorted(glob.glob(os.path.join(glob.escape(out), "rank_*", "record.json")))]
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
             f"{why}. Expected a script that trains through sessions or an Estimator, not model.fit or eager code; "
             f"nothing was recorded."
         )
-    snippet = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trials", SNIPPET)
-    shutil.copyfile(snippet, os.path.join(out, SNIPPET))
+    shutil.copyfile(Path(__file__).parent.parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
     shown, facts = os.path.relpath(out), found[0]
     kinds = list(facts["kinds"].values())
     counts = ", ".join(
@@ -90,11 +89,11 @@ def _replay(recorded: str, out: str, command: list[str]) -> int:
     if os.path.exists(os.path.join(out, "replay_rank_0.json")):
         shutil.rmtree(out)
     code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
-    paths = sorted(glob.glob(os.path.join(glob.escape(out), "replay_rank_*.json")))
+    paths = sorted(Path(out).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [_facts(path) for path in paths]
+    verdicts = [json.loads(path.read_text("utf-8")) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
     differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
     if not differences:
@@ -104,8 +103,3 @@ def _replay(recorded: str, out: str, command: list[str]) -> int:
         click.echo(f"replay: rank {rank}: {text}")
     click.echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
     return 1
-
-
-def _facts(path: str) -> dict:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)

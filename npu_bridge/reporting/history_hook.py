@@ -37,29 +37,29 @@ class HistoryHook(StepHook):
         self._every_n_steps = every_n_steps or 1
         self._steps_since = self._every_n_steps  # the first step is recorded
         self._thinning: Any = None  # a `Thinning`, where steps are left out
-        self._communicator = None
+        self._writes = False
 
     def begin(self):
         """Looks up tensors and rank."""
         super().begin()
-        self._communicator = collective.current()
+        self._writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps
 
     def before_run(self, run_context):
         """Asks for the tensors on the rank that writes."""
-        return super().before_run(run_context) if self._writes() else None
+        return super().before_run(run_context) if self._writes else None
 
     def after_create_session(self, session, coord):
         """Continues the file at the restored step."""
         del coord
-        if self._writes():
+        if self._writes:
             step = self.read_step(session)
-            self.history.begin_session(step, ranks=self._communicator.size)
+            self.history.begin_session(step, ranks=collective.current().size)
             self._thinning = Thinning(step) if self._thins else None
 
     def on_step(self, session, observation: Observation) -> None:
         """Adds the rows that are due."""
-        if not self._writes():
+        if not self._writes:
             return
         steps = steps_per_run(session)
         if self._thinning is not None:
@@ -75,9 +75,6 @@ class HistoryHook(StepHook):
 
     def end(self, session):
         """Closes the file, in which the last step is then."""
-        if self._writes() and self._thinning is not None:
+        if self._writes and self._thinning is not None:
             self._thinning.write(self.history, self.read_step(session), is_over=True)
         self.history.close()
-
-    def _writes(self) -> bool:
-        return self._communicator is not None and self._communicator.rank == 0
