@@ -151,20 +151,7 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
 def _compare_step(
     a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
 ) -> Tensors:
-    noise: dict[Place, float] = {}
-    noisy = set()
-    for other in repeats:
-        for place in a.files:
-            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
-            if found is not None and not found.is_inside:
-                noisy.add(place)
-            elif found is not None:
-                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
-    if 2 * len(noisy) > len(a.files):
-        raise CannotTell(
-            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
-            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
-        )
+    noise, noisy = _noise_of(a, repeats, tolerance)
     matching = match(a.operators, b.operators, given)
     rows = []
     for place in a.files:
@@ -178,21 +165,39 @@ def _compare_step(
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
-    outputs = [row for row in rows if row.place.side == "output"] or rows
     lost = [row for row in rows if row.is_inside is False]
     first = next((row for row in lost if not _is_read_of_reference(a, row.place.op)), lost[0] if lost else None)
-    state: dict[str, bool | None] = {}
-    for row in outputs:
-        known = state.get(row.place.op, True)
-        state[row.place.op] = row.is_inside if known else known
     if first is None:
         return Tensors(a.key, rows, matching, None, {}, {})
+    state: dict[str, bool | None] = {}
+    for row in [row for row in rows if row.place.side == "output"] or rows:
+        known = state.get(row.place.op, True)
+        state[row.place.op] = row.is_inside if known else known
     readers: dict[str, list[str]] = {}
     for name, sources in a.inputs.items():
         for source in sources:
             readers.setdefault(source, []).append(name)
     before, behind = (_nearest(edges, first.place.op, state) for edges in (a.inputs, readers))
     return Tensors(a.key, rows, matching, first, before, behind)
+
+
+def _noise_of(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
+    """The largest relative errors of A's own repeats, and where they are out of tolerance."""
+    noise: dict[Place, float] = {}
+    noisy: set[Place] = set()
+    for other in repeats:
+        for place in a.files:
+            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
+            if found is not None and not found.is_inside:
+                noisy.add(place)
+            elif found is not None:
+                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
+    if 2 * len(noisy) > len(a.files):
+        raise CannotTell(
+            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
+            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
+        )
+    return noise, noisy
 
 
 def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:

@@ -10,7 +10,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.gradients.arithmetic import sum_in_order
+from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -185,5 +185,4 @@ class _Entries:
 
 def _norm(gradients):
     """The global norm; in float32, also of 16-bit gradients."""
-    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in gradients]
-    return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(value, tf.float32)) for value in values]))
+    return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in gradients]))
