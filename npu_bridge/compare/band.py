@@ -62,18 +62,17 @@ class Band(NamedTuple):
     freedom: float
 
 
-def band_of(runs: Sequence[Losses], steps: np.ndarray | None = None) -> Band:
+def band_of(runs: Sequence[Losses]) -> Band:
     """Measures the band of several trainings.
 
     Args:
-      runs: at least two repeats.
-      steps: those that count; None: all that every repeat has. Steps in which a repeat has no finite loss are left out.
+      runs: at least two repeats. Steps in which one of them has no finite loss are left out.
     Raises:
       CannotTell: there is one run, the repeats have no step in common, or they do not differ at all.
     """
     if len(runs) < 2:
         raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
-    steps, losses = aligned(runs, steps)
+    steps, losses = aligned(runs)
     known = np.isfinite(losses).all(axis=0)
     steps, losses = steps[known], losses[:, known]
     if not len(steps):

@@ -34,18 +34,18 @@ class _Row(NamedTuple):
     transfers: Sequence[Transfer] = ()
 
 
-def draw_step(trace: StepTrace, ranks: int = 1, title: str = "") -> str:
+def draw_step(trace: StepTrace, ranks: int = 1) -> str:
     """Draws one step of one rank.
 
     Args:
       trace: the step.
       ranks: number of ranks of the job.
-      title: set in front of step and rank. Empty: none.
     Returns:
       The text of an SVG file. Elements carry classes: `row`, `compute`, `update`, `wait`, `wire`, `exposed`,
       `backward-end`; the root carries `data-ms-per-px`.
     """
-    return _drawn([(trace, _heading(trace, ranks, title))])
+    place = f"Step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
+    return _drawn([(trace, place)])
 
 
 def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("before", "after")) -> str:
@@ -57,7 +57,8 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
     Returns:
       The text of an SVG file, as `draw_step` makes it.
     """
-    return _drawn([(trace, _heading(trace, 0, title)) for trace, title in zip((before, after), titles)], gap=14)
+    pairs = zip((before, after), titles)
+    return _drawn([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
 
 
 def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
@@ -117,11 +118,6 @@ def _label(group, position):
     else:
         kind, first, last = "transfer", position, position + len(group) - 1
     return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
-
-
-def _heading(trace, ranks, title):
-    place = f"step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
-    return f"{title}: {place}" if title else place[0].upper() + place[1:]
 
 
 def _panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: float, heading: str) -> list[str]:

@@ -42,10 +42,10 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
     return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
 
 
-def exact(low: float, high: float, start: float, end: float, most_ticks: int = 10) -> Axis:
+def exact(low: float, high: float, start: float, end: float) -> Axis:
     """A linear axis from `low` to `high`, whole numbers as ticks, the last of them `high` itself."""
     high = max(high, low + 1)
-    ticks = [tick for tick in round_numbers(low, high, most_ticks) if tick == int(tick)]
+    ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
     distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
     ticks = [tick for tick in ticks if high - tick >= 0.6 * distance] + [high]
     return Axis(low, high, start, end, ticks)
