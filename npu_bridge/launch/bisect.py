@@ -86,7 +86,6 @@ class Bisection:
         self._steps, self._tolerance = steps, tolerance
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
         self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
-        self._types: dict[str, str] = {}
         self._band: Any = None
 
     def run(self) -> int:
@@ -98,7 +97,6 @@ class Bisection:
         self._go_on()
         self._measure()
         operators = [Operator(**each) for each in json.loads(Path(self.folder, _OPERATORS).read_text("utf-8"))]
-        self._types = {operator.name: operator.type for operator in operators}
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
