@@ -22,7 +22,6 @@ __all__ = ["render_comparison"]
 _TOP, _BOTTOM = 14, 264
 _MOST_PLACES = 800
 _MOST_ROWS = 40
-_LOG_FROM = 20
 _STYLE = """<style>
 .verdict b { display: inline-block; padding: 1px 10px; margin-right: 8px; border-radius: 99px; color: #fff;
   background: #5f6c7b; } .verdict b.yes { background: #0b7a5e; } .verdict b.no { background: #c2410c; }
@@ -70,8 +69,7 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
     x = axes.exact(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    is_steep = known.min() > 0 and known.max() / known.min() > _LOG_FROM
-    y = (axes.decades if is_steep else axes.linear)(map(float, known), _BOTTOM, _TOP)
+    y = axes.of_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
         at = _thin(len(band.steps))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
+# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
+_LOG_FROM = 20
 
 
 class Axis(NamedTuple):
@@ -62,6 +64,12 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
         if len(ticks) <= _MOST_TICKS + 1:
             break
     return Axis(low, high, start, end, _thinned(ticks), math.log10)
+
+
+def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """A logarithmic axis for positive numbers that fall by much, else a linear one."""
+    low, high = ends = _ends(numbers)
+    return (decades if low > 0 and high / low > _LOG_FROM else linear)(ends, start, end)
 
 
 def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:

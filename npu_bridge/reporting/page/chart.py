@@ -17,8 +17,6 @@ __all__ = ["LEFT", "RIGHT", "WIDTH", "charts", "drawn", "format_tick", "framed"]
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110
-# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
-_LOG_FROM = 20
 
 
 class _Point(NamedTuple):
@@ -53,10 +51,8 @@ def charts(curves: Curves) -> list[str]:
 
 def _loss(curves: Curves, x: Axis) -> str:
     buckets = curves.buckets
-    known = [bucket.loss for bucket in buckets if bucket.loss]
-    lows, highs = [loss.low for loss in known], [loss.high for loss in known]
-    is_steep = bool(known) and min(lows) > 0 and max(highs) / min(lows) > _LOG_FROM
-    y = (axes.decades if is_steep else axes.linear)([*lows, *highs], _TOP + _TALL, _TOP)
+    ends = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
+    y = axes.of_losses(ends, _TOP + _TALL, _TOP)
     runs = _runs(buckets, x, lambda bucket: bucket.loss)
     body = [*_lowered(buckets, x, y), *_bands(runs, y), *(_path(run, y, "raw") for run in runs)]
     body += [_path(_trend(run), y, "line") for run in runs if len(run) > 1]
