@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
@@ -19,6 +21,13 @@ _TRANSFERS = ("Horovod", "Collective")
 
 class LossScaleCollapseError(RuntimeError):
     """Every step is skipped, and no other loss scale would change that."""
+
+
+class _LocalValues(NamedTuple):
+    """What the operators gave that one run needs on this rank alone."""
+
+    run: RunView
+    values: dict
 
 
 class LossScaleCollapseHook(StepHook):
@@ -77,10 +86,10 @@ class LossScaleCollapseHook(StepHook):
             f"after step {self.read_step(session)}"
         )
         try:
-            run, values = self._values_of_this_rank(session)
+            look = self._look(session)
         except tf.errors.OpError as error:
             return f"{what}. One more batch could not be looked at: {error.message.splitlines()[0]}"
-        origin = find_origin(run, values)
+        origin = find_origin(look.run, look.values)
         if origin is None:
             return (
                 f"{what}. Looked at in its own dtype, the next batch has no NaN or Inf on this rank. They come from "
@@ -88,24 +97,24 @@ class LossScaleCollapseHook(StepHook):
             )
         place = place_in_script(origin.origin)
         return (
-            f"{what}. {self._state_of_loss(values)} The first NaN or Inf comes from {origin.origin.type} "
+            f"{what}. {self._state_of_loss(look)} The first NaN or Inf comes from {origin.origin.type} "
             f"{origin.origin.name!r}{f', made at {place}' if place else ''}. No loss scale helps against that: keep "
             f"what goes into this operator where it is finite, or, if it computes in 16 bits, keep it in float32 with "
             f"keep_dtype_scope()."
         )
 
-    def _values_of_this_rank(self, session) -> tuple[RunView, dict]:
+    def _look(self, session):
         """Computes a batch as far as it goes without other ranks, which may fail where this one does not."""
         graph = session.graph
         run = view_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
         local = _without_transfers(run)
         made_here = {tensor.name for op in local for tensor in op.outputs if tensor.dtype.is_floating}
         names = sorted(made_here & run.values)
-        return run._replace(ops=local), dict(zip(names, session.run(names, self._feeds)))
+        return _LocalValues(run._replace(ops=local), dict(zip(names, session.run(names, self._feeds))))
 
-    def _state_of_loss(self, values):
+    def _state_of_loss(self, look):
         loss = self._fetches.get("loss")
-        value = None if loss is None else values.get(loss.name)
+        value = None if loss is None else look.values.get(loss.name)
         if value is None:
             return ""
         if np.isfinite(value).all():
