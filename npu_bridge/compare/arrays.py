@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.reporting.history import for_json
 
 __all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "tolerance_of"]
 
@@ -88,7 +89,7 @@ class Agreement(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """The same for JSON, which has no NaN."""
-        return {name: _plain(value) for name, value in self._asdict().items()}
+        return {name: for_json(value) for name, value in self._asdict().items()}
 
 
 def open_npy(path: str, dtype: str | None = None) -> Stored:
@@ -200,9 +201,3 @@ def _pairs(a: Stored, b: Stored, bad: np.ndarray) -> Iterator[tuple[np.ndarray, 
             bad += (np.sum(~finite_x), np.sum(~finite_y), np.sum(~both & ~alike))
             x, y = x[both], y[both]
         yield x, y, len(x)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value

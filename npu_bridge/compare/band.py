@@ -18,16 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.compare.losses import Losses
-from npu_bridge.compare.spread import (
-    independent,
-    rms,
-    running_mean,
-    running_medians,
-    single_step_noise,
-    white,
-)
+from npu_bridge.compare.spread import independent, rms, running_mean, running_medians, single_step_noise, white
 from npu_bridge.compare.student import t_quantile
 from npu_bridge.compare.verdict import CannotTell, Verdict
+from npu_bridge.reporting.history import for_json
 
 __all__ = ["Band", "band_of", "compare_losses", "judge"]
 
@@ -68,18 +62,19 @@ class Band(NamedTuple):
     freedom: float
 
 
-def band_of(runs: Sequence[Losses], steps: np.ndarray | None = None) -> Band:
+def band_of(runs: Sequence[Losses]) -> Band:
     """Measures the band of several trainings.
 
     Args:
-      runs: at least two repeats.
-      steps: those that count; None: all that every repeat has. Steps in which a repeat has no finite loss are left out.
+      runs: at least two repeats. Steps in which one of them has no finite loss are left out.
     Raises:
       CannotTell: there is one run, the repeats have no step in common, or they do not differ at all.
     """
     if len(runs) < 2:
         raise CannotTell(f"One training has no band. {_HOW_TO_GET_ONE}")
-    steps, losses = _aligned(runs, steps)
+    steps, losses = aligned(runs)
+    known = np.isfinite(losses).all(axis=0)
+    steps, losses = steps[known], losses[:, known]
     if not len(steps):
         raise CannotTell(f"The repeats in {_parent(runs)} have no step with a finite loss in common.")
     if (losses == losses[0]).all():
@@ -102,11 +97,9 @@ def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
     Raises:
       CannotTell: B has no step in common with the band.
     """
-    steps, losses = _aligned(runs, band.steps, keeps_nan=True)
+    steps, losses = aligned(runs, band.steps)
     if not len(steps):
-        raise CannotTell(
-            f"A and B have no step in common: A has losses of the steps {_range(band.steps)}, B of {_range_of(runs)}."
-        )
+        raise _no_step_in_common(band.steps, runs)
     at = np.searchsorted(band.steps, steps)
     value = losses.mean(axis=0)
     half = band.spread[at] * math.sqrt(1 / len(runs) + 1 / band.repeats)
@@ -150,16 +143,13 @@ def _notes(a: Sequence[Losses], b: Sequence[Losses]) -> list[str]:
     return notes
 
 
-def _aligned(runs, steps=None, keeps_nan=False) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all runs have, and a row of losses for each run."""
+def aligned(runs: Sequence[Losses], steps: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all runs have, of those given, and a row of losses for each run."""
     common = runs[0].steps if steps is None else steps
     for run in runs:
         common = np.intersect1d(common, run.steps)
-    losses = np.array([run.values[np.searchsorted(run.steps, common)] for run in runs]).reshape(len(runs), len(common))
-    if not keeps_nan:
-        known = np.isfinite(losses).all(axis=0)
-        common, losses = common[known], losses[:, known]
-    return common, losses
+    losses = np.array([run.values[np.searchsorted(run.steps, common)] for run in runs])
+    return common, losses.reshape(len(runs), len(common))
 
 
 def _measured(steps: np.ndarray, losses: np.ndarray) -> Band:
@@ -213,7 +203,7 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
         "steps": [int(steps[0]), int(steps[-1])],
         "compared": len(steps),
         "repeats": band.repeats,
-        "largest_z": _plain(np.abs(z[np.isfinite(z)]).max(initial=0.0)),
+        "largest_z": for_json(float(np.abs(z[np.isfinite(z)]).max(initial=0.0))),
         "step": None,
     }
     if not outside.any():
@@ -228,7 +218,8 @@ def _verdict(steps, value, center, half, z, outside, band, name) -> Verdict:
     comes_back = last < len(steps) - 1 and len(steps) - 1 - last >= max(1, min(band.limits) // 2)
     end = f"was inside again after step {steps[last]}" if comes_back else "never came back"
     facts.update(step=int(steps[first]), back=int(steps[last]) if comes_back else None)
-    facts.update(shown=int(steps[show]), loss=_plain(value[show]), center=_plain(center[show]), spread=half[show])
+    facts.update(shown=int(steps[show]), loss=for_json(float(value[show])), center=for_json(float(center[show])))
+    facts.update(spread=half[show])
     if not np.isfinite(value[first]):
         sentence = (
             f"The loss of {other} is not finite at step {steps[first]}: {value[first]}, {name} has {center[first]:.5g}."
@@ -261,11 +252,9 @@ def _clearest(z: np.ndarray, first: int, last: int) -> int:
 
 
 def _without_band(a: Losses, b: Losses) -> Verdict:
-    steps, losses = _aligned([a, b], keeps_nan=True)
+    steps, losses = aligned([a, b])
     if not len(steps):
-        raise CannotTell(
-            f"A and B have no step in common: A has losses of the steps {_range(a.steps)}, B of {_range(b.steps)}."
-        )
+        raise _no_step_in_common(a.steps, [b])
     facts: dict[str, Any] = {
         "steps": [int(steps[0]), int(steps[-1])],
         "compared": len(steps),
@@ -311,18 +300,14 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
     return Verdict("losses", None, sentence, facts)
 
 
+def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:
+    ranges = " and ".join(dict.fromkeys(_range(run.steps) for run in of_b))
+    return CannotTell(f"A and B have no step in common: A has losses of the steps {_range(of_a)}, B of {ranges}.")
+
+
 def _range(steps: np.ndarray) -> str:
     return f"{steps[0]} to {steps[-1]}" if len(steps) else "none"
 
 
-def _range_of(runs: Sequence[Losses]) -> str:
-    return " and ".join(dict.fromkeys(_range(run.steps) for run in runs))
-
-
 def _parent(runs: Sequence[Losses]) -> str:
     return runs[0].path.rpartition("/repeat-")[0] or runs[0].path
-
-
-def _plain(number: Any) -> float | str:
-    number = float(number)
-    return number if math.isfinite(number) else str(number)

@@ -13,8 +13,10 @@ import re
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from npu_bridge.compare.arrays import Stored
-from npu_bridge.compare.events import fields_of
+from npu_bridge.compare.events import fields_of, varint
 from npu_bridge.compare.verdict import CannotTell
 
 __all__ = ["checkpoints_in", "read_checkpoint"]
@@ -23,8 +25,6 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
 _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64"}
 _DTYPES.update({10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64"})
-_BYTES = {"float32": 4, "float64": 8, "int32": 4, "uint8": 1, "int16": 2, "int8": 1, "complex64": 8, "int64": 8}
-_BYTES.update({"bool": 1, "bfloat16": 2, "uint16": 2, "complex128": 16, "float16": 2, "uint32": 4, "uint64": 8})
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Folders beside checkpoints that hold other things under the same names.
 _OTHERS = re.compile(r"eval.*|export|variables|assets|repeat-\d+|\..*")
@@ -39,12 +39,9 @@ def checkpoints_in(path: str) -> dict[int, str]:
     """
     if not os.path.isdir(path):
         return {_number(path): path} if os.path.isfile(f"{path}.index") else {}
-    folders = [
-        path,
-        *(entry.path for entry in os.scandir(path) if entry.is_dir() and not _OTHERS.fullmatch(entry.name)),
-    ]
+    below = (entry.path for entry in os.scandir(path) if entry.is_dir() and not _OTHERS.fullmatch(entry.name))
     found: dict[int, str] = {}
-    for folder in sorted(folders, key=len):
+    for folder in sorted([path, *below], key=len):
         for name in sorted(os.listdir(folder)):
             if name.endswith(".index"):
                 prefix = os.path.join(folder, name[: -len(".index")])
@@ -73,18 +70,13 @@ def read_checkpoint(prefix: str) -> tuple[dict[str, Stored], list[str]]:
             if not key:
                 shards = int(fields.get(1, 1))
                 continue
-            name = key.decode("utf-8", "replace")
+            name = key.decode("utf-8", "replace").removesuffix(_SUFFIX)
             dtype = _DTYPES.get(fields.get(1))
             if dtype is None or 7 in fields:
-                others += [] if key.startswith(b"\0") else [_short(name)]
+                others += [] if key.startswith(b"\0") else [name]
             elif not key.startswith(b"\0"):
-                tensors[_short(name)] = (
-                    dtype,
-                    _shape(fields.get(2, b"")),
-                    fields.get(3, 0),
-                    fields.get(4, 0),
-                    fields.get(5, 0),
-                )
+                shard, offset, size = (fields.get(number, 0) for number in (3, 4, 5))
+                tensors[name] = (dtype, _shape(fields.get(2, b"")), shard, offset, size)
     except (ValueError, IndexError, KeyError, TypeError, struct.error) as error:
         raise CannotTell(f"{index} is damaged: {error}.") from None
     return _placed(prefix, tensors, shards), [name for name in others if not name.startswith("_CHECKPOINTABLE")]
@@ -98,7 +90,7 @@ def _placed(prefix: str, tensors: dict, shards: int) -> dict[str, Stored]:
             if not os.path.isfile(path):
                 raise CannotTell(f"{path} is not there, which holds {name}.")
             sizes[path] = os.path.getsize(path)
-        if size != math.prod(shape) * _BYTES[dtype]:
+        if size != math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize):
             raise CannotTell(f"{prefix}.index is damaged: {name} of shape {list(shape)} has {size} bytes.")
         if offset + size > sizes[path]:
             raise CannotTell(f"{path} is cut off: {name} ends at {offset + size} bytes, the file has {sizes[path]}.")
@@ -111,11 +103,11 @@ def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("its end is not that of an index")
     numbers, at = [], len(table) - _FOOTER_BYTES
     for _ in range(4):
-        number, at = _varint(table, at)
+        number, at = varint(table, at)
         numbers.append(number)
     for _, handle in _block(table, *numbers[2:]):
-        offset, at = _varint(handle, 0)
-        size, _ = _varint(handle, at)
+        offset, at = varint(handle, 0)
+        size, _ = varint(handle, at)
         yield from _block(table, offset, size)
 
 
@@ -130,9 +122,9 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
     if end < 0:
         raise ValueError("a block has no end")
     while at < end:
-        shared, at = _varint(block, at)
-        added, at = _varint(block, at)
-        length, at = _varint(block, at)
+        shared, at = varint(block, at)
+        added, at = varint(block, at)
+        length, at = varint(block, at)
         if shared > len(key) or at + added + length > end:
             raise ValueError("an entry ends behind its block")
         key = key[:shared] + block[at : at + added]
@@ -140,21 +132,8 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
         at += added + length
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (message[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if message[at - 1] < 128:
-            return value, at
-
-
 def _shape(message: bytes) -> tuple[int, ...]:
     return tuple(int(dict(fields_of(dim)).get(1, 0)) for number, dim in fields_of(message) if number == 2)
-
-
-def _short(name: str) -> str:
-    return name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) else name
 
 
 def _number(prefix: str) -> int:

@@ -14,6 +14,7 @@ from npu_bridge.compare.names import match
 from npu_bridge.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
 from npu_bridge.compare.student import t_quantile
 from npu_bridge.compare.verdict import CannotTell, Verdict
+from npu_bridge.reporting.history import for_json
 
 __all__ = ["Variable", "compare_checkpoints"]
 
@@ -84,9 +85,13 @@ def compare_checkpoints(
     start = _files_at(a, b, steps[0])
     names, notes, problem = _variables_of_both(start)
     facts: dict[str, Any] = {"steps": steps, "repeats": max(len(a), len(b)), "variable": None, "step": None}
-    if problem:
-        return Verdict("checkpoints", False, problem, facts, tuple(notes)), []
-    limit = t_quantile(_FALSE_ALARM / len(names), max(len(a), len(b)) - 1) if max(len(a), len(b)) > 1 else math.inf
+    is_inside, sentence, found = (False, problem, []) if problem else _judged(a, b, steps, start, names, facts)
+    return Verdict("checkpoints", is_inside, sentence, facts, tuple(notes)), found
+
+
+def _judged(a, b, steps, start: _Files, names, facts: dict) -> tuple[bool | None, str, list[Variable]]:
+    """Whether the checkpoints of these steps agree, the sentence about it, and the variables, worst first."""
+    limit = t_quantile(_FALSE_ALARM / len(names), facts["repeats"] - 1) if facts["repeats"] > 1 else math.inf
     found: list[Variable] = []
     for step in steps:
         files = start if step == steps[0] else _files_at(a, b, step)
@@ -98,31 +103,31 @@ def compare_checkpoints(
             outside = [one for one in found if one.distance > 0]
         if outside:
             break
-    facts.update(variables=[_plain(one) for one in found])
+    facts.update(variables=[{name: for_json(value) for name, value in one._asdict().items()} for one in found])
+    worst = found[0]
     if outside:
-        facts.update(variable=found[0].name, step=found[0].step)
-        return Verdict("checkpoints", False, _about_worst(found, outside, steps), facts, tuple(notes)), found
+        facts.update(variable=worst.name, step=worst.step)
+        return False, _about_worst(found, outside, steps), found
     if limit < math.inf and len(steps) > 1:
         stretch = max(zip(steps, steps[1:]), key=lambda pair: pair[1] - pair[0])
         sizes = _sizes_between(a, b, stretch, names)
         facts.update(sizes=None if sizes is None else sizes.plain())
         if sizes is not None and not sizes.is_inside:
             facts.update(step=stretch[1])
-            return Verdict("checkpoints", False, _about_sizes(sizes, stretch), facts, tuple(notes)), found
-    worst = found[0]
+            return False, _about_sizes(sizes, stretch), found
     said = f"{len(found)} variables and slots at steps {', '.join(map(str, steps))}"
     if limit < math.inf:
-        sentence = f"{said} are within the spread of the repeats, {worst.name} by {worst.z:.2g} of {limit:.2g}."
-        return Verdict("checkpoints", True, sentence, facts, tuple(notes)), found
+        spread = f"within the spread of the repeats, {worst.name} by {worst.z:.2g} of {limit:.2g}"
+        return True, f"{said} are {spread}.", found
     if worst.distance <= _AS_GOOD_AS_EQUAL:
         how = "equal to the bit" if worst.distance == 0 else "equal but for rounding"
-        return Verdict("checkpoints", True, f"{said} are {how}.", facts, tuple(notes)), found
+        return True, f"{said} are {how}.", found
     sentence = (
         f"It cannot be told whether the checkpoints agree: at step {worst.step} {worst.name} is {worst.distance:.2g} "
         f"of its norm away, and how much harmless differences make was not measured; train A several times with "
         f"npu-run --repeat 3."
     )
-    return Verdict("checkpoints", None, sentence, facts, tuple(notes)), found
+    return None, sentence, found
 
 
 def _files_at(a, b, step: int) -> _Files:
@@ -251,7 +256,3 @@ def _about_worst(found: Sequence[Variable], outside: Sequence[Variable], steps: 
     if worst.step == steps[0] and len(steps) > 1:
         said += ", already in the first checkpoint"
     return f"{said}; {many}."
-
-
-def _plain(one: Variable) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in one._asdict().items()}

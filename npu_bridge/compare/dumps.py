@@ -11,7 +11,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterable
+import shutil
 from typing import Any, NamedTuple
 
 from npu_bridge.compare.arrays import Stored, open_npy
@@ -131,8 +131,8 @@ def write_named(dump: Dump, folder: str) -> int:
     os.makedirs(folder, exist_ok=True)
     began = int(os.stat(dump.path).st_mtime) * 1_000_000
     long: list[tuple[str, str]] = []
-    count = 0
-    for count, (place, (file, _)) in enumerate(_outputs(dump), 1):
+    outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
+    for count, (place, file) in enumerate(outputs, 1):
         name = f"{plain_name(place.op)}.{place.slot}.{began + count}.npy"
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
@@ -143,21 +143,11 @@ def write_named(dump: Dump, folder: str) -> int:
         try:
             os.link(os.path.join(dump.path, file), target)
         except OSError:
-            _copy(os.path.join(dump.path, file), target)
+            shutil.copyfile(os.path.join(dump.path, file), target)
     if long:
         with open(os.path.join(folder, "mapping.csv"), "w", encoding="utf-8", newline="") as out:
             csv.writer(out).writerows(long)
-    return count
-
-
-def _outputs(dump: Dump) -> Iterable[tuple[Place, tuple[str, str | None]]]:
-    return ((place, file) for place, file in dump.files.items() if place.side == "output")
-
-
-def _copy(source: str, target: str) -> None:
-    with open(source, "rb") as file, open(target, "wb") as out:
-        while piece := file.read(1 << 22):
-            out.write(piece)
+    return len(outputs)
 
 
 def _folders(folder: str) -> list[tuple[str, set[str]]]:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = ["event_files", "fields_of", "scalars_of"]
+__all__ = ["event_files", "fields_of", "scalars_of", "varint"]
 
 _LONGEST_RECORD = 1 << 31
 _LONGEST_SUMMARY = 1 << 24  # longer ones hold pictures or graphs
 _TENSOR_DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8")}
-_LISTS = {1: (5, "<f"), 2: (6, "<d")}  # dtype: field of the list, and how one number of it is written
+_CONTENT, _LISTS = 4, {1: 5, 2: 6}  # fields with the bytes of a tensor's numbers; the latter by dtype
 
 
 def event_files(folder: str) -> list[str]:
@@ -91,16 +91,11 @@ def _of_value(value: bytes) -> Iterator[tuple[str, float]]:
 def _only_number(tensor: bytes) -> float | None:
     """The number of a tensor that holds one."""
     fields = dict(fields_of(tensor))
-    dtype = fields.get(1)
-    content = fields.get(4, b"")
-    if dtype in _TENSOR_DTYPES and len(content) == _TENSOR_DTYPES[dtype].itemsize:
-        return float(np.frombuffer(content, _TENSOR_DTYPES[dtype])[0])
-    if dtype in _LISTS:
-        number, form = _LISTS[dtype]
-        packed = fields.get(number, b"")
-        if isinstance(packed, bytes) and len(packed) == struct.calcsize(form):
-            return float(struct.unpack(form, packed)[0])
-    return None
+    dtype = _TENSOR_DTYPES.get(fields.get(1))
+    content = fields.get(_CONTENT) or fields.get(_LISTS.get(fields.get(1)), b"")
+    if dtype is None or not isinstance(content, bytes) or len(content) != dtype.itemsize:
+        return None
+    return float(np.frombuffer(content, dtype)[0])
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -111,13 +106,13 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, end = 0, len(message)
     while at < end:
-        key, at = _varint(message, at)
+        key, at = varint(message, at)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(message, at)
+            value, at = varint(message, at)
         else:
             if kind == 2:
-                length, at = _varint(message, at)
+                length, at = varint(message, at)
             elif kind in (1, 5):
                 length = 8 if kind == 1 else 4
             else:
@@ -128,7 +123,8 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield key >> 3, value
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number of several bytes that begins at a place, and the place behind it."""
     value = shift = 0
     while True:
         byte = message[at]

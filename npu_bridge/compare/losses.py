@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npu_bridge.compare.events import scalars_of
+from npu_bridge.compare.names import some
 from npu_bridge.compare.verdict import CannotTell, NothingThereError
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.run_folder import NoRunError, read_run_folder
@@ -81,11 +82,11 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
             points = sorted(tags[chosen].items())
             return Losses(path, *_arrays(points), f"tag {chosen} of event files")
         if tags and tag:
-            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {_some(sorted(tags))}.")
+            raise CannotTell(f"{path} has no event with the tag {tag!r}; its tags are {some(sorted(tags), 8)}.")
         if tags:
             raise CannotTell(
                 f"{path} has event files without a loss under a usual name; name its tag with --tag, one of "
-                f"{_some(sorted(tags))}."
+                f"{some(sorted(tags), 8)}."
             )
     raise NothingThereError(f"{path} holds no losses; expected {HISTORY_FILE} with at least one step, or event files.")
 
@@ -103,7 +104,3 @@ def _of_history(path: str, history: History) -> Losses:
 
 def _arrays(points) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in points], np.int64), np.array([loss for _, loss in points], np.float64)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

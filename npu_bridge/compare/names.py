@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Matching", "match", "plain_name"]
+__all__ = ["Matching", "match", "plain_name", "some"]
 
 _LONGEST_FUSED = 4000  # characters
 
@@ -32,6 +32,11 @@ class Matching(NamedTuple):
 def plain_name(name: str) -> str:
     """A name as it is in the names of files, where `. / \\ :` and blanks are underscores."""
     return re.sub(r"[./\\: ]", "_", name).strip("_")
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, and how many there are more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def match(a: Sequence[str], b: Sequence[str], given: Mapping[str, str] | None = None) -> Matching:

@@ -8,11 +8,11 @@ from html import escape
 
 import numpy as np
 
-from npu_bridge.compare.band import Band
+from npu_bridge.compare.band import Band, aligned
 from npu_bridge.compare.folders import Comparison
 from npu_bridge.compare.losses import Losses
 from npu_bridge.compare.tensors import Tensors
-from npu_bridge.compare.verdict import Verdict
+from npu_bridge.compare.verdict import WORDS, Verdict
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, drawn, format_tick, framed
 from npu_bridge.reporting.page.document import section, table, whole_page
@@ -22,8 +22,6 @@ __all__ = ["render_comparison"]
 _TOP, _BOTTOM = 14, 264
 _MOST_PLACES = 800
 _MOST_ROWS = 40
-_LOG_FROM = 20
-_WORDS = {True: "inside", False: "outside", None: "cannot be told"}
 _STYLE = """<style>
 .verdict b { display: inline-block; padding: 1px 10px; margin-right: 8px; border-radius: 99px; color: #fff;
   background: #5f6c7b; } .verdict b.yes { background: #0b7a5e; } .verdict b.no { background: #c2410c; }
@@ -38,7 +36,7 @@ svg .node text { fill: var(--ink); }
 def render_comparison(found: Comparison) -> str:
     """The text of the page, which needs no other file, no network and no script."""
     a, b = (os.path.basename(os.path.abspath(path)) or path for path in (found.a, found.b))
-    title = f"{b} against {a}: {_WORDS[found.is_inside]}"
+    title = f"{b} against {a}: {WORDS[found.is_inside]}"
     parts = [
         _STYLE,
         f'<p class="quiet">A is {escape(found.a)}, B is {escape(found.b)}.</p>',
@@ -59,7 +57,7 @@ def render_comparison(found: Comparison) -> str:
 
 def _said(verdict: Verdict) -> str:
     kind = {True: "yes", False: "no", None: ""}[verdict.is_inside]
-    words = f"{verdict.kind}: {_WORDS[verdict.is_inside]}"
+    words = f"{verdict.kind}: {WORDS[verdict.is_inside]}"
     return f'<p class="verdict"><b class="{kind}">{escape(words)}</b>{escape(verdict.sentence)}</p>'
 
 
@@ -71,8 +69,7 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
         return "<p>No loss is finite.</p>"
     steps = np.concatenate([curve[2] for curve in curves])
     x = axes.exact(int(steps.min()), int(steps.max()), LEFT, RIGHT)
-    is_steep = known.min() > 0 and known.max() / known.min() > _LOG_FROM
-    y = (axes.decades if is_steep else axes.linear)(map(float, known), _BOTTOM, _TOP)
+    y = axes.of_losses([float(known.min()), float(known.max())], _BOTTOM, _TOP)
     body, legend = [], [("of-a line", "A"), ("of-b line", "B")]
     if band is not None:
         at = _thin(len(band.steps))
@@ -98,12 +95,8 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
 
 
 def _mean(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:
-    steps = runs[0].steps
-    for run in runs[1:]:
-        steps = np.intersect1d(steps, run.steps)
-    if not len(steps):
-        return runs[0].steps, runs[0].values
-    return steps, np.mean([run.values[np.searchsorted(run.steps, steps)] for run in runs], axis=0)
+    steps, losses = aligned(runs)
+    return (steps, losses.mean(axis=0)) if len(steps) else (runs[0].steps, runs[0].values)
 
 
 def _thin(count: int) -> np.ndarray:
@@ -132,7 +125,7 @@ def _graph(found: Tensors) -> str:
     for (_, op), (left, top, is_inside) in places.items():
         kind = {True: "yes", False: "no", None: "unknown"}[is_inside]
         shown = op if len(op) <= 44 else f"...{op[-41:]}"
-        state = "not compared" if is_inside is None else _WORDS[is_inside]
+        state = "not compared" if is_inside is None else WORDS[is_inside]
         parts.append(
             f'<g class="node {kind}"><title>{escape(op)}: {state}</title>'
             f'<rect x="{left}" y="{top:.0f}" width="310" height="32" rx="6"/>'
@@ -159,7 +152,7 @@ def _tensors(found: Tensors) -> str:
             continue
         numbers = [f"{one.largest_error:.2g}", f"{one.largest_relative:.2g}", f"{one.mean_error:.2g}"]
         odd = f"{one.not_finite[0]} / {one.not_finite[1]}" if any(one.not_finite) else ""
-        state = "noise" if row.is_noise else f"{_WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
+        state = "noise" if row.is_noise else f"{WORDS[one.is_inside]}{f', not finite: {odd}' if odd else ''}"
         rows.append([name, row.type, state, f"{one.cosine:.8f}", *numbers[:2], f"{100 * one.mismatches:.3g} %"])
     header = ("operator", "type", "", "cosine", "largest error", "largest relative", "beyond")
     said = f"{len(rows)} of {len(found.rows)} tensors in the order of execution"

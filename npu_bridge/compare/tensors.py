@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.compare.arrays import Agreement, compare_arrays, tolerance_of
 from npu_bridge.compare.dumps import Dump, Key, Place
-from npu_bridge.compare.names import Matching, match
+from npu_bridge.compare.names import Matching, match, some
 from npu_bridge.compare.verdict import CannotTell, Verdict
 
 __all__ = ["Row", "Tensors", "compare_dumps"]
@@ -38,7 +38,7 @@ class Row(NamedTuple):
       place: in A.
       other: in B.
       type: of the operator, or "".
-      shapes, dtypes: of A and B.
+      dtypes: of A and B; none where one cannot be read.
       agreement: None where the two cannot be compared, which `problem` says.
       how: why the names belong together, if they are not the same.
       is_noise: whether repeats of A differ in it as much.
@@ -47,7 +47,6 @@ class Row(NamedTuple):
     place: Place
     other: Place
     type: str
-    shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     agreement: Agreement | None
     problem: str
@@ -152,20 +151,7 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
 def _compare_step(
     a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
 ) -> Tensors:
-    noise: dict[Place, float] = {}
-    noisy = set()
-    for other in repeats:
-        for place in a.files:
-            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
-            if found is not None and not found.is_inside:
-                noisy.add(place)
-            elif found is not None:
-                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
-    if 2 * len(noisy) > len(a.files):
-        raise CannotTell(
-            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
-            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
-        )
+    noise, noisy = _noise_of(a, repeats, tolerance)
     matching = match(a.operators, b.operators, given)
     rows = []
     for place in a.files:
@@ -179,30 +165,54 @@ def _compare_step(
     rows = [row._replace(is_noise=row.place in noisy) for row in rows if row.place.op not in wrong]
     matching.only_a.extend(wrong)
     matching.only_b.extend(matching.pairs.pop(name) for name in wrong)
-    outputs = [row for row in rows if row.place.side == "output"] or rows
     lost = [row for row in rows if row.is_inside is False]
     first = next((row for row in lost if not _is_read_of_reference(a, row.place.op)), lost[0] if lost else None)
+    if first is None:
+        return Tensors(a.key, rows, matching, None, {}, {})
     state: dict[str, bool | None] = {}
-    for row in outputs:
+    for row in [row for row in rows if row.place.side == "output"] or rows:
         known = state.get(row.place.op, True)
         state[row.place.op] = row.is_inside if known else known
-    inputs, readers = ({}, {}) if first is None else _neighbours(a.inputs, first.place.op, state)
-    return Tensors(a.key, rows, matching, first, inputs, readers)
+    readers: dict[str, list[str]] = {}
+    for name, sources in a.inputs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(name)
+    before, behind = (_nearest(edges, first.place.op, state) for edges in (a.inputs, readers))
+    return Tensors(a.key, rows, matching, first, before, behind)
+
+
+def _noise_of(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
+    """The largest relative errors of A's own repeats, and where they are out of tolerance."""
+    noise: dict[Place, float] = {}
+    noisy: set[Place] = set()
+    for other in repeats:
+        for place in a.files:
+            found = _row(a, other, place, place, "", tolerance).agreement if place in other.files else None
+            if found is not None and not found.is_inside:
+                noisy.add(place)
+            elif found is not None:
+                noise[place] = max(noise.get(place, 0.0), found.largest_relative)
+    if 2 * len(noisy) > len(a.files):
+        raise CannotTell(
+            f"The dumps of A's own repeats differ in {len(noisy)} of {len(a.files)} tensors at step {a.key.step}, so "
+            f"those of B tell nothing; let the repeats differ in rounding alone: npu-run --repeat 3 --vary rounding."
+        )
+    return noise, noisy
 
 
 def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: float | None, room: float = 0.0) -> Row:
     """The two tensors compared; `room` is what noise alone may make, where that is more than the tolerance."""
-    kind = a.types.get(place.op) or b.types.get(other.op, "")
+    row = Row(place, other, a.types.get(place.op) or b.types.get(other.op, ""), (), None, "", how)
     try:
         x, y = a.array(place), b.array(other)
+        row = row._replace(dtypes=(x.computed_in, y.computed_in))
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
-            return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), None, problem, how)
+            return row._replace(problem=problem)
         allowed = tolerance_of(x) if tolerance is None else tolerance
-        agreement = compare_arrays(x, y, max(allowed, room))
+        return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
     except CannotTell as error:
-        return Row(place, other, kind, (), (), None, str(error).rstrip("."), how)
-    return Row(place, other, kind, (x.shape, y.shape), (x.computed_in, y.computed_in), agreement, "", how)
+        return row._replace(problem=str(error).rstrip("."))
 
 
 def _is_read_of_reference(dump: Dump, op: str) -> bool:
@@ -211,16 +221,8 @@ def _is_read_of_reference(dump: Dump, op: str) -> bool:
     return any(dump.types.get(name) in _REFERENCES for name in read)
 
 
-def _neighbours(inputs: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]):
-    """The nearest operators before and behind that were compared, through those that were not."""
-    readers: dict[str, list[str]] = {}
-    for name, sources in inputs.items():
-        for source in sources:
-            readers.setdefault(source, []).append(name)
-    return _nearest(inputs, op, state), _nearest(readers, op, state)
-
-
 def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool | None]) -> dict[str, bool | None]:
+    """The nearest operators along the edges that were compared, through those that were not."""
     found: dict[str, bool | None] = {}
     seen, border = {op}, [op]
     for _ in range(_MOST_STEPS_BACK):
@@ -234,7 +236,7 @@ def _nearest(edges: Mapping[str, list[str]], op: str, state: Mapping[str, bool |
             else:
                 following.append(name)
         border = following
-    found.update(dict.fromkeys(name for name in border))
+    found.update(dict.fromkeys(border))
     return found
 
 
@@ -257,11 +259,11 @@ def _about_first(done: Tensors) -> str:
     lost = [repr(name) for name, is_inside in done.inputs.items() if is_inside is None]
     late = [repr(name) for name, is_inside in done.inputs.items() if is_inside is False]
     if good:
-        said += f"; its input{'s' if len(good) > 1 else ''} {_list(good)} {'are' if len(good) > 1 else 'is'} inside"
+        said += f"; its input{'s' if len(good) > 1 else ''} {some(good)} {'are' if len(good) > 1 else 'is'} inside"
     if lost:
-        said += f"; {_list(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
+        said += f"; {some(lost)} {'were' if len(lost) > 1 else 'was'} not compared"
     if late:
-        said += f"; {_list(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
+        said += f"; {some(late)} {'are' if len(late) > 1 else 'is'} out, too, or shows the variable after this step"
     return f"{said}."
 
 
@@ -284,12 +286,12 @@ def _about_names(done: Tensors) -> list[str]:
     notes, matching = [], done.matching
     for names, side in ((matching.only_a, "A"), (matching.only_b, "B")):
         if names:
-            notes.append(f"Operators of {side} without a partner: {len(names)}, {_list(names)}.")
+            notes.append(f"Operators of {side} without a partner: {len(names)}, {some(names)}.")
     if matching.inside:
-        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {_list(list(matching.inside))}.")
+        notes.append(f"Operators of A inside fused ones of B: {len(matching.inside)}, {some(list(matching.inside))}.")
     noise = [row.place.op for row in done.rows if row.is_noise]
     if noise:
-        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {_list(noise)}.")
+        notes.append(f"Tensors that were not judged, as A's own repeats differ in them: {len(noise)}, {some(noise)}.")
     problems = [row.problem for row in done.rows if row.problem]
     if problems:
         notes.append(f"Tensors that could not be compared: {len(problems)}, {'; '.join(problems[:3])}.")
@@ -321,8 +323,3 @@ def _facts(done: Tensors, compared: int) -> dict[str, Any]:
             for row in done.rows
         ],
     }
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

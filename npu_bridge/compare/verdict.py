@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["CannotTell", "NothingThereError", "Verdict"]
+__all__ = ["WORDS", "CannotTell", "NothingThereError", "Verdict"]
+
+WORDS = {True: "inside", False: "outside", None: "cannot be told"}  # for `is_inside`
 
 
 class CannotTell(ValueError):

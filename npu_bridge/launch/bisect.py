@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
+from npu_bridge._files import write_whole
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.repeat import folder_of
 from npu_bridge.launch.trial import run_trial
@@ -64,12 +65,8 @@ def bisect(
     which ever other operators keep float32: by name scope, then by type, then single ones. Prints what does it.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    try:
-        code = bisection.run()
-    except LaunchError as error:
-        click.echo(f"npu-run bisect: {error}", err=True)
-        code = 2
-    sys.exit(code)
+    with ending_on(LaunchError, command="bisect"):
+        sys.exit(bisection.run())
 
 
 class Bisection:
@@ -89,7 +86,6 @@ class Bisection:
         self._steps, self._tolerance = steps, tolerance
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
         self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
-        self._types: dict[str, str] = {}
         self._band: Any = None
 
     def run(self) -> int:
@@ -101,7 +97,6 @@ class Bisection:
         self._go_on()
         self._measure()
         operators = [Operator(**each) for each in json.loads(Path(self.folder, _OPERATORS).read_text("utf-8"))]
-        self._types = {operator.name: operator.type for operator in operators}
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -177,9 +172,8 @@ class Bisection:
         what = what or f"{len(kept)} operator{'' if len(kept) == 1 else 's'} in float32"
         self._say(f"run {len(self._runs) + _REFERENCES + 1}: {what}: {'inside' if passes else 'outside'} ({why})")
         self._runs.append({"kept": kept, "passes": passes, "why": why})
-        temporary = Path(self.folder, f"{_STATE}.tmp")
-        temporary.write_text(json.dumps({"asked": self._asked, "runs": self._runs}, indent=1), "utf-8")
-        os.replace(temporary, os.path.join(self.folder, _STATE))
+        state = {"asked": self._asked, "runs": self._runs}
+        write_whole(os.path.join(self.folder, _STATE), json.dumps(state, indent=1))
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:

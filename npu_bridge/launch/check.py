@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npu_bridge.launch.command_line import SETTINGS
 from npu_bridge.launch.source_choice import SourceChoice
 
 if TYPE_CHECKING:
-    from npu_bridge.tf1.findings import Survey
+    from npu_bridge.tf1.findings import Finding, Survey
     from npu_bridge.tf1.journal import Entry
 
 __all__ = ["check", "facts_of", "page_of"]
@@ -28,7 +29,7 @@ _TITLES = {
 }
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1.")
 @click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2.")
 @click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too.")
@@ -54,14 +55,13 @@ def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str,
         "script": script,
         "tensorflow": found.era,
         "files": found.files,
-        "findings": [
-            {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
-            for each in found.findings
-        ],
-        "met": [
-            {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)} for each in entries
-        ],
+        "findings": [_row(each) for each in found.findings],
+        "met": [_row(each) for each in entries],
     }
+
+
+def _row(each: Finding | Entry) -> dict[str, str]:
+    return {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
 
 
 def page_of(script: str, found: Survey, entries: list[Entry] = ()) -> str:

@@ -195,13 +195,15 @@ def run_script(
         _announce_start(script, plan)
         sys.stdout.flush()
         given = list(arguments)
+
+        def run(words: list[str]) -> int:
+            return _run_again(functools.partial(run_ranks, script, words, plan, log_dir, stall_secs), restarts)
+
         if repeat is not None:
-            repeats = Repeats(repeat, vary, os.path.abspath(out))
-            again = functools.partial(_run_once, script, plan, log_dir, stall_secs, restarts)
-            sys.exit(repeats.run(given, again, _say))
+            sys.exit(Repeats(repeat, vary, os.path.abspath(out)).run(given, run, _say))
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
-        code = _run_once(script, plan, log_dir, stall_secs, restarts, given)
+        code = run(given)
         if recording is not None:
             click.echo(recording.conclude(plan.size), err=True)
     except LaunchError as error:
@@ -224,13 +226,6 @@ def _say(text: str) -> None:
     click.echo(f"npu-run: {text}", err=True)
 
 
-def _run_once(
-    script: str, plan: Plan, log_dir: str | None, stall_secs: float | None, restarts: int, arguments: list[str]
-) -> int:
-    """Runs the job, its restarts included."""
-    return _run_again(functools.partial(run_ranks, script, arguments, plan, log_dir, stall_secs), restarts)
-
-
 def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
     """Runs a job, and again when it has failed; the script goes on from its last checkpoint by itself."""
     outcome = run()
@@ -247,11 +242,13 @@ def _check_script(script: str) -> None:
         return
     if re.fullmatch(r"python[\d.]*", os.path.basename(script)):
         raise LaunchError("name the script alone, without python before it: npu-run -np 2 train.py")
-    known = f" Commands of npu-run are {', '.join(sorted(COMMANDS))}." if COMMANDS else ""
-    raise LaunchError(f"there is no file {script!r} to run. Expected a Python script, then its arguments.{known}")
+    raise LaunchError(
+        f"there is no file {script!r} to run. Expected a Python script, then its arguments. Commands of npu-run are "
+        f"{', '.join(sorted(COMMANDS))}."
+    )
 
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
     """Becomes the script's process: signals, terminal and exit code are then the script's own."""
-    quiet = {name: text for name, text in rank_defaults(1).items() if name == "TF_CPP_MIN_LOG_LEVEL"}
-    os.execve(sys.executable, rank_command(script, arguments, plan.devices), {**quiet, **os.environ})
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
+    os.execv(sys.executable, rank_command(script, arguments, plan.devices))

@@ -1,17 +1,30 @@
-"""What commands of `npu-run` that run a script themselves take: options of the launcher, the script, its arguments."""
+"""What commands of `npu-run` share: settings, how they fail, and the options of those that run a script themselves."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import click
 
-__all__ = ["EPILOG", "SETTINGS", "launcher_options"]
+__all__ = ["EPILOG", "SETTINGS", "ending_on", "launcher_options"]
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 EPILOG = "Options of the script itself follow two dashes: train.py -- --batch 32."
+
+
+@contextlib.contextmanager
+def ending_on(*errors: type[Exception], command: str) -> Iterator[None]:
+    """Inside, these errors end the process with one line and exit code 2."""
+    try:
+        yield
+    except errors as error:
+        click.echo(f"npu-run {command}: {error}", err=True)
+        sys.exit(2)
 
 
 def launcher_options(command: Callable) -> Callable:

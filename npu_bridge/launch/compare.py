@@ -8,10 +8,13 @@ import sys
 
 import click
 
+from npu_bridge._files import write_whole
+from npu_bridge.launch.command_line import SETTINGS
+
 __all__ = ["compare"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.argument("a")
 @click.argument("b", required=False)
 @click.option(
@@ -44,8 +47,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
     from npu_bridge.compare.dumps import read_dumps, read_pairs, write_named
     from npu_bridge.compare.folders import compare_folders
     from npu_bridge.compare.page import render_comparison
-    from npu_bridge.compare.verdict import CannotTell
-    from npu_bridge.reporting.page.document import write_file
+    from npu_bridge.compare.verdict import WORDS, CannotTell
 
     try:
         if write_names is not None:
@@ -56,16 +58,15 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-        write_file(page, render_comparison(found))
+        write_whole(page, render_comparison(found))
     except (CannotTell, OSError) as error:
         click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
         sys.exit(2)
     if as_json:
         click.echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
     else:
-        words = {True: "inside", False: "outside", None: "cannot be told"}
         for verdict in found.verdicts:
-            click.echo(f"{verdict.kind}: {words[verdict.is_inside]}. {verdict.sentence}")
+            click.echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
             click.echo(f"note: {note}")
         click.echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
+from npu_bridge.launch.command_line import SETTINGS, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.predict.units import parse_count
 from npu_bridge.options.environment import read_variable, write_variable
@@ -13,7 +12,7 @@ from npu_bridge.options.environment import read_variable, write_variable
 __all__ = ["explain"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.option("--config", required=True, metavar="FILE", help="A TOML file that NPURunConfig.from_file reads.")
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Ranks that train.")
 @click.option("--params", default="1M", show_default=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
@@ -23,14 +22,11 @@ def explain(config: str, ranks: int, params: str, svg: str | None):
 
     The stages are those of the file in an NPUOptimizer that averages gradients over the ranks and scales the loss.
     """
-    try:
+    with ending_on(LaunchError, OSError, TypeError, ValueError, command="explain"):
         count = parse_count(params, "--params")
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
         click.echo(_explained(config, ranks, count, svg))
-    except (LaunchError, OSError, TypeError, ValueError) as error:
-        click.echo(f"npu-run explain: {error}", err=True)
-        sys.exit(2)
 
 
 def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:

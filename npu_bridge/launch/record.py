@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, launcher_options
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.trial import run_trial
 from npu_bridge.trials.trial import Trial
@@ -32,7 +32,8 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
     last of these steps.
     """
-    sys.exit(_tell_errors(lambda: _record(os.path.abspath(out), steps, [*launcher, script], arguments)))
+    with ending_on(LaunchError, command="record"):
+        _record(os.path.abspath(out), steps, [*launcher, script], arguments)
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -46,23 +47,24 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
     """
     recorded = os.path.abspath(recorded)
     out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
-    sys.exit(_tell_errors(lambda: _replay(recorded, out, [*launcher, script, *arguments])))
+    with ending_on(LaunchError, command="replay"):
+        sys.exit(_replay(recorded, out, [*launcher, script, *arguments]))
 
 
-def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> int:
+def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
     if os.path.exists(os.path.join(out, "rank_0")):
-        for old in (*glob.glob(os.path.join(glob.escape(out), "rank_*")), os.path.join(out, "run")):
+        for old in (*Path(out).glob("rank_*"), Path(out, "run")):
             shutil.rmtree(old, ignore_errors=True)
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
     code = run_trial(trial, [*command, *arguments], _ONE_STEP)
-    found = [_facts(path) for path in sorted(glob.glob(os.path.join(glob.escape(out), "rank_*", "record.json")))]
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
+        why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
-            f"record: {f'the script ended with exit code {code}' if code else 'no session run trained'}. Expected a "
-            f"script that trains through sessions or an Estimator, not model.fit or eager code; nothing was recorded."
+            f"{why}. Expected a script that trains through sessions or an Estimator, not model.fit or eager code; "
+            f"nothing was recorded."
         )
-    snippet = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trials", SNIPPET)
-    shutil.copyfile(snippet, os.path.join(out, SNIPPET))
+    shutil.copyfile(Path(__file__).parent.parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
     shown, facts = os.path.relpath(out), found[0]
     kinds = list(facts["kinds"].values())
     counts = ", ".join(
@@ -79,20 +81,19 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
         f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
         f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
     )
-    return 0
 
 
 def _replay(recorded: str, out: str, command: list[str]) -> int:
     if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
-        raise LaunchError(f"replay: {recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
+        raise LaunchError(f"{recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
     if os.path.exists(os.path.join(out, "replay_rank_0.json")):
         shutil.rmtree(out)
     code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
-    paths = sorted(glob.glob(os.path.join(glob.escape(out), "replay_rank_*.json")))
+    paths = sorted(Path(out).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
-        raise LaunchError(f"replay: {why}; nothing was compared.")
-    verdicts = [_facts(path) for path in paths]
+        raise LaunchError(f"{why}; nothing was compared.")
+    verdicts = [json.loads(path.read_text("utf-8")) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
     differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
     if not differences:
@@ -102,16 +103,3 @@ def _replay(recorded: str, out: str, command: list[str]) -> int:
         click.echo(f"replay: rank {rank}: {text}")
     click.echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
     return 1
-
-
-def _facts(path: str) -> dict:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def _tell_errors(run) -> int:
-    try:
-        return run()
-    except LaunchError as error:
-        click.echo(f"npu-run {error}", err=True)
-        return 2

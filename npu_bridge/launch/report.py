@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
+
+from npu_bridge.launch.command_line import SETTINGS, ending_on
 
 __all__ = ["report"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.argument("folder")
 @click.option("-o", "--output", "page", metavar="FILE", help="Default: FOLDER/report.html.")
 @click.option(
@@ -27,9 +28,6 @@ def report(folder: str, page: str | None, timeline: str | None):
     from npu_bridge.reporting.page import write_page
     from npu_bridge.reporting.page.run_folder import NoRunError
 
-    try:
+    with ending_on(NoRunError, OSError, command="report"):
         made = write_page(folder, page, timeline)
-    except (NoRunError, OSError) as error:
-        click.echo(f"npu-run report: {error}", err=True)
-        sys.exit(2)
     click.echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

@@ -38,6 +38,11 @@ class Effect(NamedTuple):
     level: str
     note: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """Both in one text."""
+        return f"{self.level}: {self.note}" if self.note else self.level
+
 
 works, recorded, refused = (functools.partial(Effect, level) for level in ("works", "recorded", "refused"))
 _SAME_AS_NAME = "<name>"

@@ -22,39 +22,7 @@ _PLACES = {
     "summary": ("Summary", "format_summary", "summarize", "write_summary"),
 }
 
-__all__ = [
-    "CsvWriter",
-    "History",
-    "HistoryHook",
-    "LossScaleCollapseError",
-    "LossScaleCollapseHook",
-    "MetricsCallback",
-    "MetricsHook",
-    "MissingExtraError",
-    "MlflowWriter",
-    "NanLossHook",
-    "Observation",
-    "Progress",
-    "ProgressHook",
-    "ReportCallback",
-    "ReportHook",
-    "SessionStart",
-    "StepHook",
-    "StepRow",
-    "Summary",
-    "TensorBoardCallback",
-    "TensorBoardHook",
-    "WandbWriter",
-    "describe_run",
-    "draw_training",
-    "format_progress",
-    "format_summary",
-    "places_of_ranks",
-    "smooth",
-    "summarize",
-    "write_summary",
-]
-
+__all__ = sorted(name for names in _PLACES.values() for name in names)
 __getattr__ = attributes(
     __name__, {name: f"{__name__}.{module}:{name}" for module, names in _PLACES.items() for name in names}
 )

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class MissingExtraError(ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+def imported(module: str, who: str, extra: str) -> Any:
+    """A module of an optional package, or a `MissingExtraError` that says who wants it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(
+            f"{who}: {package} is not installed. Install it with: pip install 'npu-bridge[{extra}]'"
+        ) from error

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any, Callable, NamedTuple, Union
 
+from npu_bridge._files import write_whole
+
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _log = logging.getLogger(__name__)
 
@@ -91,13 +93,9 @@ class History:
         The file is rewritten in one move, so a crash here leaves either the old or the new one.
         """
         self.close()
-        kept = _up_to(self.entries, step)
-        self.entries = kept + [SessionStart(step, self.now, ranks)]
+        self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        temporary = f"{self.path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as out:
-            out.writelines(_to_line(entry) for entry in self.entries)
-        os.replace(temporary, self.path)
+        write_whole(self.path, "".join(map(_to_line, self.entries)))
         self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
     @property
@@ -184,13 +182,13 @@ def _to_line(entry: Entry) -> str:
     if isinstance(entry, SessionStart):
         fields: dict[str, Any] = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
     else:
-        known = {name: _json(value) for name, value in entry._asdict().items()}
+        known = {name: for_json(value) for name, value in entry._asdict().items()}
         fields = {name: value for name, value in known.items() if value is not None or name not in _OPTIONAL}
     return json.dumps(fields) + "\n"
 
 
-def _json(value: float | str | None) -> float | str | None:
-    # JSON has no NaN and no infinity; as text ("nan", "inf") other readers of the file do not stumble.
+def for_json(value: Any) -> Any:
+    """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -198,14 +196,17 @@ def _number(value) -> float | None:
     return None if value is None else float(value)
 
 
-def sessions(history: History) -> list[tuple[SessionStart, list[StepRow]]]:
-    """The rows of each session, in order. Rows before any start belong to a start at their own time."""
-    grouped: list[tuple[SessionStart, list[StepRow]]] = []
+def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
+    """All steps, for each how many were tried until then, skipped ones included, and the rows that begin sessions."""
+    rows: list[StepRow] = []
+    tried: list[int] = []
+    starts: list[int] = []
+    skipped = 0
     for entry in history.entries:
         if isinstance(entry, SessionStart):
-            grouped.append((entry, []))
+            starts.append(len(rows))
             continue
-        if not grouped:
-            grouped.append((SessionStart(0, entry.time, 1), []))
-        grouped[-1][1].append(entry)
-    return grouped
+        skipped += entry.skipped
+        rows.append(entry)
+        tried.append(entry.step + skipped)
+    return rows, tried, starts

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.thinning import Thinning
@@ -27,12 +28,7 @@ class HistoryHook(StepHook):
     Ranks: local; the file comes from rank 0.
     """
 
-    def __init__(
-        self,
-        history: History | str,
-        every_n_steps: int | None = 1,
-        loss: tf.Tensor | str | None = None,
-    ):
+    def __init__(self, history: History | str, every_n_steps: int | None = 1, loss: tf.Tensor | str | None = None):
         super().__init__(loss)
         if every_n_steps is not None and every_n_steps < 1:
             raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
@@ -41,56 +37,44 @@ class HistoryHook(StepHook):
         self._every_n_steps = every_n_steps or 1
         self._steps_since = self._every_n_steps  # the first step is recorded
         self._thinning: Any = None  # a `Thinning`, where steps are left out
-        self._communicator = None
+        self._writes = False
 
     def begin(self):
         """Looks up tensors and rank."""
         super().begin()
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
-        self._communicator = collective.current()
+        self._writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps
 
     def before_run(self, run_context):
         """Asks for the tensors on the rank that writes."""
-        return super().before_run(run_context) if self._writes() else None
+        return super().before_run(run_context) if self._writes else None
 
     def after_create_session(self, session, coord):
         """Continues the file at the restored step."""
         del coord
-        if self._writes():
+        if self._writes:
             step = self.read_step(session)
-            self.history.begin_session(step, ranks=self._communicator.size)
+            self.history.begin_session(step, ranks=collective.current().size)
             self._thinning = Thinning(step) if self._thins else None
 
     def on_step(self, session, observation: Observation) -> None:
         """Adds the rows that are due."""
-        if not self._writes():
+        if not self._writes:
             return
         steps = steps_per_run(session)
         if self._thinning is not None:
             self._thinning.add(observation, self.history.now, steps)
             if self._thinning.is_full:
-                self._write_kept(session)
+                self._thinning.write(self.history, self.read_step(session))
             return
         if observation.skipped or self._steps_since >= self._every_n_steps:
-            self._append(self.read_step(session), observation)
+            self.history.append(self.read_step(session), *observation)
         if self._steps_since >= self._every_n_steps:
             self._steps_since = 0
         self._steps_since += steps
 
     def end(self, session):
         """Closes the file, in which the last step is then."""
-        if self._writes() and self._thinning is not None:
-            self._write_kept(session, is_over=True)
+        if self._writes and self._thinning is not None:
+            self._thinning.write(self.history, self.read_step(session), is_over=True)
         self.history.close()
-
-    def _write_kept(self, session, is_over: bool = False):
-        for step, seen in self._thinning.take(self.read_step(session), is_over):
-            self._append(step, seen.observation, seen.time)
-
-    def _append(self, step: int, seen: Observation, time: float | None = None):
-        self.history.append(step, seen.loss, seen.loss_scale, seen.skipped, seen.learning_rate, seen.precision, time)
-
-    def _writes(self) -> bool:
-        return self._communicator is not None and self._communicator.rank == 0

@@ -35,12 +35,6 @@ class Numbers(NamedTuple):
             _number(rate),
         )
 
-    def values(self) -> dict[str, float | None]:
-        """All but the step, by name."""
-        values = self._asdict()
-        del values["step"]
-        return values
-
 
 def _number(value) -> float | None:
     return None if value is None else float(tf.keras.backend.get_value(value))

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge.reporting.errors import MissingExtraError
+from npu_bridge.reporting.errors import imported
 
 __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
 
@@ -39,7 +39,7 @@ class CsvWriter:
           OSError: it cannot be written.
         """
         self.close()
-        kept = [row for row in _rows_of(self.path) if _step_of(row) <= step]
+        kept = _rows_until(step, self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         with open(f"{self.path}.tmp", "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
@@ -68,7 +68,7 @@ class MlflowWriter:
     """
 
     def __init__(self, **run: Any):
-        self._mlflow = _imported("mlflow", "MlflowWriter")
+        self._mlflow = imported("mlflow", "MlflowWriter", "mlflow")
         self._run = run
         self._is_own = False
         self._precision: str | None = None
@@ -104,7 +104,7 @@ class WandbWriter:
     """
 
     def __init__(self, **run: Any):
-        self._wandb = _imported("wandb", "WandbWriter")
+        self._wandb = imported("wandb", "WandbWriter", "wandb")
         self._run = run
         self._own = None
 
@@ -127,21 +127,9 @@ class WandbWriter:
             self._own = None
 
 
-def _imported(package: str, who: str):
-    try:
-        return __import__(package)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{who}: {package} is not installed. Install it with: pip install 'npu-bridge[{package}]'"
-        ) from error
-
-
-def _rows_of(path: str) -> list[list[str]]:
+def _rows_until(step: int, path: str) -> list[list[str]]:
     if not os.path.exists(path):
         return []
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        return [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
-
-
-def _step_of(row: list[str]) -> int:
-    return int(row[0])
+        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
+    return [row for row in rows if int(row[0]) <= step]

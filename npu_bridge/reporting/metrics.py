@@ -9,7 +9,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.gradients.arithmetic import sum_in_order
+from npu_bridge import collective
+from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -130,8 +131,9 @@ class MetricsCallback(tf.keras.callbacks.Callback):
             return
         if self._entries.is_due:
             now = Numbers.of(self.model.optimizer)
-            values = {**now.values(), "loss": (logs or {}).get("loss")}
-            self._entries.write(now.step, now.step + (now.skipped_steps or 0), values)
+            values = {**now._asdict(), "loss": (logs or {}).get("loss")}
+            step = values.pop("step")
+            self._entries.write(step, step + (now.skipped_steps or 0), values)
         self._entries.count(1)
 
     def on_train_end(self, logs=None):
@@ -152,8 +154,6 @@ class _Entries:
         self._before: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
         self.writes = collective.current().rank == 0
         self._steps_since = self._every_n_steps  # the first step is written
         self._before = None
@@ -185,5 +185,4 @@ class _Entries:
 
 def _norm(gradients):
     """The global norm; in float32, also of 16-bit gradients."""
-    values = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in gradients]
-    return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(value, tf.float32)) for value in values]))
+    return tf.sqrt(2.0 * sum_in_order([tf.nn.l2_loss(tf.cast(values_of(grad), tf.float32)) for grad in gradients]))

@@ -46,33 +46,18 @@ class TerminalOutput:
 
 
 class PlainOutput:
-    """Prints whole lines: for log files and pipes."""
+    """Prints whole lines, for log files and pipes; without a stream, as on ranks above 0, none."""
 
     REFRESH_SECS: float | None = None
     width: int | None = None  # as long as a line is
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: TextIO | None = None):
         self._stream = stream
 
     def show(self, line: str) -> None:
         """Prints one line."""
         # One write per line: lines of several processes on one pipe do not mix.
         _write(self._stream, line + "\n")
-
-    note = show
-
-    def close(self) -> None:
-        """Nothing is left open."""
-
-
-class SilentOutput:
-    """Prints nothing: for ranks above 0."""
-
-    REFRESH_SECS: float | None = None
-    width: int | None = None
-
-    def show(self, line: str) -> None:
-        """Drops the line."""
 
     note = show
 
@@ -90,11 +75,13 @@ def choose_output(stream: TextIO | None, speaks: bool = True):
       speaks: False on ranks that stay silent.
     """
     if not speaks or stream is None:
-        return SilentOutput()
+        return PlainOutput()
     return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
     with contextlib.suppress(OSError, ValueError):  # the latter of a stream that was closed
         stream.write(text)
         stream.flush()

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.errors import MissingExtraError
-from npu_bridge.reporting.history import History, StepRow
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.history import History, StepRow, laid_out
+from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
 _LOSS = "#1f6feb"
 _SCALE = "#0f8a72"
 _OVERFLOW = "#d9480f"
-
-
-class _Curves(NamedTuple):
-    """A history cut into what is drawn. `x` counts steps tried, so skipped steps have their own place."""
-
-    x: list[int]
-    rows: list[StepRow]
-    restarts: list[int]
 
 
 def draw_training(history: History, path: str, title: str = "") -> None:
@@ -38,25 +28,22 @@ def draw_training(history: History, path: str, title: str = "") -> None:
       MissingExtraError: matplotlib is not installed.
       ValueError: the history holds no step.
     """
-    Figure, FigureCanvasAgg = _import_matplotlib()
-    curves = _cut(history)
-    if not curves.rows:
+    rows, places, starts = laid_out(history)
+    scaled = any(row.loss_scale is not None for row in rows)
+    figure = new_figure("draw_training", 6.2 if scaled else 4.4)
+    if not rows:
         raise ValueError(f"draw_training: {history.path} holds no step; there is nothing to draw.")
-    scaled = any(row.loss_scale is not None for row in curves.rows)
-    figure = Figure(figsize=(10, 6.2 if scaled else 4.4), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
     if scaled:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
-        _draw_scale(below, curves)
-        axes = [above, below]
+        above, below = axes = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
+        _draw_scale(below, places, rows)
     else:
         above = figure.subplots()
         axes = [above]
     summary = summarize(history)
-    _draw_loss(above, curves, summary.last_loss)
+    _draw_loss(above, places, rows, summary.last_loss)
     for axis in axes:
         tidy(axis)
-        _mark_restarts(axis, curves.restarts, labelled=axis is above)
+        _mark_restarts(axis, [places[at - 1] for at in starts if at], labelled=axis is above)
     axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
     above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
     above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=QUIET)
@@ -84,40 +71,12 @@ def smooth(values: Sequence[float], reach: int) -> np.ndarray:
     return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
 
 
-def _import_matplotlib():
-    try:
-        # The object interface: no pyplot, so no global state and no window system.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "draw_training: matplotlib is not installed. Install it with: pip install 'npu-bridge[plot]'"
-        ) from error
-    return Figure, FigureCanvasAgg
-
-
-def _cut(history: History) -> _Curves:
-    x: list[int] = []
-    rows: list[StepRow] = []
-    restarts: list[int] = []
-    skipped = 0
-    for entry in history.entries:
-        if not isinstance(entry, StepRow):
-            if rows:
-                restarts.append(x[-1])
-            continue
-        skipped += entry.skipped
-        x.append(entry.step + skipped)
-        rows.append(entry)
-    return _Curves(x, rows, restarts)
-
-
-def _draw_loss(axis, curves: _Curves, last_loss: float | None):
-    points = [(x, row.loss) for x, row in zip(curves.x, curves.rows) if row.loss is not None]
+def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: float | None):
+    points = [(place, row.loss) for place, row in zip(places, rows) if row.loss is not None]
     axis.set_ylabel("loss")
     if not points:
         return
-    x, losses = [p[0] for p in points], [p[1] for p in points]
+    x, losses = zip(*points)
     axis.plot(x, losses, color=_LOSS, alpha=0.22, linewidth=1.0)
     axis.plot(x, smooth(losses, reach=len(losses) // 40), color=_LOSS, linewidth=2.2, solid_capstyle="round")
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -136,31 +95,20 @@ def _draw_loss(axis, curves: _Curves, last_loss: float | None):
         )
 
 
-def _draw_scale(axis, curves: _Curves):
-    points = [(x, row) for x, row in zip(curves.x, curves.rows) if row.loss_scale]
-    x, scales = [p[0] for p in points], [row.loss_scale for row in curves.rows if row.loss_scale]
-    axis.step(x, scales, where="mid", color=_SCALE, linewidth=1.8)
+def _draw_scale(axis, places: Sequence[int], rows: Sequence[StepRow]):
+    points = [(place, row.loss_scale, row.skipped) for place, row in zip(places, rows) if row.loss_scale]
+    scales = [scale for _, scale, _ in points]
+    axis.step([place for place, _, _ in points], scales, where="mid", color=_SCALE, linewidth=1.8)
     axis.set_yscale("log", base=2)
     axis.set_ylabel("loss scale")
-    low, high = _round_out(scales)
-    axis.set_ylim(low, high)
-    overflows = [(place, row.loss_scale) for place, row in points if row.skipped]
-    if overflows:
-        axis.scatter(
-            *zip(*overflows),
-            marker="v",
-            s=34,
-            color=_OVERFLOW,
-            zorder=3,
-            label=f"overflow, {format_steps(len(overflows))} skipped",
-        )
-        axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
-
-
-def _round_out(scales: Sequence[float]) -> tuple[float, float]:
-    """Limits one power of two outside the data, so that a constant scale is a line in the middle."""
+    # One power of two outside the data, so that a constant scale is a line in the middle.
     finite = [scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0]
-    return 2.0 ** (math.floor(math.log2(min(finite))) - 1), 2.0 ** (math.ceil(math.log2(max(finite))) + 1)
+    axis.set_ylim(2.0 ** (math.floor(math.log2(min(finite))) - 1), 2.0 ** (math.ceil(math.log2(max(finite))) + 1))
+    overflows = [(place, scale) for place, scale, skipped in points if skipped]
+    if overflows:
+        label = f"overflow, {format_steps(len(overflows))} skipped"
+        axis.scatter(*zip(*overflows), marker="v", s=34, color=_OVERFLOW, zorder=3, label=label)
+        axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _mark_restarts(axis, restarts: Sequence[int], labelled: bool):

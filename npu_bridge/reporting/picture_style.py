@@ -1,10 +1,27 @@
-"""The matplotlib style of all pictures with axes."""
+"""The style of pictures: of those that matplotlib draws, and of those that are written by hand as SVG."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from npu_bridge.reporting.errors import imported
 
 INK = "#1f2933"
 QUIET = "#8592a3"
 GRID = "#e4e8ee"
+
+
+def new_figure(who: str, height: float) -> Any:
+    """A white figure ten inches wide, without pyplot: no global state and no window system.
+
+    Args:
+      who: wants it, for the message of a `MissingExtraError`.
+      height: in inches.
+    """
+    figure_of = imported("matplotlib.figure", who, "plot").Figure
+    return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")
 
 
 def tidy(axis) -> None:
@@ -19,3 +36,33 @@ def tidy(axis) -> None:
     axis.tick_params(colors=INK, labelsize=9)
     axis.xaxis.label.set_color(INK)
     axis.yaxis.label.set_color(INK)
+
+
+def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    """A line of text in an SVG picture; `kind` are its classes."""
+    return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def svg_picture(
+    parts: Iterable[str], width: float, height: float, quiet: str, style: str, patterns: str = "", attributes: str = ""
+) -> str:
+    """The text of an SVG file, which needs no drawing package: any browser shows it.
+
+    Args:
+      parts: its elements; empty ones are left out.
+      width, height: in pixels.
+      quiet: colour of texts of the class `quiet`. There are `small` and `title`, too.
+      style: of other classes.
+      patterns: elements that others refer to.
+      attributes: of the picture as a whole.
+    """
+    body = "\n".join(filter(None, parts))
+    defined = f"<defs>{patterns}</defs>\n" if patterns else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}" '
+        f'height="{height:g}"{attributes}>\n'
+        "<style>text { font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px; "
+        f"fill: {INK}; }} .quiet {{ fill: {quiet}; }} .small {{ font-size: 12px; }} "
+        f".title {{ font-size: 17px; font-weight: 600; }} {style}</style>\n{defined}"
+        f'<rect width="{width}" height="{height:g}" fill="white"/>\n{body}\n</svg>\n'
+    )

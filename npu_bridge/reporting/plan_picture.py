@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.errors import MissingExtraError
-from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy
 
 __all__ = ["draw_plan"]
 
@@ -23,15 +22,7 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     Raises:
       MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "draw_plan: matplotlib is not installed. Install it with: pip install 'npu-bridge[plot]'"
-        ) from error
-    figure = Figure(figsize=(10, 4.4), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("draw_plan", 4.4)
     axis = figure.subplots()
     ranks = [prediction.ranks for prediction in predictions]
     milliseconds = [1000 * prediction.step_secs for prediction in predictions]

@@ -8,7 +8,8 @@ from typing import Callable, TextIO
 
 import tensorflow as tf
 
-from npu_bridge.reporting.output import SilentOutput, choose_output
+from npu_bridge import collective
+from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
@@ -67,14 +68,12 @@ class ProgressHook(StepHook):
         self._every_n_steps = every_n_steps
         self._stream = stream
         self._clock = clock
-        self._output = SilentOutput()
+        self._output = PlainOutput()
         self._reset()
 
     def begin(self):
         """Looks up tensors and rank; counters start again."""
         super().begin()
-        from npu_bridge import collective  # only now: asking for the rank may start Horovod
-
         self._output = choose_output(self._stream or sys.stdout, speaks=collective.current().rank == 0)
         self._reset()
 
@@ -150,10 +149,8 @@ class ProgressHook(StepHook):
             return steps >= self._every_n_steps
         if self._output.REFRESH_SECS is not None:
             return secs >= self._output.REFRESH_SECS
-        return steps >= self._steps_per_line() or secs >= _SECS_PER_LINE
-
-    def _steps_per_line(self) -> int:
-        return max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
+        steps_per_line = max(self._total_steps // _LINES_PER_RUN, 1) if self._total_steps else _STEPS_PER_LINE
+        return steps >= steps_per_line or secs >= _SECS_PER_LINE
 
     def _mark(self, session, now: float):
         self.step = self.read_step(session)
@@ -163,19 +160,15 @@ class ProgressHook(StepHook):
 
     def _show(self, session, now: float):
         self._mark(session, now)
-        self._output.show(
-            format_progress(
-                Progress(
-                    step=self.step,  # type: ignore[arg-type]  # known once a run is marked
-                    total_steps=self._total_steps,
-                    loss=self.last_loss,
-                    loss_scale=self.loss_scale,
-                    skipped_steps=self.skipped_steps,
-                    steps_per_sec=self._pace.recent,
-                    precision=self.precision,
-                    learning_rate=self.learning_rate,
-                ),
-                self._output.width,
-            )
+        progress = Progress(
+            step=self.step,  # type: ignore[arg-type]  # known once a run is marked
+            total_steps=self._total_steps,
+            loss=self.last_loss,
+            loss_scale=self.loss_scale,
+            skipped_steps=self.skipped_steps,
+            steps_per_sec=self._pace.recent,
+            precision=self.precision,
+            learning_rate=self.learning_rate,
         )
+        self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now

@@ -113,7 +113,12 @@ def format_scale(scale: float) -> str:
 
 def format_steps(count: int) -> str:
     """A count with its unit: `1 step`, `2 steps`."""
-    return f"{count} step" if count == 1 else f"{count} steps"
+    return format_count(count, "step")
+
+
+def format_count(count: int, thing: str) -> str:
+    """A count with what is counted: `1 rank`, `2 ranks`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def format_rate(rate: float) -> str:

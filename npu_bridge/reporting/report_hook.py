@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, TextIO
 
 import tensorflow as tf
 
@@ -18,6 +20,7 @@ from npu_bridge.reporting import page  # its modules are loaded when a page is m
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.step_hook import Observation
 from npu_bridge.reporting.thinning import Thinning
 
@@ -37,51 +40,55 @@ class ReportHook(tf.estimator.SessionRunHook):
       history: of a `HistoryHook` that records the steps already. None: this hook records them, ever more sparsely
         (`every_n_steps=None` of a `HistoryHook`).
       ranks: what `places_of_ranks` gave, for the table of ranks. None: their number alone.
+      stream: where the path of the page is printed. None: `sys.stdout`, looked up when training ends.
     Graph: reads collections, adds nothing.
     Ranks: local.
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...
     """
 
-    def __init__(self, folder: str, history: History | None = None, ranks: Sequence[dict[str, Any]] | None = None):
-        self._recorder = None
+    def __init__(
+        self,
+        folder: str,
+        history: History | None = None,
+        ranks: Sequence[dict[str, Any]] | None = None,
+        stream: TextIO | None = None,
+    ):
+        self._recorder = tf.estimator.SessionRunHook()  # which does nothing
         if history is None:
             self._recorder = HistoryHook(os.path.join(folder, HISTORY_FILE), every_n_steps=None)
             history = self._recorder.history
         self._page = _Page(folder, history, ranks)
         self._options = None
+        self._stream = stream
 
     def begin(self):
         """Looks up tensors, rank and options."""
         self._options = of_graph.options_of_graph()
-        if self._recorder:
-            self._recorder.begin()
+        self._recorder.begin()
 
     def after_create_session(self, session, coord):
         """Writes down how the training was started."""
-        if self._recorder:
-            self._recorder.after_create_session(session, coord)
+        self._recorder.after_create_session(session, coord)
         self._page.note(self._options or of_graph.options_of(session.graph))
 
     def before_run(self, run_context):
         """Asks for what is recorded."""
-        return self._recorder.before_run(run_context) if self._recorder else None
+        return self._recorder.before_run(run_context)
 
     def after_run(self, run_context, run_values):
         """Records the step."""
-        if self._recorder:
-            self._recorder.after_run(run_context, run_values)
+        self._recorder.after_run(run_context, run_values)
 
     def end(self, session):
-        """Makes the page."""
-        if self._recorder:
-            self._recorder.end(session)
-        self._page.make()
+        """Makes the page, and prints where it is."""
+        self._recorder.end(session)
+        self._page.make(self._stream or sys.stdout)
 
 
 class ReportCallback(tf.keras.callbacks.Callback):
     """The same for `model.fit`: records each batch, and makes `report.html` when `fit` ends.
 
-    The loss is the one that Keras shows: the mean since the epoch began.
+    The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0` the path is not printed.
 
     Args:
       folder: for `report.html`, `report.json` and `history.jsonl`.
@@ -116,53 +123,50 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._before = now
         self._thinning.add(seen, self._history.now, 1)
         if self._thinning.is_full:
-            self._write_kept()
+            self._thinning.write(self._history, now.step)
 
     def on_train_end(self, logs=None):
         if self._writes:
-            self._write_kept(is_over=True)
+            self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
-        self._page.make()
-
-    def _write_kept(self, is_over: bool = False):
-        for step, seen in self._thinning.take(self._before.step, is_over):
-            of_step = seen.observation
-            self._history.append(
-                *(step, of_step.loss, of_step.loss_scale, of_step.skipped, of_step.learning_rate), time=seen.time
-            )
+        self._page.make(sys.stdout if (self.params or {}).get("verbose", 1) else None)
 
 
-class _Page:
-    """What both have in common: the files beside the history, which no training ends for."""
+def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
+    """Does something for a page on rank 0; a training is worth more than its page and goes on where that fails."""
 
-    def __init__(self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None):
-        self._folder, self._history, self._ranks = os.fspath(folder), history, ranks
-
-    def note(self, options) -> None:
-        """Writes `report.json`."""
-        self._try(self._note, options)
-
-    def make(self) -> None:
-        """Writes `report.html`, if there was a step."""
-        self._try(self._make)
-
-    def _note(self, options):
-        ranks = collective.current()
-        known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
-        gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
-        page.note_run(self._folder, self._history.path, options, self._ranks or known, gpus)
-
-    def _make(self):
-        if self._history.rows:
-            _log.info("the page of this training is %s", page.write_page(self._folder, history=self._history))
-
-    def _try(self, action, *arguments):
+    @functools.wraps(action)
+    def attempted(self: _Page, *arguments: Any) -> None:
         if collective.current().rank != 0:
             return
         try:
-            action(*arguments)
-        except Exception as error:  # a training is worth more than its page
-            _log.warning("no page of this training in %s (%s: %s).", self._folder, type(error).__name__, error)
+            action(self, *arguments)
+        except Exception as error:
+            _log.warning("no page of this training in %s (%s: %s).", self.folder, type(error).__name__, error)
+
+    return attempted
+
+
+class _Page:
+    """What both have in common: the files beside the history."""
+
+    def __init__(self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None):
+        self.folder, self._history, self._ranks = os.fspath(folder), history, ranks
+
+    @_on_rank_0
+    def note(self, options) -> None:
+        """Writes `report.json`."""
+        ranks = collective.current()
+        known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
+        gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
+        page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
+
+    @_on_rank_0
+    def make(self, stream: TextIO | None) -> None:
+        """Writes `report.html`, if there was a step, and says so on a stream; None says nothing."""
+        if self._history.rows:
+            made = page.write_page(self.folder, history=self._history)
+            choose_output(stream).note(f"the page of this training is {made}")
 
 
 def places_of_ranks() -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge._machine import usable_cores
+from npu_bridge.reporting.progress_line import format_count
 
 
 def describe_run(precision: str = "the graph's own dtypes") -> str:
@@ -20,11 +21,7 @@ def describe_run(precision: str = "the graph's own dtypes") -> str:
     """
     ranks = collective.current()
     gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = [_count(gpus, "GPU")] if gpus else []
-    devices.append(_count(usable_cores(), "CPU core"))
+    devices = [format_count(gpus, "GPU")] if gpus else []
+    devices.append(format_count(usable_cores(), "CPU core"))
     placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks, {ranks.local_size} on this machine"
     return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

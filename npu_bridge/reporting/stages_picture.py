@@ -1,7 +1,4 @@
-"""Draws the stages that gradients go through as SVG: one below the other, with the bytes that each rank sends.
-
-Written by hand, so that no drawing package is needed; any browser shows it.
-"""
+"""Draws the stages that gradients go through as SVG: one below the other, with the bytes that each rank sends."""
 
 from __future__ import annotations
 
@@ -10,18 +7,13 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from npu_bridge.options.errors import shortened
-from npu_bridge.reporting.picture_style import GRID, INK, QUIET
+from npu_bridge.reporting.picture_style import GRID, QUIET, svg_picture, svg_text
 
 _LOCAL, _SENT, _DECISION, _REDUCED = "#0f8a72", "#1f6feb", "#b7791f", "#7048c6"
 _COLORS = {"scale": _LOCAL, "accumulate": _LOCAL, "local clip": _LOCAL, "reduce": _SENT, "verdict": _DECISION}
 _WIDTH, _LINE, _CARD, _CARD_WIDTH, _BAR, _BAR_WIDTH = 1120, 172, 200, 560, 800, 292
 _ABOVE, _PITCH, _CARD_HEIGHT, _BELOW = 78, 62, 48, 66
 _LONGEST_TEXT = 64  # characters of 13 px that a card has room for
-_STYLE = (
-    "text { font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px; "
-    f"fill: {INK}; }} .quiet {{ fill: {QUIET}; }} .small {{ font-size: 12px; }} "
-    ".title { font-size: 17px; font-weight: 600; } .name { font-weight: 600; }"
-)
 
 
 def draw_stages(stops: Sequence[Any]) -> str:
@@ -35,24 +27,20 @@ def draw_stages(stops: Sequence[Any]) -> str:
     bottom = _ABOVE + _PITCH * (len(stops) + 1)
     most = max([byte for stop in stops if stop.sends for byte in stop.sends if byte is not None], default=0.0)
     body = [
-        _text(18, 30, "From the backward pass to the update", "title"),
-        _text(_BAR, 30, "bytes sent per parameter and batch", "name") if most else "",
-        _text(_BAR, 49, "by each rank: light without this stage, dark with it", "quiet small") if most else "",
+        svg_text(18, 30, "From the backward pass to the update", "title"),
+        svg_text(_BAR, 30, "bytes sent per parameter and batch", "name") if most else "",
+        svg_text(_BAR, 49, "by each rank: light without this stage, dark with it", "quiet small") if most else "",
         f'<line x1="{_LINE}" y1="{_ABOVE}" x2="{_LINE}" y2="{bottom}" stroke="{GRID}" stroke-width="4"/>',
         *_end(_ABOVE, "backward pass"),
         *(part for number, stop in enumerate(stops) for part in _stop(stop, _ABOVE + _PITCH * (number + 0.55), most)),
         *_end(bottom, "update"),
     ]
     height = bottom + _BELOW / 2
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" '
-        f'height="{height:g}">\n<style>{_STYLE}</style>\n'
-        f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>\n' + "\n".join(filter(None, body)) + "\n</svg>\n"
-    )
+    return svg_picture(body, _WIDTH, height, QUIET, ".name { font-weight: 600; }")
 
 
 def _end(y, label):
-    return [f'<circle cx="{_LINE}" cy="{y:g}" r="5" fill="{QUIET}"/>', _text(_CARD, y + 4.5, label, "quiet")]
+    return [f'<circle cx="{_LINE}" cy="{y:g}" r="5" fill="{QUIET}"/>', svg_text(_CARD, y + 4.5, label, "quiet")]
 
 
 def _stop(stop, top, most):
@@ -65,11 +53,11 @@ def _stop(stop, top, most):
         f'<g class="stop" data-stage={quoteattr(stop.name)}><title>{escape(f"{stop.name}({stop.arguments})")}</title>'
         f'<rect x="{_CARD}" y="{top:g}" width="{_CARD_WIDTH}" height="{_CARD_HEIGHT}" rx="4" fill="{color}" '
         f'fill-opacity="0.07"/><rect x="{_CARD}" y="{top:g}" width="4" height="{_CARD_HEIGHT}" fill="{color}"/></g>',
-        _text(_LINE - 18, middle + 4.5, stop.place, "quiet", "end"),
+        svg_text(_LINE - 18, middle + 4.5, stop.place, "quiet", "end"),
         f'<circle cx="{_LINE}" cy="{middle:g}" r="7" fill="{color}" stroke="white" stroke-width="2"/>',
         f'<text x="{_CARD + 18}" y="{first:g}"><tspan class="name">{escape(stop.name)}</tspan>'
         f'<tspan dx="10">{escape(shortened(stop.arguments, room))}</tspan></text>',
-        _text(_CARD + 18, second, ", ".join(links), "quiet small") if links else "",
+        svg_text(_CARD + 18, second, ", ".join(links), "quiet small") if links else "",
         *(_bars(stop.sends, top, most) if stop.sends else ()),
     ]
 
@@ -88,8 +76,4 @@ def _bars(sends, top, most):
         told = f"{before:.3g} before; with this stage it depends on the training"
     else:
         told = f"{after:.3g}" if after == before else f"{after:.3g} instead of {before:.3g}"
-    return [*parts, _text(_BAR, top + 38, told, "small")]
-
-
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
+    return [*parts, svg_text(_BAR, top + 38, told, "small")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -68,9 +68,15 @@ class StepHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         """Turns what came back into an `Observation`."""
         policy = policy_of_last_step(run_context.session)
-        precision = None if policy is None else policy.low_dtype or "float32"
         results = {"learning_rate": self._fixed_rate, **(run_values.results or {})}
-        self.on_step(run_context.session, _observe(results)._replace(precision=precision))
+        observation = Observation(
+            loss=float(np.mean(results["loss"])) if "loss" in results else None,
+            loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
+            skipped=bool(results.get("skipped", False)),
+            learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
+            precision=None if policy is None else policy.low_dtype or "float32",
+        )
+        self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:
         """Called once per step, after it. Subclasses override this."""
@@ -101,12 +107,3 @@ class StepHook(tf.estimator.SessionRunHook):
 def _latest(graph, collection: str) -> tf.Tensor | None:
     entries = graph.get_collection(collection)
     return entries[-1] if entries else None
-
-
-def _observe(results: dict[str, Any]) -> Observation:
-    return Observation(
-        loss=float(np.mean(results["loss"])) if "loss" in results else None,
-        loss_scale=float(results["loss_scale"]) if "loss_scale" in results else None,
-        skipped=bool(results.get("skipped", False)),
-        learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
-    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import NamedTuple
 
-from npu_bridge.reporting.history import History, StepRow, sessions
-from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
+from npu_bridge._files import write_whole
+from npu_bridge.reporting.history import History, laid_out
+from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
 
 # The last loss is a mean over this many steps: one batch alone says little (ours).
 LAST_LOSS_STEPS = 10
@@ -52,7 +52,7 @@ def summarize(history: History) -> Summary:
         last_loss=math.fsum(last) / len(last) if last else None,
         skipped_steps=history.skipped_steps,
         loss_scale=rows[-1].loss_scale if rows else None,
-        steps_per_sec=_steps_per_sec([session_rows for _, session_rows in sessions(history)]),
+        steps_per_sec=_steps_per_sec(history),
     )
 
 
@@ -62,17 +62,12 @@ def write_summary(summary: Summary, path: str) -> None:
     A number that is not finite is written as null: JSON has no NaN.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as out:
-        json.dump(fields, out, indent=2)
-        out.write("\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
     """The summary in one sentence for people."""
-    ranks = f"{summary.ranks} rank" if summary.ranks == 1 else f"{summary.ranks} ranks"
-    parts = [f"trained {format_steps(summary.steps)} on {ranks}"]
+    parts = [f"trained {format_steps(summary.steps)} on {format_count(summary.ranks, 'rank')}"]
     if summary.first_loss is not None and summary.last_loss is not None:
         parts.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
     parts.append(f"skipped {format_steps(summary.skipped_steps)}")
@@ -83,15 +78,16 @@ def format_summary(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def _steps_per_sec(rows_by_session: list[list[StepRow]]) -> float | None:
-    for rows in reversed(rows_by_session):
-        if len(rows) < 2:
-            continue
-        start = min(_START_UP_STEPS, len(rows) - 1) - 1
-        elapsed = rows[-1].time - rows[start].time
-        tried = rows[-1].step - rows[start].step + sum(row.skipped for row in rows[start + 1 :])
-        if elapsed > 0:
-            return round(tried / elapsed, 3)
+def _steps_per_sec(history: History) -> float | None:
+    rows, tried, starts = laid_out(history)
+    end = len(rows)
+    for begin in (*reversed(starts), 0):
+        if end - begin >= 2:
+            first, last = begin + min(_START_UP_STEPS, end - begin - 1) - 1, end - 1
+            elapsed = rows[last].time - rows[first].time
+            if elapsed > 0:
+                return round((tried[last] - tried[first]) / elapsed, 3)
+        end = begin
     return None
 
 

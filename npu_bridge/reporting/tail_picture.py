@@ -1,18 +1,16 @@
-"""Draws one training step as SVG: what computed and communicated when, with the exposed tail shaded.
-
-Written by hand, so that a recorded job needs no drawing package; any browser shows it.
-"""
+"""Draws one training step as SVG: what computed and communicated when, with the exposed tail shaded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
+from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
-_INK, _QUIET, _GRID, _ROW = "#1f2933", "#66758a", "#e4e8ee", "#f6f8fa"
+_QUIET, _ROW = "#66758a", "#f6f8fa"
 _COMPUTE, _UPDATE, _WIRE, _DECISION, _EXPOSED = "#0f8a72", "#7048c6", "#1f6feb", "#b7791f", "#d9480f"
 _WIDTH, _LEFT, _RIGHT = 1120, 168, 28
 _BAR, _PITCH = 18, 24
@@ -20,12 +18,7 @@ _ABOVE, _BELOW, _LEGEND = 84, 44, 34
 # Ours: more rows than this nobody reads; transfers then share rows.
 _MOST_TRANSFER_ROWS = 16
 _FINEST_PX = 0.4
-_STYLE = (
-    "text { font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 13px; "
-    f"fill: {_INK}; }} .quiet {{ fill: {_QUIET}; }} .small {{ font-size: 12px; }} "
-    ".title { font-size: 17px; font-weight: 600; } "
-    f".tail {{ fill: {_EXPOSED}; font-weight: 600; }}"
-)
+_STYLE = f".tail {{ fill: {_EXPOSED}; font-weight: 600; }}"
 _PATTERNS = "".join(
     f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     f'<rect width="6" height="6" fill="{color}" fill-opacity="0.14"/>'
@@ -41,21 +34,18 @@ class _Row(NamedTuple):
     transfers: Sequence[Transfer] = ()
 
 
-def draw_step(trace: StepTrace, ranks: int = 1, title: str = "") -> str:
+def draw_step(trace: StepTrace, ranks: int = 1) -> str:
     """Draws one step of one rank.
 
     Args:
       trace: the step.
       ranks: number of ranks of the job.
-      title: set in front of step and rank. Empty: none.
     Returns:
       The text of an SVG file. Elements carry classes: `row`, `compute`, `update`, `wait`, `wire`, `exposed`,
       `backward-end`; the root carries `data-ms-per-px`.
     """
-    height = _panel_height(trace)
-    scale = _Scale(trace.duration_ms)
-    body = _panel(trace, scale, 0, _heading(trace, ranks, title))
-    return _document([*body, *_legend(height)], height + _LEGEND, scale)
+    place = f"Step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
+    return _drawn([(trace, place)])
 
 
 def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("before", "after")) -> str:
@@ -67,13 +57,21 @@ def compare(before: StepTrace, after: StepTrace, titles: tuple[str, str] = ("bef
     Returns:
       The text of an SVG file, as `draw_step` makes it.
     """
-    scale = _Scale(max(before.duration_ms, after.duration_ms))
+    pairs = zip((before, after), titles)
+    return _drawn([(trace, f"{title}: step {trace.step}, rank {trace.rank}") for trace, title in pairs], gap=14)
+
+
+def _drawn(panels: Sequence[tuple[StepTrace, str]], gap: int = 0) -> str:
+    """Traces with their headings on one scale, each followed by a gap, and the legend."""
+    scale = _Scale(max(trace.duration_ms for trace, _ in panels))
     body: list[str] = []
     top = 0
-    for trace, title in zip((before, after), titles):
-        body.extend(_panel(trace, scale, top, _heading(trace, 0, title)))
-        top += _panel_height(trace) + 14
-    return _document([*body, *_legend(top)], top + _LEGEND, scale)
+    for trace, heading in panels:
+        rows = _rows(trace)
+        body += _panel(trace, rows, scale, top, heading)
+        top += _ABOVE + _PITCH * len(rows) + _BELOW + gap
+    attributes = f' data-ms-per-px="{scale.ms_per_px!r}"'
+    return svg_picture([*body, *_legend(top)], _WIDTH, top + _LEGEND, _QUIET, _STYLE, _PATTERNS, attributes)
 
 
 class _Scale:
@@ -122,21 +120,11 @@ def _label(group, position):
     return f"{kind} {first}" if first == last else f"{kind}s {first}\N{EN DASH}{last}"
 
 
-def _panel_height(trace):
-    return _ABOVE + _PITCH * len(_rows(trace)) + _BELOW
-
-
-def _heading(trace, ranks, title):
-    place = f"step {trace.step}, rank {trace.rank}" + (f" of {ranks}" if ranks > 1 else "")
-    return f"{title}: {place}" if title else place[0].upper() + place[1:]
-
-
-def _panel(trace: StepTrace, scale: _Scale, top: float, heading: str) -> list[str]:
-    rows = _rows(trace)
+def _panel(trace: StepTrace, rows: Sequence[_Row], scale: _Scale, top: float, heading: str) -> list[str]:
     first, bottom = top + _ABOVE, top + _ABOVE + _PITCH * len(rows)
     return [
-        _text(18, top + 28, heading, "title"),
-        _text(18, top + 49, _subtitle(trace), "quiet"),
+        svg_text(18, top + 28, heading, "title"),
+        svg_text(18, top + 49, _subtitle(trace), "quiet"),
         *_grid(scale, first, bottom),
         *(part for number, row in enumerate(rows) for part in _ground(row, first + _PITCH * number)),
         *_exposed(trace, scale, first, bottom),
@@ -158,9 +146,9 @@ def _grid(scale, first, bottom):
     ticks = scale.ticks_ms()
     for number, tick in enumerate(ticks):
         x = scale.x(tick)
-        parts.append(f'<line x1="{x:.2f}" y1="{first}" x2="{x:.2f}" y2="{bottom}" stroke="{_GRID}"/>')
+        parts.append(f'<line x1="{x:.2f}" y1="{first}" x2="{x:.2f}" y2="{bottom}" stroke="{GRID}"/>')
         unit = " ms" if number == len(ticks) - 1 else ""
-        parts.append(_text(x, bottom + 18, f"{tick:g}{unit}", "quiet small", "middle"))
+        parts.append(svg_text(x, bottom + 18, f"{tick:g}{unit}", "quiet small", "middle"))
     return parts
 
 
@@ -169,7 +157,7 @@ def _ground(row, top):
     return [
         f'<g class="row"><title>{escape(row.label)}</title>'
         f'<rect x="{_LEFT}" y="{y:g}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_BAR}" fill="{_ROW}" rx="2"/></g>',
-        _text(_LEFT - 12, top + _PITCH / 2 + 4.5, row.label, "", "end"),
+        svg_text(_LEFT - 12, top + _PITCH / 2 + 4.5, row.label, "", "end"),
     ]
 
 
@@ -212,15 +200,15 @@ def _wire(transfer):
 def _marks(trace, scale, first, bottom):
     x = scale.x(trace.backward_end_ms)
     parts = [
-        f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{_INK}" '
+        f'<line class="backward-end" x1="{x:.2f}" y1="{first - 6}" x2="{x:.2f}" y2="{bottom}" stroke="{INK}" '
         'stroke-dasharray="4 3"/>',
-        _text(x - 6, first - 8, "backward pass ends", "small", "end") if x > _LEFT + 130 else "",
+        svg_text(x - 6, first - 8, "backward pass ends", "small", "end") if x > _LEFT + 130 else "",
     ]
     if trace.exposed:
         told = f"exposed tail {_ms(trace.exposed_ms)}"
         is_late = x > _WIDTH - 170
-        parts.append(_text(x + 6, first - 8, told, "small tail") if not is_late else "")
-        parts.append(_text(x - 130, first - 8, f"{told}, ", "small tail", "end") if is_late else "")
+        parts.append(svg_text(x + 6, first - 8, told, "small tail") if not is_late else "")
+        parts.append(svg_text(x - 130, first - 8, f"{told}, ", "small tail", "end") if is_late else "")
     end = scale.x(trace.duration_ms)
     parts.append(f'<line x1="{end:.2f}" y1="{first}" x2="{end:.2f}" y2="{bottom}" stroke="{_QUIET}"/>')
     return parts
@@ -240,7 +228,7 @@ def _legend(top: float) -> list[str]:
         parts.append(
             f'<rect x="{x:g}" y="{top}" width="16" height="12" rx="2" fill="{color}" fill-opacity="{opacity}"/>'
         )
-        parts.append(_text(x + 22, top + 10.5, label, "small"))
+        parts.append(svg_text(x + 22, top + 10.5, label, "small"))
         x += 22 + 6.2 * len(label) + 20
     return parts
 
@@ -257,19 +245,5 @@ def _bar(scale, interval: Interval, y, height, kind: str, color: str, told: str 
     )
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.2f}" y="{y:g}" class={quoteattr(kind)} text-anchor="{anchor}">{escape(text)}</text>'
-
-
 def _ms(time_ms: float) -> str:
     return f"{time_ms:.1f} ms" if time_ms >= 1 else f"{time_ms:.2f} ms"
-
-
-def _document(parts: Iterable[str], height: float, scale: _Scale) -> str:
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" '
-        f'height="{height:g}" data-ms-per-px="{scale.ms_per_px!r}">\n'
-        f"<style>{_STYLE}</style>\n<defs>{_PATTERNS}</defs>\n"
-        f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>\n{body}\n</svg>\n'
-    )

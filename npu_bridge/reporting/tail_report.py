@@ -40,11 +40,7 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     traces = merge(found)
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
-    tail = Tail(
-        sorted(trace.step for trace in own),
-        round(shown.exposed_ms, 4),
-        round(shown.duration_ms, 4),
-    )
+    tail = Tail(sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4))
     with open(picture, "w", encoding="utf-8") as file:
         file.write(draw_step(shown, ranks=len(found)))
     speeds = measured_speeds(traces)
@@ -73,20 +69,14 @@ def merge(found: Sequence[Mapping[str, Any]]) -> list[StepTrace]:
             by_step.setdefault(trace.step, []).append(trace)
     merged: list[StepTrace] = []
     for _, traces in sorted(by_step.items()):
-        merged.extend(split_waits(traces, _leads_secs(traces, hosts)))
+        host = hosts[traces[0].rank]  # whose ranks have one clock
+        leads = [0.0 if hosts[trace.rank] == host else _lead_secs(traces[0], trace) for trace in traces]
+        merged.extend(split_waits(traces, leads))
     return merged
 
 
-def _leads_secs(traces, hosts):
-    """How far the clock of each rank is ahead of that of the first one; those of one host agree.
-
-    A transfer ends on all ranks at nearly the same moment.
-    """
-    first = traces[0]
-    return [_lead_secs(first, trace) if hosts[trace.rank] != hosts[first.rank] else 0.0 for trace in traces]
-
-
 def _lead_secs(first, other):
+    """How far the clock of a rank is ahead of the first one's; a transfer ends on both at nearly the same moment."""
     ends = {transfer.name: first.start_secs + transfer.end_ms / 1000 for transfer in first.transfers}
     leads = [
         other.start_secs + transfer.end_ms / 1000 - ends[transfer.name]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from npu_bridge.reporting.history import History
+
+if TYPE_CHECKING:
+    from npu_bridge.reporting.step_hook import Observation
 
 # Every step of so many, then one in 8, and so on with twice the interval for twice the steps: at three rows for each
 # interval, a million steps make one megabyte (ours).
@@ -17,12 +22,12 @@ class Seen(NamedTuple):
     """A step.
 
     Attributes:
-      observation: of the step, with `loss` and `skipped`.
+      observation: of the step.
       time: when.
       updates: updates since the global step was last known, this one included.
     """
 
-    observation: Any
+    observation: Observation
     time: float
     updates: int
 
@@ -43,7 +48,7 @@ class Thinning:
         self._latest: Seen | None = None
         self._kept: list[Seen] = []
 
-    def add(self, observation: Any, time: float, steps: int) -> None:
+    def add(self, observation: Observation, time: float, steps: int) -> None:
         """Takes note of a session run with so many steps."""
         self._updates += 0 if observation.skipped else steps
         seen = Seen(observation, time, self._updates)
@@ -83,6 +88,11 @@ class Thinning:
         )
         self._known_step, self._updates, self._kept = step, 0, []
         return rows
+
+    def write(self, history: History, step: int, is_over: bool = False) -> None:
+        """Appends to a history what `take` gives."""
+        for reached, seen in self.take(step, is_over):
+            history.append(reached, *seen.observation, seen.time)
 
     def _keep(self, seen: Seen) -> None:
         between = {one for one in (self._lowest, self._highest, seen) if one is not None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 
@@ -58,9 +60,29 @@ def test_it_uses_the_history_that_is_recorded_anyhow(tmp_path):
     assert 'data-last-step="12"' in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_nothing_where_nothing_is_to_be_shown(tmp_path):
+def test_nothing_where_nothing_is_to_be_shown(tmp_path, capsys):
     train(tmp_path, log_step_count_steps=None)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(("report", "history"))]
+    assert "page" not in "".join(capsys.readouterr())
+
+
+def test_where_the_page_is_comes_as_a_plain_line_below_the_progress(tmp_path, capsys):
+    train(tmp_path / "estimator")
+    *_, progress, last = capsys.readouterr().err.splitlines()
+    assert progress.startswith("step 12/12 (100 %)")
+    assert last == f"the page of this training is {tmp_path}/estimator/report.html"
+    run_steps([ReportHook(str(tmp_path / "session"))], [3.0, 2.0])
+    assert capsys.readouterr().out == f"the page of this training is {tmp_path}/session/report.html\n"
+
+
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, capsys, verbose):
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=verbose, callbacks=[ReportCallback(str(tmp_path))])
+    said = f"the page of this training is {tmp_path}/report.html"
+    assert capsys.readouterr().out.splitlines()[-1:] == ([said] if verbose else [])
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_written_ends_no_training(tmp_path, caplog):
@@ -99,3 +121,15 @@ def test_ranks_know_each_others_places(on_ranks):
     found = on_ranks(2, places)
     assert found[0] == found[1] and len({place["process"] for place in found[0]}) == 2
     assert found[0][0]["host"] == found[0][1]["host"]
+
+
+def printed(folder):
+    """On a rank: what a training with a page prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        run_steps([ReportHook(folder)], [3.0, 2.0])
+    return output.getvalue()
+
+
+@pytest.mark.ranks(2)
+def test_rank_0_alone_says_where_the_page_is(on_ranks, tmp_path):
+    assert on_ranks(2, printed, str(tmp_path)) == [f"the page of this training is {tmp_path}/report.html\n", ""]

@@ -199,7 +199,7 @@ class NPUEstimator(tf.estimator.Estimator):
         is_talkative = self.config.log_step_count_steps is not None  # never on ranks above 0
         if is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
             recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
-            worker_hooks.append(ReportHook(self.model_dir, recorder and recorder.history, self._places))
+            hooks = [*hooks, ReportHook(self.model_dir, recorder and recorder.history, self._places, sys.stderr)]
         every_n_steps = log_step_count_steps(self.config)  # what was given, on every rank
         if collective.current().rank > 0 and every_n_steps:
             # Where the base class, for which this rank's interval is None, would have put it.

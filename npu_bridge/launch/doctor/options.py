@@ -11,7 +11,6 @@ from npu_bridge.launch.job.hosts import is_this_machine
 from npu_bridge.options import OPTIONS, environment, read_run_config
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table
-from npu_bridge.options.table import Effect, Option
 
 __all__ = ["config_section", "environment_section", "rank_table_section"]
 
@@ -20,7 +19,7 @@ _VALUE_CHARACTERS = 60
 
 def environment_section() -> tuple[Section, list[Problem], int]:
     """The documented variables that are set, what is wrong with them, and the number of ranks they declare."""
-    rows = [(v.name, _short(v.value), _effect(v.effect)) for v in VARIABLES if v.value is not None]
+    rows = [(v.name, _short(v.value), v.effect.in_words) for v in VARIABLES if v.value is not None]
     problems: list[Problem] = []
     sizes = [1]
     checks: tuple[Callable[[], Any], ...] = (
@@ -57,7 +56,15 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
         except (TypeError, ValueError, OSError) as error:
             return Section(title, []), [Problem(str(error))]
     changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
-    rows = [_option_row(option, chosen[option.name], usual[option.name]) for option in changed]
+    rows = [
+        (
+            f"{option.owner}.{option.name}",
+            _short(repr(chosen[option.name])),
+            f"default {_short(repr(usual[option.name]))}",
+            option.effect.in_words,
+        )
+        for option in changed
+    ]
     return Section(title, rows or [("nothing",)]), [Problem(text, is_fatal=False) for text in heard.warnings]
 
 
@@ -75,19 +82,6 @@ def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
         devices = f"devices {', '.join(str(placement.device) for placement in own)}"
         rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
     return Section(title, rows), [], table.size
-
-
-def _option_row(option: Option, value: Any, usual: Any) -> tuple[str, ...]:
-    return (
-        f"{option.owner}.{option.name}",
-        _short(repr(value)),
-        f"default {_short(repr(usual))}",
-        _effect(option.effect),
-    )
-
-
-def _effect(effect: Effect) -> str:
-    return f"{effect.level}: {effect.note}" if effect.note else effect.level
 
 
 def _short(text: str) -> str:

@@ -109,7 +109,9 @@ def _how(ending: Ending) -> str:
     if ending.loss:
         return f"was lost: {ending.loss}"
     if ending.summary:
-        return f"ended with {_shortened(ending.summary)}"
+        is_short = len(ending.summary) <= _SUMMARY_CHARACTERS
+        said = ending.summary.removesuffix(".") if is_short else f"{ending.summary[:_SUMMARY_CHARACTERS]} ..."
+        return f"ended with {said}"
     if ending.is_unfinished:
         return "was gone before its script came to its end, without an exception, as after os._exit(0)"
     return "ended without an exception"
@@ -137,10 +139,6 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
 def names_of(ranks: list[int]) -> str:
     """Ranks in words."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _shortened(text: str) -> str:
-    return text.removesuffix(".") if len(text) <= _SUMMARY_CHARACTERS else text[:_SUMMARY_CHARACTERS] + " ..."
 
 
 def _is_secondary(ending: Ending) -> bool:

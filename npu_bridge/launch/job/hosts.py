@@ -72,11 +72,10 @@ def plan_job(
     else:
         slots = _slots_of_file(hostfile) if hostfile else _slots(hosts)
         plan = Plan(size or sum(slots.values()) or 1, slots)
-        _check_bounds(plan)
-        if slots and plan.size > sum(slots.values()):
-            source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
-            raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
     _check_bounds(plan)
+    if plan.slots and plan.size > sum(plan.slots.values()):
+        source = f"-H {hosts}" if hosts else f"--hostfile {hostfile}"
+        raise LaunchError(f"-np {size} is more than {source} offers. Name more slots or a smaller -np.")
     _check_names(plan)
     _check_environment(plan.size)
     return plan

@@ -58,11 +58,7 @@ class Outcome(NamedTuple):
 
 
 def run_ranks(
-    script: str,
-    arguments: list[str],
-    plan: Plan,
-    log_dir: str | None = None,
-    stall_secs: float | None = None,
+    script: str, arguments: list[str], plan: Plan, log_dir: str | None = None, stall_secs: float | None = None
 ) -> Outcome:
     """Runs `script` on the ranks of a plan until all have ended.
 
@@ -155,8 +151,10 @@ class _Job:
                 self._drain()
                 self._say_who_was_refused()
                 return Outcome(0, has_failed=False)
-            if len(self._ranks) > 1 and not first_failure(endings) and self._is_hung(endings):
-                return Outcome(self._end_hung(), has_failed=True)
+            if len(self._ranks) > 1 and not first_failure(endings):
+                calls, stopped = self._stuck_calls(), self._stopped()
+                if self._hang_detector.is_hung(calls, stopped, endings, time.monotonic()):
+                    return Outcome(self._end_hung(), has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
         cause = first_failure(endings)
@@ -194,9 +192,6 @@ class _Job:
         endings = [ending for ending in (rank.poll() for rank in self._ranks) if ending is not None]
         unregister_closed(self._selector)
         return endings
-
-    def _is_hung(self, endings: list[Ending]) -> bool:
-        return self._hang_detector.is_hung(self._stuck_calls(), self._stopped(), endings, time.monotonic())
 
     def _end_hung(self) -> int:
         """Ends the job; the exceptions of the ranks that wait say for which tensors."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
 from npu_bridge.collective.cost_model import Link, Training, predict
+from npu_bridge.launch.command_line import SETTINGS, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.predict.page import as_facts, print_plan
 from npu_bridge.launch.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
@@ -19,7 +19,7 @@ _VALUE_BYTES = 4
 _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
 @click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
@@ -37,16 +37,16 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, times in seconds.")
 @click.option("--picture", metavar="FILE", help="Draw step time and exposed communication over ranks, as PNG.")
-def plan(params, bandwidth, latency, ranks, compute_secs, from_summary, wire, tensors, host_bytes_per_sec, **output):
+def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, picture, **step_time):
     """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
 
     Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
     behind the numbers and how far they were right.
     """
-    try:
+    with ending_on(LaunchError, command="plan"):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
-            _compute_secs(compute_secs, from_summary),
+            _compute_secs(**step_time),
             parse_count(tensors, "--tensors"),
             _WIRE_SHARES[wire],
         )
@@ -56,15 +56,8 @@ def plan(params, bandwidth, latency, ranks, compute_secs, from_summary, wire, te
             host_bytes_per_sec=parse_bytes_per_sec(host_bytes_per_sec, "--host-bytes-per-sec"),
         )
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
-        _show(predictions, training, link, **output)
-    except LaunchError as error:
-        click.echo(f"npu-run plan: {error}", err=True)
-        sys.exit(2)
-
-
-def _show(predictions, training, link, as_json: bool, picture: str | None) -> None:
-    if picture:
-        _draw(predictions, training, picture)
+        if picture:
+            _draw(predictions, training, picture)
     if as_json:
         click.echo(json.dumps(as_facts(predictions, training, link), indent=2))
     else:
@@ -80,12 +73,12 @@ def _draw(predictions, training, path: str) -> None:
         raise LaunchError(f"--picture {path}: {error}") from error
 
 
-def _compute_secs(text: str | None, summary: str | None) -> float:
-    if text is not None and summary is not None:
+def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
+    if compute_secs is not None and from_summary is not None:
         raise LaunchError("--compute-secs and --from-summary exclude each other. Give one of them.")
-    if summary is not None:
-        return _secs_of_summary(summary)
-    return parse_secs(text, "--compute-secs") if text is not None else 0.0
+    if from_summary is not None:
+        return _secs_of_summary(from_summary)
+    return parse_secs(compute_secs, "--compute-secs") if compute_secs is not None else 0.0
 
 
 def _secs_of_summary(path: str) -> float:

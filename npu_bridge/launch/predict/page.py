@@ -37,11 +37,9 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
     }
 
 
-def print_plan(
-    predictions: Sequence[Prediction], training: Training, link: Link, console: Console | None = None
-) -> None:
+def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
     """Prints one row per number of ranks, and what they rest on."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     rows = [_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
     console.print(Text(_foot(predictions, training, link)), soft_wrap=True)

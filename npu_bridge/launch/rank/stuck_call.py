@@ -11,6 +11,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import traceback
 import types
 from typing import Any
 
@@ -112,20 +113,16 @@ def _position(innermost: types.FrameType) -> str:
 
 
 def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
-    frame: types.FrameType | None = innermost
-    while frame is not None and frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
-        frame = frame.f_back
-    return frame
+    for frame, _ in traceback.walk_stack(innermost):
+        if not frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
+            return frame
+    return None
 
 
 def _pipeline(frames: dict[int, types.FrameType], main: int) -> str:
     """File and line of the script's input pipeline where one of its functions is at work; "" when none is."""
     for thread, innermost in frames.items():
-        codes = []
-        frame: types.FrameType | None = innermost
-        while frame is not None:
-            codes.append(frame.f_code)
-            frame = frame.f_back
+        codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
         if thread == main:
             is_input = any(code.co_name == INPUT_OF_ESTIMATOR for code in codes)
         else:

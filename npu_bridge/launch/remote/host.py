@@ -146,8 +146,8 @@ class RemoteHost:
 
     def tell(self, **message: Any) -> None:
         """Sends a message; to a host that is gone, in vain."""
-        with contextlib.suppress(OSError):
-            self._send(**message)
+        with contextlib.suppress(OSError, ValueError):  # the latter once the connection was closed here
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Ends the connection, and with it whatever the keeper still runs."""
@@ -163,14 +163,10 @@ class RemoteHost:
         self._process.stdout.close()
         self._process.stderr.close()
 
-    def _send(self, **message: Any) -> None:
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-
     def _send_life_signs(self) -> None:
         """A thread of its own, because the launcher may be waiting for whoever reads its output."""
-        with contextlib.suppress(OSError, ValueError):
-            while not self._is_closed.wait(LIFE_SIGN_SECS):
-                self._send()
+        while not self._is_closed.wait(LIFE_SIGN_SECS):
+            self.tell()
 
     def _take_events(self, text: bytes) -> None:
         self.heard_at, self._limit_secs = time.monotonic(), self._silence_secs

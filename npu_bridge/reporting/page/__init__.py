@@ -6,15 +6,13 @@
 
 from npu_bridge._lazy import attributes
 
-__all__ = ["RunFolder", "note_run", "read_run_folder", "render_page", "write_page"]
+_PLACES = {
+    "RunFolder": f"{__name__}.run_folder:RunFolder",
+    "note_run": f"{__name__}.facts:note_run",
+    "read_run_folder": f"{__name__}.run_folder:read_run_folder",
+    "render_page": f"{__name__}.document:render_page",
+    "write_page": f"{__name__}.document:write_page",
+}
 
-__getattr__ = attributes(
-    __name__,
-    {
-        "RunFolder": f"{__name__}.run_folder:RunFolder",
-        "note_run": f"{__name__}.facts:note_run",
-        "read_run_folder": f"{__name__}.run_folder:read_run_folder",
-        "render_page": f"{__name__}.document:render_page",
-        "write_page": f"{__name__}.document:write_page",
-    },
-)
+__all__ = list(_PLACES)
+__getattr__ = attributes(__name__, _PLACES)

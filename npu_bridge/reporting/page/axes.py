@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
+# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
+_LOG_FROM = 20
 
 
 class Axis(NamedTuple):
@@ -42,10 +44,10 @@ def linear(numbers: Iterable[float], start: float, end: float, from_zero: bool =
     return Axis(bottom, high + room, start, end, round_numbers(bottom, high + room))
 
 
-def exact(low: float, high: float, start: float, end: float, most_ticks: int = 10) -> Axis:
+def exact(low: float, high: float, start: float, end: float) -> Axis:
     """A linear axis from `low` to `high`, whole numbers as ticks, the last of them `high` itself."""
     high = max(high, low + 1)
-    ticks = [tick for tick in round_numbers(low, high, most_ticks) if tick == int(tick)]
+    ticks = [tick for tick in round_numbers(low, high, 10) if tick == int(tick)]
     distance = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
     ticks = [tick for tick in ticks if high - tick >= 0.6 * distance] + [high]
     return Axis(low, high, start, end, ticks)
@@ -62,6 +64,12 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
         if len(ticks) <= _MOST_TICKS + 1:
             break
     return Axis(low, high, start, end, _thinned(ticks), math.log10)
+
+
+def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
+    """A logarithmic axis for positive numbers that fall by much, else a linear one."""
+    low, high = ends = _ends(numbers)
+    return (decades if low > 0 and high / low > _LOG_FROM else linear)(ends, start, end)
 
 
 def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:

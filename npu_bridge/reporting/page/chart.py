@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -16,8 +17,6 @@ __all__ = ["LEFT", "RIGHT", "WIDTH", "charts", "drawn", "format_tick", "framed"]
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110
-# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
-_LOG_FROM = 20
 
 
 class _Point(NamedTuple):
@@ -52,20 +51,20 @@ def charts(curves: Curves) -> list[str]:
 
 def _loss(curves: Curves, x: Axis) -> str:
     buckets = curves.buckets
-    known = [bucket.loss for bucket in buckets if bucket.loss]
-    lows, highs = [loss.low for loss in known], [loss.high for loss in known]
-    is_steep = bool(known) and min(lows) > 0 and max(highs) / min(lows) > _LOG_FROM
-    y = (axes.decades if is_steep else axes.linear)([*lows, *highs], _TOP + _TALL, _TOP)
+    ends = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
+    y = axes.of_losses(ends, _TOP + _TALL, _TOP)
     runs = _runs(buckets, x, lambda bucket: bucket.loss)
-    body = [*_lowered(buckets, x, y), *_bands(runs, y), *_lines(runs, y, "raw")]
+    body = [*_lowered(buckets, x, y), *_bands(runs, y), *(_path(run, y, "raw") for run in runs)]
     body += [_path(_trend(run), y, "line") for run in runs if len(run) > 1]
-    body += [_dot(run[0], y) for run in runs if len(run) == 1]
+    dots = [(run[0].x, y.place(run[0].mean)) for run in runs if len(run) == 1]
+    body += [f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="3"/>' for left, top in dots]
     body += _marks(buckets, x, y)
     note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and their trend"
     legend = [("line", note)]
     if any(bucket.skipped for bucket in buckets):
         legend.append(("skip", "skipped"))
-    legend += [("lowered", dtype) for dtype in sorted(_lowered_dtypes(buckets))]
+    dtypes = {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
+    legend += [("lowered", dtype) for dtype in sorted(dtypes)]
     last = runs[-1][-1].mean if runs else None
     label = "" if last is None else format_loss(last)
     return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, (last, label))
@@ -167,16 +166,8 @@ def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:
     return bands
 
 
-def _lines(runs: Iterable[Sequence[_Point]], y: Axis, kind: str) -> list[str]:
-    return [_path(run, y, kind) for run in runs]
-
-
 def _path(points: Iterable[_Point], y: Axis, kind: str) -> str:
     return f'<path class="{kind}" d="{drawn((point.x, y.place(point.mean)) for point in points)}"/>'
-
-
-def _dot(point: _Point, y: Axis) -> str:
-    return f'<circle class="dot" cx="{point.x:.1f}" cy="{y.place(point.mean):.1f}" r="3"/>'
 
 
 def drawn(places: Iterable[tuple[float, float]]) -> str:
@@ -192,24 +183,16 @@ def drawn(places: Iterable[tuple[float, float]]) -> str:
 def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
     """Behind the steps that were computed in another dtype than float32."""
     boxes, at = [], 0
-    while at < len(buckets):
-        end = at
-        while end < len(buckets) and buckets[end].precision == buckets[at].precision:
-            end += 1
-        if buckets[at].precision not in (None, "float32"):
-            begin, stop = x.place(buckets[at].first), x.place(buckets[min(end, len(buckets) - 1)].first)
-            stop = x.end if end == len(buckets) else stop
-            width = max(stop - begin, 1)
+    for precision, run in itertools.groupby(bucket.precision for bucket in buckets):
+        begin = x.place(buckets[at].first)
+        at += len(list(run))
+        if precision not in (None, "float32"):
+            end = x.place(buckets[at].first) if at < len(buckets) else x.end
             boxes.append(
-                f'<rect class="lowered" x="{begin:.1f}" y="{y.end}" width="{width:.1f}" height="{y.start - y.end}">'
-                f"<title>{escape(buckets[at].precision or '')}</title></rect>"
+                f'<rect class="lowered" x="{begin:.1f}" y="{y.end}" width="{max(end - begin, 1):.1f}" '
+                f'height="{y.start - y.end}"><title>{escape(precision)}</title></rect>'
             )
-        at = end
     return boxes
-
-
-def _lowered_dtypes(buckets: Iterable[Bucket]) -> set[str]:
-    return {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
 
 
 def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge.reporting.history import History, StepRow
+from npu_bridge.reporting.history import History, StepRow, laid_out
 
 # A screen shows no more (ours); two edges and a mean for each of them stay far below a megabyte.
 MOST_BUCKETS = 800
@@ -46,12 +46,11 @@ class Bucket(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Steps tried per second between two places of the horizontal axis, and the longest step there in seconds."""
+    """Steps tried per second between two places of the horizontal axis."""
 
     first: int
     last: int
     steps_per_sec: float
-    longest_secs: float
 
 
 class Curves(NamedTuple):
@@ -77,21 +76,12 @@ def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
       history: the run; several sessions follow each other.
       most_buckets: at least 1.
     """
-    rows: list[StepRow] = []
-    places: list[int] = []
-    starts: list[int] = []  # numbers of the rows with which sessions begin
-    skipped = 0
-    for entry in history.entries:
-        if not isinstance(entry, StepRow):
-            starts.append(len(rows))
-            continue
-        skipped += entry.skipped
-        rows.append(entry)
-        places.append(entry.step + skipped)
+    rows, places, starts = laid_out(history)
+    edges = sorted({0, *starts, len(rows)})
     size = max(1, math.ceil(len(rows) / most_buckets))
     buckets = [_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
-    restarts = [places[at - 1] for at in dict.fromkeys(starts) if 0 < at < len(rows)]
-    return Curves(buckets, _speeds(rows, places, starts), restarts, size)
+    restarts = [places[at - 1] for at in edges[1:-1]]
+    return Curves(buckets, _speeds(rows, places, edges), restarts, size)
 
 
 def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
@@ -113,20 +103,14 @@ def _range(values) -> Range | None:
     return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
 
 
-def _speeds(rows, places, starts) -> list[Speed]:
+def _speeds(rows, places, edges) -> list[Speed]:
     """The pace in pieces of each session; its first step, which carries the start-up, counts for none."""
     found = []
-    edges = sorted({0, *starts, len(rows)})
     for begin, end in zip(edges, edges[1:]):
         size = max(1, math.ceil((end - begin - 1) / _RATE_BUCKETS))
         for first in range(begin, end - 1, size):
             last = min(first + size, end - 1)
             secs = rows[last].time - rows[first].time
             if secs > 0 and places[last] > places[first]:
-                longest = max(
-                    (rows[at + 1].time - rows[at].time) / max(places[at + 1] - places[at], 1)
-                    for at in range(first, last)
-                )
-                pace = (places[last] - places[first]) / secs
-                found.append(Speed(places[first], places[last], pace, longest))
+                found.append(Speed(places[first], places[last], (places[last] - places[first]) / secs))
     return found

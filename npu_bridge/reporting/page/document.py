@@ -11,22 +11,17 @@ from html import escape
 from typing import Any
 
 from npu_bridge import __version__
+from npu_bridge._files import write_whole
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
 from npu_bridge.reporting.page.script import SCRIPT
 from npu_bridge.reporting.page.style import STYLE
-from npu_bridge.reporting.progress_line import (
-    format_duration,
-    format_loss,
-    format_rate,
-    format_scale,
-    format_steps,
-)
+from npu_bridge.reporting.progress_line import format_duration, format_loss, format_rate, format_scale, format_steps
 from npu_bridge.reporting.summary import Summary, summarize
 
-__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_file", "write_page"]
+__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_page"]
 
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
@@ -52,16 +47,8 @@ def write_page(
       OSError: the page cannot be written.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
-    text = render_page(read_run_folder(folder, timeline, history))
-    write_file(page, text)
+    write_whole(page, render_page(read_run_folder(folder, timeline, history)))
     return page
-
-
-def write_file(path: str, text: str) -> None:
-    """Writes a text in one move."""
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.tmp", path)
 
 
 def render_page(run: RunFolder) -> str:
@@ -112,8 +99,7 @@ def _head(run: RunFolder, summary: Summary) -> str:
     said = [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
     if len(starts) > 1:
         said.append(f"{len(starts)} sessions")
-    ranks = f"{summary.ranks} rank{'' if summary.ranks == 1 else 's'}"
-    tiles = [("ranks", ranks.partition(" ")[0], ""), ("global step", str(summary.steps), "")]
+    tiles = [("ranks", str(summary.ranks), ""), ("global step", str(summary.steps), "")]
     if summary.last_loss is not None:
         first = "" if summary.first_loss is None else f", from {format_loss(summary.first_loss)}"
         tiles.append((f"loss{first}", format_loss(summary.last_loss), ""))

@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npu_bridge._files import write_whole
 from npu_bridge._inventory import machine_rows, version_rows
 from npu_bridge.options import OPTIONS, environment
 from npu_bridge.options.environment_table import VARIABLES
-from npu_bridge.options.table import Effect
 
 __all__ = ["FACTS_FILE", "command_line", "note_run"]
 
@@ -62,10 +62,7 @@ def note_run(
         "ranks": [dict(rank) for rank in ranks],
     }
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, FACTS_FILE)
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(facts, file, indent=1)
-    os.replace(f"{path}.tmp", path)
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1))
 
 
 def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:
@@ -114,19 +111,15 @@ def _changed(options: Mapping[str, Any]) -> list[list[str]]:
         value = options.get(option.name)
         if not option.is_plain or value is None or value in (option.default, option.absent):
             continue
-        rows.append([f"{option.owner}.{option.name}", _short(value), _short(option.default), _words(option.effect)])
+        rows.append(
+            [f"{option.owner}.{option.name}", _short(repr(value)), _short(repr(option.default)), option.effect.in_words]
+        )
     return rows
 
 
 def _variables() -> list[list[str]]:
-    found = [(variable, variable.value) for variable in VARIABLES]
-    return [[v.name, _short(value, plain=True), _words(v.effect)] for v, value in found if value is not None]
+    return [[v.name, _short(v.value), v.effect.in_words] for v in VARIABLES if v.value is not None]
 
 
-def _words(effect: Effect) -> str:
-    return f"{effect.level}: {effect.note}" if effect.note else effect.level
-
-
-def _short(value: Any, plain: bool = False) -> str:
-    text = str(value) if plain else repr(value)
+def _short(text: str) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}..."
