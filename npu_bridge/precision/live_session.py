@@ -20,11 +20,11 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.graph.run import Run, run_of
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
-from npu_bridge.precision.run_kind import RunKind, kind_of
 from npu_bridge.tf_internals.graphs import opened_for_changes
 from npu_bridge.tf_internals.sessions import content_of, is_remote, run_options_buffer
 
@@ -109,7 +109,7 @@ class _Executors(SessionEngine):
         self.lock = threading.RLock()
         self.precision = precision
         self._marker = _marker(graph) if precision.switch is not None else None
-        self._kinds: dict[tuple, RunKind] = {}
+        self._kinds: dict[tuple, Run] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):
@@ -139,8 +139,7 @@ class _Executors(SessionEngine):
         fed = tuple(sorted(reference.deref().name for reference in request.feeds))
         key = (*names, fed, debug_options)
         if key not in self._kinds:
-            asked = [*(tensor.op for tensor in request.fetches), *request.targets]
-            self._kinds[key] = kind_of(self.graph, asked, fed)
+            self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
         policy = self.policy_of(self._kinds[key])
 
         def build_with(more_targets):
@@ -169,17 +168,17 @@ class _Executors(SessionEngine):
         with self.lock:
             self.precision.round_single_values(self.graph)
 
-    def policy_of(self, kind: RunKind) -> Policy:
+    def policy_of(self, kind: Run) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
-        decided = self.decided if self.decided is not None and kind.is_training else {}
+        decided = self.decided if self.decided is not None and kind.trained else {}
         policy = decided.get(kind.trained)
         if policy is None:
-            policy = decided[kind.trained] = self.precision.policy_of_run(kind)
-        if kind.is_training:
+            policy = decided[kind.trained] = self.precision.policy_of_run(kind.trained)
+        if kind.trained:
             self.last_training = policy
         return policy
 
-    def build(self, kind: RunKind, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+    def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
         """Builds an executor under a policy.
 
         Args:
@@ -187,15 +186,15 @@ class _Executors(SessionEngine):
           build_with: builds it with some targets beside its own, and gives what is returned.
         """
         precision = self.precision
-        is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
-        more_targets = [*precision.kept_ops(policy, kind), *([self._marker] if is_switched else ())]
+        is_switched = precision.switch is not None and kind.trained and policy is not precision.low
+        more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]
         with self._lists_of(policy):
             start = time.perf_counter()
             built = build_with(more_targets)
             secs = time.perf_counter() - start
         if is_switched and not any(build.is_training and build.policy == policy for build in self.builds):
             precision.switch.report(secs)
-        self.builds.append(Build(policy, kind.is_training, secs))
+        self.builds.append(Build(policy, bool(kind.trained), secs))
         return built
 
     def _lists_of(self, policy):
@@ -211,13 +210,10 @@ class _Callable:
     def __init__(self, executors: _Executors, options: Any, make: Callable[[Any], Callable]):
         self._executors, self._options, self._make = executors, options, make
         self._made: dict[Policy, Callable] = {}
-        find = executors.graph.as_graph_element
-        names = [*options.fetch, *options.target, *(pair.from_tensor for pair in options.tensor_connection)]
-        asked = [element if isinstance(element, tf.Operation) else element.op for element in map(find, names)]
-        self._kind = kind_of(
-            executors.graph, asked, [*options.feed, *(pair.to_tensor for pair in options.tensor_connection)]
-        )
-        if not self._kind.is_training:
+        pairs = options.tensor_connection
+        asked = [*options.fetch, *options.target, *(pair.from_tensor for pair in pairs)]
+        self._kind = run_of(executors.graph, asked, [*options.feed, *(pair.to_tensor for pair in pairs)])
+        if not self._kind.trained:
             self._for(executors.policy_of(self._kind))  # so that what is wrong with it is said now
 
     def __call__(self, *arguments, **keywords):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,6 @@ from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_p
 from npu_bridge.precision.op_lists import OpLists, registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
 from npu_bridge.precision.processor import missing_units
-from npu_bridge.precision.run_kind import RunKind
 from npu_bridge.precision.switch import Switch
 
 
@@ -88,16 +88,18 @@ class Precision:
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
-    def policy_of_run(self, kind: RunKind) -> Policy:
+    def policy_of_run(self, trained: frozenset[str]) -> Policy:
         """The policy of a run that is about to start; only runs that train are accelerated.
 
+        Args:
+          trained: names of the variables it trains, empty when it does not train.
         Raises:
           ValueError: see `Switch.is_over`.
         Ranks: as `Switch.is_over`.
         """
-        if self.switch is not None and kind.is_training and not self.switch.is_over(kind.trained):
+        if self.switch is not None and trained and not self.switch.is_over(trained):
             return self.low
-        if self.configured.reach == "all" and kind.is_training:
+        if self.configured.reach == "all" and trained:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
@@ -123,9 +125,9 @@ class Precision:
         """Rounds inputs and outputs of operators as `customize_dtypes` asks for single ones; see `rounding`."""
         rounding.round_values(self._dtypes, graph)
 
-    def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
+    def kept_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""
-        return exemptions.kept_ops(self._dtypes, policy, kind.ops)
+        return exemptions.kept_ops(self._dtypes, policy, sorted(ops, key=lambda op: op.name))
 
     def _imitates(self, policy: Policy) -> bool:
         is_possible = self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU"

@@ -7,11 +7,11 @@ import time
 from typing import Callable
 
 from npu_bridge import collective
+from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.errors import nearest, say_once
 from npu_bridge.options.grammar import parse_dump_step
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_operators, write_statistics, write_tensors
-from npu_bridge.session.run_view import RunView
 from npu_bridge.session.tensor_watch import TensorWatch
 
 _SIDES = {"input": ("input",), "output": ("output",), "all": ("input", "output")}
@@ -43,7 +43,7 @@ class DumpHook(TensorWatch):
         self._graph_name = graph_name
         self._folder = DumpFolder(options.dump_path, collective.current().rank, clock)
 
-    def wanted(self, run: RunView, step: int) -> list:
+    def wanted(self, run: Run, step: int) -> list:
         """The tensors to write; none in a step that is not to be dumped."""
         if self._steps_to_dump is not None:
             if not any(first <= step <= last for first, last in self._steps_to_dump):
@@ -52,7 +52,7 @@ class DumpHook(TensorWatch):
             self._check_layers(run)
         return list(dict.fromkeys(tensor.name for *_, tensor in self._places(run)))
 
-    def seen(self, run: RunView, step: int, values: dict) -> None:
+    def seen(self, run: Run, step: int, values: dict) -> None:
         """Writes one step."""
         name = self._graph_name or run.name
         folder = self._folder.of_step(name, run.purpose, step)
@@ -67,7 +67,7 @@ class DumpHook(TensorWatch):
         else:
             write_tensors(folder, tensors, graph=name, step=step)
 
-    def _places(self, run: RunView):
+    def _places(self, run: Run):
         """(operator, side, slot, tensor) for all that is to be written of a run."""
         for op in run.ops:
             if op.name not in self._layers if self._layers is not None else op.type == "Const":
@@ -77,7 +77,7 @@ class DumpHook(TensorWatch):
                     if tensor.name in run.values:
                         yield op, side, slot, tensor
 
-    def _check_layers(self, run: RunView):
+    def _check_layers(self, run: Run):
         if not run.ops:
             return
         graph = run.ops[0].graph

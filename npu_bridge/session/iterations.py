@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge._session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
-from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.run import run_of
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
@@ -105,7 +105,7 @@ class _Loops(SessionEngine):
         kind = (tuple(element.name for element in asked), fed)
         if kind not in self._steps_of_run:
             names = {ITERATION_OP, *session.graph.get_collection(_KEY)}
-            ops = computed_ops(asked, frozenset(fed))
+            ops = run_of(session.graph, asked, fed).ops
             self._steps_of_run[kind] = tuple(op.name for op in ops if op.name in names)
         step = self._steps_of_run[kind]
         if not step:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterable, Sequence
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -13,9 +14,9 @@ import tensorflow as tf
 
 import npu_bridge
 from npu_bridge import collective
+from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, new_file, plain, write_statistics, write_tensors
-from npu_bridge.session.run_view import RunView
 from npu_bridge.session.tensor_watch import TensorWatch
 
 _LOG = logging.getLogger(__name__)
@@ -57,13 +58,13 @@ class OverflowHook(TensorWatch):
         self._folder = DumpFolder(options.dump_path, self._rank, clock)
         self._reports = 0
 
-    def wanted(self, run: RunView, step: int) -> list:
+    def wanted(self, run: Run, step: int) -> list:
         """Every number of the run."""
         return sorted(run.values)
 
-    def seen(self, run: RunView, step: int, values: dict) -> None:
+    def seen(self, run: Run, step: int, values: dict) -> None:
         """Judges one step and reports what it finds."""
-        finding = find_origin(run, values)
+        finding = find_origin(run.ops, run.fed, values)
         if finding is None:
             return
         self._report(run, step, finding, values)
@@ -103,19 +104,20 @@ class OverflowHook(TensorWatch):
         )
 
 
-def find_origin(run: RunView, values: dict) -> Finding | None:
+def find_origin(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
     """The operator that made the first NaN or Inf of a step; None when every number is finite.
 
     Where Inf is normal, in a mask say, no operator may have made one out of finite inputs; then the origin is
     the first that made NaN out of inputs without NaN.
 
     Args:
-      run: the run.
+      ops: the operators of the run, every one after those it needs.
+      fed: the tensors whose value was given.
       values: numpy arrays by tensor name.
     """
     state = {name: _worst(value) for name, value in values.items()}
-    spoilt = [op for op in run.ops if op.type != "Const" and _worst_of(op.outputs, state)]
-    for tensor in run.fed:
+    spoilt = [op for op in ops if op.type != "Const" and _worst_of(op.outputs, state)]
+    for tensor in fed:
         if _worst_of([tensor], state):
             return Finding(tensor.op, [tensor.op.name, *(op.name for op in spoilt)])
     for op in spoilt:

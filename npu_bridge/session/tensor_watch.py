@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.session.run_view import RunView, view_of
+from npu_bridge.graph.run import Run, run_of
 
 _LOG = logging.getLogger(__name__)
 
 
 class _Pending(NamedTuple):
-    run: RunView
+    run: Run
     step: int
     names: list
 
@@ -24,23 +24,21 @@ class TensorWatch(tf.estimator.SessionRunHook):
     """Fetches tensors along with a run and hands their values to `seen`.
 
     Nothing is added to the graph and nothing is computed that the run would not compute. Steps count from 0 for
-    each kind of run (see `RunView.purpose`), as long as this object lives. A TF 1 reference variable that is
+    each kind of run (see `Run.purpose`), as long as this object lives. A TF 1 reference variable that is
     updated in the same step may show its new value.
     """
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._views: dict = {}
-        self._version = None
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_off = False
 
-    def wanted(self, run: RunView, step: int) -> list:
+    def wanted(self, run: Run, step: int) -> list:
         """Names of the tensors to look at, of `run.values`; subclasses say which."""
         raise NotImplementedError
 
-    def seen(self, run: RunView, step: int, values: dict) -> None:
+    def seen(self, run: Run, step: int, values: dict) -> None:
         """Takes the values, numpy arrays by tensor name."""
         raise NotImplementedError
 
@@ -49,7 +47,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
         if self._is_off:
             return None
         with self._lock:
-            run = self._view(run_context)
+            asked = run_context.original_args
+            run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
             step = self._steps.get(run.purpose, 0)
             names = self.wanted(run, step)
             self._pending[run_context] = _Pending(run, step, names)
@@ -75,23 +74,3 @@ class TensorWatch(tf.estimator.SessionRunHook):
         except OSError as error:  # a full disk is no reason to lose a training
             self.stop()
             _LOG.error("dump_config: nothing is dumped any more, because writing failed: %s", error)
-
-    def _view(self, run_context) -> RunView:
-        graph, asked = run_context.session.graph, run_context.original_args
-        if self._version != graph.version:  # it has grown
-            self._views.clear()
-            self._version = graph.version
-        key = (_identity(asked.fetches), _identity(list(asked.feed_dict or ())))
-        if key not in self._views:
-            self._views[key] = view_of(graph, asked.fetches, asked.feed_dict)
-        return self._views[key]
-
-
-def _identity(structure):
-    """What tells one structure of fetches from another: its leaves' names, or themselves."""
-    if isinstance(structure, dict):
-        return tuple(_identity(part) for part in structure.values())
-    if isinstance(structure, (list, tuple)):
-        return tuple(_identity(part) for part in structure)
-    name = getattr(structure, "name", None)
-    return name if isinstance(name, str) else str(structure)

@@ -16,7 +16,7 @@ from npu_bridge.graph.variables import changes_variable
 from npu_bridge.precision.rewriter import has_floating_type
 from npu_bridge.reporting.history import HISTORY_FILE
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.trials.watch import HookOfTraining
+from npu_bridge.session.hooked_session import HookOfTraining
 
 __all__ = ["EndAfterSteps", "HistoryOfTrial", "ListOperators", "RoundInitialWeights", "rounded_otherwise"]
 

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.session import steps_per_run
+from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.graphs import control_flow_context, operator_definition
-from npu_bridge.trials.watch import HookOfTraining
 
 __all__ = ["RecordSteps", "Sources", "folder_of_rank", "sources_of", "weights_of"]
 
@@ -73,7 +73,7 @@ class RecordSteps(HookOfTraining):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
-        sources = sources_of(self.training.ops, self.training.fed)
+        sources = sources_of(self.training.ops, self.training.fed_names)
         self._facts["kinds"].update(sources.kinds)
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:

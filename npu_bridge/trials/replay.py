@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
-from npu_bridge.trials.watch import HookOfTraining
 
 __all__ = ["ReplaySteps"]
 
