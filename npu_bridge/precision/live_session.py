@@ -51,7 +51,7 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
       precision: of the training; a session follows one.
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
-    if not precision.is_active or _executors_of(session) is not None:
+    if not precision.is_active or find_engine(session, _Executors) is not None:
         return
     if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
@@ -63,19 +63,19 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
     """The precision an attached session follows; None for other sessions."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return executors.precision if executors is not None else None
 
 
 def builds_of(session: tf.compat.v1.Session) -> list[Build]:
     """The executors an attached session has built so far, in order; empty for other sessions."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
 
 
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
     """The policy the latest run that trains followed; None before the first, and for sessions not attached."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return executors.last_training if executors is not None else None
 
 
@@ -85,7 +85,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
     Ranks: the decision is joint as ever, but taken once.
     """
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     if executors is None:
         yield
         return
@@ -126,8 +126,29 @@ class _Executors(SessionEngine):
             return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def prepare_call(self, session, callable_options):
+        """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
         self.round_new_operators()
-        return _Callable(self, callable_options, functools.partial(self.inner.prepare_call, session))
+        pairs = callable_options.tensor_connection
+        asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+        kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
+        made: dict[Policy, Callable] = {}
+
+        def make_with(more_targets):
+            options = type(callable_options)()
+            options.CopyFrom(callable_options)
+            options.target.extend(op.name for op in more_targets)
+            return self.inner.prepare_call(session, options)
+
+        def of_this_moment():
+            policy = self.policy_of(kind)
+            with self.lock:
+                if policy not in made:
+                    made[policy] = self.build(kind, policy, make_with)
+                return made[policy]
+
+        if not kind.trained:
+            of_this_moment()  # so that what is wrong with it is said now
+        return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
 
     def _targets_for(self, session, request):
         """The targets with which a run gets the executor it should have, which is built if need be."""
@@ -199,41 +220,6 @@ class _Executors(SessionEngine):
 
     def _lists_of(self, policy):
         return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
-
-
-class _Callable:
-    """What `_make_callable_from_options` gives: here each call follows the precision of the moment.
-
-    TF 1 Keras trains by such callables.
-    """
-
-    def __init__(self, executors: _Executors, options: Any, make: Callable[[Any], Callable]):
-        self._executors, self._options, self._make = executors, options, make
-        self._made: dict[Policy, Callable] = {}
-        pairs = options.tensor_connection
-        asked = [*options.fetch, *options.target, *(pair.from_tensor for pair in pairs)]
-        self._kind = run_of(executors.graph, asked, [*options.feed, *(pair.to_tensor for pair in pairs)])
-        if not self._kind.trained:
-            self._for(executors.policy_of(self._kind))  # so that what is wrong with it is said now
-
-    def __call__(self, *arguments, **keywords):
-        return self._for(self._executors.policy_of(self._kind))(*arguments, **keywords)
-
-    def _for(self, policy):
-        with self._executors.lock:
-            if policy not in self._made:
-                self._made[policy] = self._executors.build(self._kind, policy, self._make_with)
-            return self._made[policy]
-
-    def _make_with(self, more_targets):
-        options = type(self._options)()
-        options.CopyFrom(self._options)
-        options.target.extend(op.name for op in more_targets)
-        return self._make(options)
-
-
-def _executors_of(session):
-    return find_engine(session, _Executors)
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:

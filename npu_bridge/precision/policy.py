@@ -16,7 +16,6 @@ from npu_bridge.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.op_lists import OpLists, registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
-from npu_bridge.precision.processor import missing_units
 from npu_bridge.precision.switch import Switch
 
 
@@ -75,7 +74,8 @@ class Precision:
         if self.low_dtype is None:
             return
         rewriter.switch_on(session_config, self.low_dtype)
-        if self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU":
+        is_on_cpu = rewriter.device_kind() == "CPU"
+        if self.low_dtype == FLOAT16 and is_on_cpu:
             self._decide_imitation(session_config)
         for name in self._looks_inside:
             # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
@@ -84,7 +84,7 @@ class Precision:
                 f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
             )
-        missing = missing_units(BFLOAT16) if (rewriter.device_kind(), self.low_dtype) == ("CPU", BFLOAT16) else None
+        missing = kernels.missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 

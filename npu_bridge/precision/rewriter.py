@@ -232,11 +232,6 @@ def types_in(graph: tf.Graph) -> frozenset[str]:
     return frozenset(inside.union(op.type for op in graph.get_operations()))
 
 
-def is_operator_type(name: str) -> bool:
-    """Whether TensorFlow has operators of a type of this name."""
-    return operator_definition(name) is not None
-
-
 def has_floating_type(name: str) -> bool:
     """Whether there is an operator type of this name with an input that may be float16 as well as float32."""
     definition = operator_definition(name)

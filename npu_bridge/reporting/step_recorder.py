@@ -19,6 +19,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge.reporting.step_reading import read_step
 from npu_bridge.session import steps_per_run
+from npu_bridge.session.dump_files import new_file
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.sessions import chrome_trace, run_quietly
 
@@ -102,10 +103,8 @@ class StepRecorder(HookOfTraining):
         }
         events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-        temporary = f"{self._path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
+        with new_file(self._path) as file:
             json.dump({"traceEvents": events, "npu_bridge": facts}, file)
-        os.replace(temporary, self._path)
 
     def _events(self, metadata):
         chrome = json.loads(chrome_trace(metadata.step_stats))

@@ -9,7 +9,7 @@ part of a loop already.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -91,7 +91,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
     if reasons:
         raise NotLoopableError(reasons)
-    definition, outer = _definition_of(graph, copied, fed)
+    definition, outer = definition_of(graph, copied, fed)
 
     def train_once(number):
         done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
@@ -106,8 +106,17 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     return InGraphLoop(reached.op, count)
 
 
-def _definition_of(graph, copied, fed):
-    """The operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it."""
+def definition_of(
+    graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
+) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
+    """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.
+
+    Args:
+      graph: the graph of the operators.
+      copied: the operators.
+      fed: names of tensors that are handed in though they are computed inside.
+      keeps_order: whether they wait for those of each other that they do not read.
+    """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)
     inside = {op.name for op in copied}
@@ -124,7 +133,7 @@ def _definition_of(graph, copied, fed):
         node.CopyFrom(op.node_def)
         # Placement next to a variable: on a machine without other devices it says nothing.
         node.attr.pop("_class", None)
-        controls = [f"^{other.name}" for other in op.control_inputs if other.name in inside]
+        controls = [f"^{other.name}" for other in op.control_inputs if keeps_order and other.name in inside]
         node.input[:] = [*map(source, op.inputs), *controls]
     return definition, outer
 

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from npu_bridge.graph.variables import VARIABLE_TYPES
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.errors import say_once
 
 _HOST = "/device:CPU:0"
-_VARIABLE_OPS = ("Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable")
 
 
 def set_rewrites(options: TrainingOptions, session_config: Any) -> None:
@@ -27,14 +27,14 @@ def set_rewrites(options: TrainingOptions, session_config: Any) -> None:
 
 def variables_on_host(op: tf.Operation) -> str:
     """A device function: variables on the CPU, everything else where it is."""
-    return _HOST if op.type in _VARIABLE_OPS else op.device
+    return _HOST if op.type in VARIABLE_TYPES else op.device
 
 
 def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
     """Says so when variables were to live on the host and the graph has them elsewhere already."""
     if options.variable_placement != "Host":
         return
-    elsewhere = [op.name for op in graph.get_operations() if op.type in _VARIABLE_OPS and "CPU" not in op.device]
+    elsewhere = [op.name for op in graph.get_operations() if op.type in VARIABLE_TYPES and "CPU" not in op.device]
     if elsewhere and tf.config.list_physical_devices("GPU"):
         say_once(
             logging.WARNING,

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Iterable, Sequence
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import npu_bridge
-from npu_bridge import collective
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, new_file, plain, write_statistics, write_tensors
-from npu_bridge.session.tensor_watch import TensorWatch
+from npu_bridge.session.dump_files import new_file, plain
+from npu_bridge.session.tensor_watch import TensorWatch, places_of
 
 _LOG = logging.getLogger(__name__)
 # Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
@@ -46,16 +44,11 @@ class OverflowHook(TensorWatch):
     Args:
       options: the options of the run.
       graph_name: name of the graph's folder; by default what a run fetches first.
-      clock: seconds since the epoch.
     Ranks: local; each looks at its own numbers.
     """
 
-    def __init__(self, options: TrainingOptions, graph_name: str | None = None, clock: Callable[[], float] = time.time):
-        super().__init__()
-        self._writes_statistics = options.dump_data == "stats"
-        self._graph_name = graph_name
-        self._rank = collective.current().rank
-        self._folder = DumpFolder(options.dump_path, self._rank, clock)
+    def __init__(self, options: TrainingOptions, graph_name: str | None = None):
+        super().__init__(options, graph_name)
         self._reports = 0
 
     def wanted(self, run: Run, step: int) -> list:
@@ -74,18 +67,8 @@ class OverflowHook(TensorWatch):
             _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is looked at.", MOST_REPORTS)
 
     def _report(self, run, step, finding, values):
-        op, name = finding.origin, self._graph_name or run.name
-        folder = self._folder.of_step(name, run.purpose, step)
-        tensors = [
-            DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
-            for side, listed in (("input", op.inputs), ("output", op.outputs))
-            for slot, tensor in enumerate(listed)
-            if tensor.name in values
-        ]
-        if self._writes_statistics:
-            write_statistics(folder, tensors)
-        else:
-            write_tensors(folder, tensors, graph=name, step=step)
+        op, name = finding.origin, self.name_of(run)
+        folder = self.write(run, step, places_of([op], ("input", "output"), values), values)
         place = place_in_script(op)
         about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.graph.run import Run, run_of
+from npu_bridge.options import TrainingOptions
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,14 +25,22 @@ class _Pending(NamedTuple):
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """Fetches tensors along with a run and hands their values to `seen`.
+    """Fetches tensors along with a run, hands their values to `seen`, and writes those that a subclass chooses.
 
     Nothing is added to the graph and nothing is computed that the run would not compute. Steps count from 0 for
     each kind of run (see `Run.purpose`), as long as this object lives. A TF 1 reference variable that is
     updated in the same step may show its new value.
+
+    Args:
+      options: the options of the run.
+      graph_name: name of the graph's folder; by default what a run fetches first.
     """
 
-    def __init__(self):
+    def __init__(self, options: TrainingOptions, graph_name: str | None = None):
+        self._writes_statistics = options.dump_data == "stats"
+        self._graph_name = graph_name
+        self._rank = collective.current().rank
+        self._folder = DumpFolder(options.dump_path, self._rank)
         self._lock = threading.RLock()
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -46,8 +58,8 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Asks for the tensors."""
         if self._is_off:
             return None
+        asked = run_context.original_args
         with self._lock:
-            asked = run_context.original_args
             run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
             step = self._steps.get(run.purpose, 0)
             names = self.wanted(run, step)
@@ -68,9 +80,35 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Looks at nothing any more."""
         self._is_off = True
 
+    def name_of(self, run: Run) -> str:
+        """What the graph of a run is called."""
+        return self._graph_name or run.name
+
+    def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
+        """Writes tensors, or statistics of them, of what `places_of` gives; returns the folder of the step."""
+        folder = self._folder.of_step(self.name_of(run), run.purpose, step)
+        tensors = (
+            DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
+            for op, side, slot, tensor in places
+        )
+        if self._writes_statistics:
+            write_statistics(folder, tensors)
+        else:
+            write_tensors(folder, tensors, graph=self.name_of(run), step=step)
+        return folder
+
     def _hand_over(self, pending, values):
         try:
             self.seen(pending.run, pending.step, values)
         except OSError as error:  # a full disk is no reason to lose a training
             self.stop()
             _LOG.error("dump_config: nothing is dumped any more, because writing failed: %s", error)
+
+
+def places_of(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
+    """(operator, side, slot, tensor) for the inputs and outputs of operators whose tensors have one of these names."""
+    for op in ops:
+        for side in sides:
+            for slot, tensor in enumerate(op.inputs if side == "input" else op.outputs):
+                if tensor.name in names:
+                    yield op, side, slot, tensor

@@ -16,6 +16,7 @@ from npu_bridge.graph.variables import changes_variable
 from npu_bridge.precision.rewriter import has_floating_type
 from npu_bridge.reporting.history import HISTORY_FILE
 from npu_bridge.reporting.history_hook import HistoryHook
+from npu_bridge.session.dump_files import new_file
 from npu_bridge.session.hooked_session import HookOfTraining
 
 __all__ = ["EndAfterSteps", "HistoryOfTrial", "ListOperators", "RoundInitialWeights", "rounded_otherwise"]
@@ -117,9 +118,8 @@ class ListOperators(HookOfTraining):
         listed = [
             {"name": op.name, "type": op.type, "where": _line_of(op)} for op in self.training.ops if _may_be_lowered(op)
         ]
-        with open(f"{self._path}.tmp", "w", encoding="utf-8") as file:
+        with new_file(self._path) as file:
             json.dump(listed, file, indent=1)
-        os.replace(f"{self._path}.tmp", self._path)
 
 
 class EndAfterSteps(HookOfTraining):

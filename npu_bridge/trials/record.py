@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.session import steps_per_run
+from npu_bridge.session.dump_files import plain
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.graphs import control_flow_context, operator_definition
 
@@ -113,7 +114,7 @@ class RecordSteps(HookOfTraining):
 
     def _save(self, name: str, values: Mapping[str, Any]) -> None:
         with open(os.path.join(self._folder, name), "wb") as file:
-            np.savez(file, **{key: _plain(value) for key, value in values.items()})
+            np.savez(file, **{key: plain(value) for key, value in values.items()})
 
 
 def folder_of_rank(folder: str, rank: int) -> str:
@@ -168,8 +169,3 @@ def _kind_of(op_type: str) -> str | None:
 def _is_number(dtype: tf.DType) -> bool:
     dtype = dtype.base_dtype
     return dtype.is_floating or dtype.is_integer or dtype.is_bool
-
-
-def _plain(value: Any) -> np.ndarray:
-    value = np.asarray(value)
-    return value.astype(np.float32) if value.dtype.kind == "V" or value.dtype.name == "bfloat16" else value
