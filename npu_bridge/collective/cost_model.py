@@ -19,19 +19,6 @@ from typing import NamedTuple
 
 from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
 
-__all__ = [
-    "FORWARD_SHARE",
-    "MOST_FRAGMENTS",
-    "Link",
-    "Prediction",
-    "Training",
-    "best_cut",
-    "predict",
-    "shortest_sizes",
-    "step_secs",
-    "transfer_secs",
-]
-
 # As many as the documented split strategies have.
 MOST_FRAGMENTS = 8
 # A backward pass computes two products for each one of the forward pass.

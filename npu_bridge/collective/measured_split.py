@@ -15,8 +15,6 @@ from typing import Any
 from npu_bridge.collective.cost_model import shortest_sizes
 from npu_bridge.collective.fragments import flight_bytes
 
-__all__ = ["VARIABLE", "Speeds", "describe_cut", "fastest_cut"]
-
 # In which the launcher hands them over.
 VARIABLE = "NPU_RUN_SPLIT"
 

@@ -10,7 +10,6 @@ from npu_bridge.options.errors import message
 from npu_bridge.rewrite import batch_norm_patterns as patterns
 from npu_bridge.tf_internals.graphs import update_input
 
-tf1 = tf.compat.v1
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _KINDS = {
     "Add": patterns.ADD,

@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from npu_bridge.options.errors import message
 
-__all__ = ["CarefulSaver", "CheckpointNotSavedError", "remove_leftovers", "space_for"]
-
 _LOG = logging.getLogger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.

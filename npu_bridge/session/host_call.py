@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from npu_bridge.tf_internals.sessions import summary_operators, summary_writer_initializers
 
-__all__ = ["HostCallHook", "call_on_host", "check_host_call"]
-
 
 def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
     """Builds what a host call runs.

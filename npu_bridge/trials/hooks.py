@@ -19,8 +19,6 @@ from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.session.dump_files import new_file
 from npu_bridge.session.hooked_session import HookOfTraining
 
-__all__ = ["EndAfterSteps", "HistoryOfTrial", "ListOperators", "RoundInitialWeights", "rounded_otherwise"]
-
 # No precision mode lowers them by themselves: they move values, or hold them.
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
 

@@ -26,8 +26,6 @@ from npu_bridge.session.dump_files import plain
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.graphs import control_flow_context, operator_definition
 
-__all__ = ["RecordSteps", "Sources", "folder_of_rank", "sources_of", "weights_of"]
-
 _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
 _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")

@@ -13,8 +13,6 @@ from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
 
-__all__ = ["ReplaySteps"]
-
 
 class ReplaySteps(HookOfTraining):
     """Replays a record in the first session of a process that trains, and ends the script after it.

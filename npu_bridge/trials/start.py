@@ -15,8 +15,6 @@ from npu_bridge.tf_internals.names import ESTIMATOR_MODULE, KERAS_MODEL_MODULES
 from npu_bridge.tf_internals.sessions import put_around_sessions
 from npu_bridge.trials.trial import Trial
 
-__all__ = ["begin_trial", "watch_training"]
-
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
     """Changes this process so that its script is run as a trial.
