@@ -25,11 +25,9 @@ class Depth(NamedTuple):
 
 
 def depths_of(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
-    """The depth of operators; a condition inside a loop counts until the loop's exit at the latest.
+    """The depth of operators, given in the order of `computed_ops`.
 
-    Args:
-      ops: operators, every one after those it needs, as `computed_ops` gives them.
-      fed: names of tensors whose value is given.
+    A condition inside a loop counts until the loop's exit at the latest.
     """
     found: dict[tf.Operation, Depth] = {}
     for op in ops:

@@ -62,13 +62,8 @@ def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
 def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:
     """Names of the trainable variables that a run changes by what it computes from them; empty when it does not train.
 
-    Initializers do not train, even where a variable starts from the value of another one.
-
-    Args:
-      graph: the graph of the operators, with the collection of its trainable variables.
-      ops: what the run computes.
-      assignments_count: False for variables that kernels of optimizers change: what is assigned may also be weights
-        that are clipped after a step.
+    Initializers do not train, even where a variable starts from the value of another one. With `assignments_count` off
+    only kernels of optimizers count: what is assigned may also be weights that are clipped after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLEVARIABLE_TYPES)
     initializers = {getattr(variable, "initializer", None) for variable in variables}
@@ -78,11 +73,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
 
 
 def variables_updated_from(values: Iterable) -> list:
-    """The trainable variables of a TF 1 graph that some tensors are used to update, in the order of their making.
-
-    Args:
-      values: tensors and `tf.IndexedSlices`.
-    """
+    """The trainable variables of a TF 1 graph that tensors, also sparse ones, are used to update, in their order."""
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []

@@ -51,9 +51,8 @@ class Float16Speed(NamedTuple):
 def float16_speed(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Speed:
     """The speed of float16 on this CPU: from the user's cache folder, else measured, in half a second.
 
-    Args:
-      intra_op_threads, inter_op_threads: of the script's sessions, as in a ConfigProto. The first session of a process
-        decides for all, and that may be the one made here.
+    The threads are those of the script's sessions, as in a ConfigProto. The first session of a process decides for all,
+    and that may be the one made here.
     """
     place, key = _cache_file(), f"{_processor()}, TensorFlow {tf.__version__}"
     remembered = _read(place).get(key)
@@ -65,11 +64,7 @@ def float16_speed(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float
 
 
 def measure(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Speed:
-    """Measures the kernels; a session of its own, which leaves nothing behind.
-
-    Args:
-      intra_op_threads, inter_op_threads: as in a ConfigProto.
-    """
+    """Measures the kernels; a session of its own, which leaves nothing behind."""
     random = np.random.RandomState(0)
     config = tf.compat.v1.ConfigProto(
         device_count={"GPU": 0},
@@ -101,9 +96,7 @@ def measure(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Spee
 def missing_units(low_dtype: str, description: str | None = None) -> str | None:
     """Why a CPU computes no faster in a low precision, as a clause; None when it has units for it, or nothing is known.
 
-    Args:
-      low_dtype: "float16" or "bfloat16".
-      description: text as in Linux's `/proc/cpuinfo`; by default that of this machine.
+    The description is text as in Linux's `/proc/cpuinfo`; by default that of this machine.
     """
     features = cpu_features(cpu_description() if description is None else description)
     units = LOW_PRECISION_UNITS[low_dtype]

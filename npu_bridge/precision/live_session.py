@@ -43,12 +43,10 @@ class Build(NamedTuple):
 
 
 def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
-    """Lets a session follow the precision of a training.
+    """Lets a session follow the precision of a training; a session follows one.
 
-    Args:
-      session: a session made with settings that `Precision.prepare` has seen. One that has run something keeps those
-        executors as they are.
-      precision: of the training; a session follows one.
+    Its settings must have gone through `Precision.prepare`. What it has run before keeps its executors as they are.
+
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
     if not precision.is_active or find_engine(session, _Executors) is not None:
@@ -200,12 +198,7 @@ class _Executors(SessionEngine):
         return policy
 
     def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
-        """Builds an executor under a policy.
-
-        Args:
-          kind, policy: of the run.
-          build_with: builds it with some targets beside its own, and gives what is returned.
-        """
+        """Builds an executor under a policy: gives what `build_with` returns for some targets beside the run's own."""
         precision = self.precision
         is_switched = precision.switch is not None and kind.trained and policy is not precision.low
         more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]

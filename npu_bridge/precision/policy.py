@@ -66,11 +66,7 @@ class Precision:
         return self.low_dtype is not None or self._dtypes.rounds
 
     def prepare(self, session_config: Any) -> None:
-        """Changes session settings so that sessions made with them can follow.
-
-        Args:
-          session_config: a ConfigProto, changed in place; stays as it is when nothing is lowered.
-        """
+        """Changes a ConfigProto so that sessions made with it can follow; nothing changes when nothing is lowered."""
         if self.low_dtype is None:
             return
         rewriter.switch_on(session_config, self.low_dtype)

@@ -47,9 +47,9 @@ class Switch:
     def is_over(self, training: frozenset[str]) -> bool:
         """Whether a run that is about to start runs in the original precision.
 
-        Args:
-          training: what tells the training apart from others of the process. Its first run is always in low
-            precision, as long as no switch has happened.
+        The first run of a training, told apart from others of the process by what it trains, is always in low
+        precision, as long as no switch has happened.
+
         Raises:
           ValueError: before the first run, the variables of the trigger are missing or unusable.
         Ranks: collective while the switch has not happened; every rank asks before every training run.

@@ -22,14 +22,9 @@ def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callab
     """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
 
     Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
-    nothing that changes a state is copied.
+    nothing that changes a state is copied. The function is to be called, under control dependencies, wherever a copy is
+    wanted: in conditions and loops as well.
 
-    Args:
-      tensor: what to copy.
-      variables: what it depends on.
-      owner: who asks, for messages.
-    Returns:
-      A function to be called, under control dependencies, wherever a copy is wanted: in conditions and loops as well.
     Raises:
       ValueError: something in between cannot be copied.
     """

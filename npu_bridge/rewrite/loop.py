@@ -111,11 +111,8 @@ def definition_of(
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
     """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.
 
-    Args:
-      graph: the graph of the operators.
-      copied: the operators.
-      fed: names of tensors that are handed in though they are computed inside.
-      keeps_order: whether they wait for those of each other that they do not read.
+    Tensors that are fed are handed in though they are computed inside. With `keeps_order` operators wait for those of
+    each other that they do not read.
     """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)

@@ -30,21 +30,6 @@ _SCOPE = "tail_optimization"
 _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
 
 
-def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
-    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
-
-    Args:
-      graph: a TF 1 graph that no session has run yet; changed in place.
-      communicator: all ranks.
-    Returns:
-      What was changed, or why nothing was.
-    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
-    Ranks: collective: every rank calls it on the same graph, and runs it.
-    """
-    with _no_garbage_collection():
-        return _freed(graph, communicator)
-
-
 @contextlib.contextmanager
 def _no_garbage_collection():
     """Thousands of new ops, none of them garbage, would have Python look through the whole graph again and again."""
@@ -57,7 +42,15 @@ def _no_garbage_collection():
             gc.enable()
 
 
-def _freed(graph, communicator):
+@_no_garbage_collection()
+def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
+    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
+
+    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not.
+
+    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
+    Ranks: collective: every rank calls it on the same graph, and runs it.
+    """
     index = GraphIndex(graph)
     transfers = find_transfers(index.ops)
     report = TailingReport()

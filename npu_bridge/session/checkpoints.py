@@ -68,8 +68,6 @@ class CarefulSaver:
 def space_for(file: str) -> Iterator[None]:
     """Inside, a file is written beside its place and moved there, as TensorFlow does; no space is an error.
 
-    Args:
-      file: the path it will have.
     Raises:
       CheckpointNotSavedError: there is no space; what was half-written is deleted.
     """
@@ -82,12 +80,7 @@ def space_for(file: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes what a process that was killed while it saved has left half-written.
-
-    Args:
-      folder: where checkpoints are saved, by nobody else at this time.
-      basename: what their names start with.
-    """
+    """Deletes what a process that was killed while saving has left half-written in a folder where nobody else saves."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():

@@ -65,9 +65,6 @@ def run_deterministically(session: tf.compat.v1.Session) -> None:
 
     TensorFlow has one switch for the process, which is on while such a session runs and is put back afterwards. Other
     threads that build a graph meanwhile need a seed for random operators.
-
-    Args:
-      session: a `Session` or `InteractiveSession`.
     """
     if find_engine(session, _Determinism) is None:
         add_engine(session, _Determinism())

@@ -15,13 +15,10 @@ from npu_bridge.options.rank_table import read_rank_table
 
 
 def choose_devices(options: TrainingOptions, session_config: Any) -> None:
-    """Lets a session see the GPUs that options or the environment name; without a GPU it does nothing.
+    """Has a ConfigProto show a session the GPUs that options or the environment name; without a GPU it does nothing.
 
     A `visible_device_list` that the script set stays.
 
-    Args:
-      options: the options of the run.
-      session_config: a ConfigProto; `gpu_options.visible_device_list` is written.
     Raises:
       ValueError: a variable or the rank table that names the device is malformed.
     """
@@ -34,12 +31,7 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
 
 
 def make_room_for(strategy: Any, session_config: Any) -> None:
-    """Gives a session as many CPU devices as a distribution strategy has replicas on; with fewer it waits for ever.
-
-    Args:
-      strategy: a `tf.distribute.Strategy`, or None.
-      session_config: a ConfigProto; `device_count["CPU"]` may grow.
-    """
+    """Gives a session as many CPU devices as a strategy, or None, has replicas on; with fewer it waits for ever."""
     if strategy is None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
@@ -72,13 +64,9 @@ def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
 
 
 def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
-    """GPUs for device ordinals; one beyond the last GPU shares a GPU with others, with a warning.
+    """GPU numbers for device ordinals, in order of preference and without repetitions.
 
-    Args:
-      ordinals: from 0, in order of preference.
-      gpu_count: GPUs of this machine, at least 1.
-    Returns:
-      GPU numbers without repetitions.
+    An ordinal beyond the last GPU shares a GPU with others, with a warning.
     """
     beyond = [ordinal for ordinal in ordinals if ordinal >= gpu_count]
     if beyond:

@@ -14,15 +14,11 @@ from npu_bridge.graph.run import Run, run_of
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
-    """Lets hooks watch every `run` of a session that exists.
+    """Lets hooks watch every `run` of a session that exists; nothing changes when there are none.
 
     A hook's `before_run` and `after_run` are called as in a MonitoredSession, its `end` when the session closes,
     for whatever reason. `begin` and `after_create_session` are not called: the graph may be half-built, and may
-    grow.
-
-    Args:
-      session: a `Session` or `InteractiveSession`. Functions from `make_callable` and `partial_run` are not watched.
-      hooks: the hooks; nothing changes when there are none.
+    grow. Functions from `make_callable` and `partial_run` are not watched.
     """
     if hooks:
         add_engine(session, _Hooks(hooks))
@@ -53,12 +49,7 @@ class WatchOfTraining:
         self._inside = threading.local()  # runs of hooks are their own
 
     def run(self, run: Callable, session: Any, fetches: Any, feed_dict=None, options=None, run_metadata=None) -> Any:
-        """A session's run; hooks are called if it trains.
-
-        Args:
-          run: the session's own `run`, as a function of the session.
-          session, fetches, feed_dict, options, run_metadata: what the script has called it with.
-        """
+        """A session's run, by the `run` it had, as the script has called it; hooks are called if it trains."""
         is_idle = hasattr(self._inside, "session") or all(hook.is_over for hook in self._hooks)
         training = None if is_idle else run_of(session.graph, fetches, feed_dict)
         if training is None or not training.trains:

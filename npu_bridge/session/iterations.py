@@ -42,12 +42,9 @@ _FIRST_STEPS = 8
 
 
 def name_step(train_op: Any) -> tf.Operation:
-    """Groups a training step as the op that sessions repeat.
+    """Groups a training step, an operation or a tensor, as the op named `IterationOp`, which sessions repeat.
 
-    Args:
-      train_op: an operation or a tensor.
-    Returns:
-      The op named `IterationOp`; that of a second step gets a number behind it.
+    That of a second step gets a number behind its name.
     """
     with tf.name_scope(""), tf.control_dependencies(None):
         op = tf.group(train_op, name=ITERATION_OP)
@@ -56,11 +53,8 @@ def name_step(train_op: Any) -> tf.Operation:
 
 
 def train_in_loops(session: Any, steps_per_run: int) -> None:
-    """Lets a session train several steps in each run that asks for an `IterationOp`.
+    """Lets a session train several steps in each run that asks for an `IterationOp`; may be changed by calling again.
 
-    Args:
-      session: a live session.
-      steps_per_run: training steps in a run, at least 1; may be changed by calling again.
     Graph: what `put_in_loop` adds, at the first such run; also to a finalized graph.
     Ranks: local; all ranks need the same number.
     """

@@ -50,12 +50,7 @@ def _surrounded(method: Callable, function: Callable) -> Callable:
 def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
     """Runs a session past its hooks, and past what `put_around_sessions` has put there (`_do_run`, TF 2.15).
 
-    Args:
-      session: the session.
-      fetches, targets: tensors to fetch and operators to run.
-      feeds: values by tensor.
-    Returns:
-      The values of `fetches`.
+    Feeds are values by tensor; what is returned are the values of `fetches`.
     """
     from tensorflow.python.client.session import BaseSession
 

@@ -78,9 +78,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
 class RoundInitialWeights(HookOfTraining):
     """Changes each initial weight by one rounding up, one down or none, once in a process.
 
-    Args:
-      draw: which draw; the same number gives the same changes, on every rank.
-    Ranks: local.
+    The same number of a draw gives the same changes, on every rank.
     """
 
     def __init__(self, draw: int):
@@ -101,9 +99,6 @@ class ListOperators(HookOfTraining):
     """Writes a JSON list of the operators of the first training run that a precision mode may lower.
 
     Each has `name`, `type`, and `where`: the line of the script that made it, "" where none did.
-
-    Args:
-      path: the file.
     """
 
     def __init__(self, path: str):
@@ -136,9 +131,7 @@ class EndAfterSteps(HookOfTraining):
 def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
     """A floating array, each number of it one rounding up, one down or as it was; zeros stay.
 
-    Args:
-      value: the array.
-      draw, name: equal ones give equal changes.
+    The same draw and name give the same changes.
     """
     value = np.asarray(value)
     ways = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)

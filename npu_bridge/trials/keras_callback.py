@@ -16,8 +16,6 @@ from npu_bridge.trials.trial import Trial
 class CallbackOfTrial(tf.keras.callbacks.Callback):
     """Does for a `fit` what the hooks of a trial do for sessions. The loss is the one that Keras shows.
 
-    Args:
-      trial: the run.
     Ranks: local; only rank 0 writes.
     """
 

@@ -48,10 +48,6 @@ class Sources(NamedTuple):
 class RecordSteps(HookOfTraining):
     """Writes the first steps of a process's first training session.
 
-    Args:
-      folder: of the record.
-      steps: how many.
-      rank: of this process.
     Ranks: local; each writes its own folder.
     """
 
@@ -127,12 +123,7 @@ def weights_of(session: Any) -> dict[str, np.ndarray]:
 
 
 def sources_of(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
-    """Finds where a step reads batches and random numbers.
-
-    Args:
-      ops: what the step computes.
-      fed: names of tensors that the script feeds.
-    """
+    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
     found = Sources({}, {}, {})
     for op in ops:
         kind = _kind_of(op.type)

@@ -17,14 +17,7 @@ from npu_bridge.trials.trial import Trial
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
-    """Changes this process so that its script is run as a trial.
-
-    Args:
-      trial: what is wanted.
-      rank: of this process.
-    Returns:
-      A function to call when the script is over.
-    """
+    """Changes this process so that its script is run as a trial; gives a function to call when the script is over."""
     if trial.seed is not None:
         from npu_bridge.trials.seeds import pin_seeds
 
