@@ -88,12 +88,8 @@ class Groups:
         self.strategies.forget(name)
 
     def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
-        """The communicator of a group.
+        """The communicator of a group by its name in this process; for the world group that of the job.
 
-        Args:
-          name: its name in this process.
-          world: the communicator of the job, which is also the answer for the world group.
-          where: who asks, for the message.
         Raises:
           ValueError: the name is not a group name, or there is no such group.
         """

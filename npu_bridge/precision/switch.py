@@ -21,11 +21,6 @@ class Switch:
     How far the training has come is read from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or
     `LOSS_NOW` and `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the
     switch comes when it is due on every rank, so they never compute one step in different precisions.
-
-    Args:
-      plan: the parsed option.
-      steps_per_run: training steps in one session.run.
-      original: what follows the low precision, for people.
     """
 
     def __init__(self, plan: AccelerateTrainMode, steps_per_run: int = 1, original: str = "float32"):

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StepRecorder(HookOfTraining):
-    """Records the runs that train certain steps and writes them to a file.
+    """Records the runs that train certain steps of this rank and writes them to a file.
 
     The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each
     step. It is written after the last step asked for, or when the process ends before.
@@ -36,7 +36,6 @@ class StepRecorder(HookOfTraining):
       steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
         that trains, from 0. Where a run trains several steps, its last one counts, and is recorded.
       path: the file, overwritten if it exists.
-      rank: the rank of this process.
     """
 
     def __init__(self, steps: range, path: str, rank: int):

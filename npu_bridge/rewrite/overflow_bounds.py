@@ -36,7 +36,6 @@ class OverflowBounds:
     Args:
       transfers: the transfers by the name of their op.
       dependent: names of the ops that are computed from some transfer.
-      ranks: the number of ranks.
     """
 
     def __init__(self, transfers: dict, dependent: set, ranks: int):

@@ -24,14 +24,12 @@ class CheckpointNotSavedError(OSError):
 
 
 class CarefulSaver:
-    """A saver that clears away what it could not finish.
+    """A saver around a `tf.compat.v1.train.Saver` that clears away what it could not finish.
 
     A checkpoint is written beside its place and moved there when it is whole, and older ones are deleted after that:
     this is TensorFlow's doing. Here the half-written files of a save that failed are deleted, because they fill the
     disk further, and the saver forgets about it, so that it does not count among those to keep.
 
-    Args:
-      saver: a `tf.compat.v1.train.Saver`.
     Ranks: local.
     """
 

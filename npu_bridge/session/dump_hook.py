@@ -24,9 +24,6 @@ class DumpHook(TensorWatch):
     Constants are written when `dump_layer` names them, or as inputs of others. Operators inside loops and
     conditions, and tensors that hold no numbers, are left out.
 
-    Args:
-      options: the options of the run.
-      graph_name: name of the graph's folder; by default what a run fetches first.
     Ranks: local; each writes to a folder of its own.
     """
 

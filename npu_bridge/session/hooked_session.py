@@ -37,10 +37,9 @@ class HookOfTraining(tf.estimator.SessionRunHook):
 
 
 class WatchOfTraining:
-    """Stands around `Session.run` of all sessions of a process, and calls hooks around the runs that train.
+    """Stands around `Session.run` of all sessions of a process, and calls hooks, in order, around the runs that train.
 
-    Args:
-      hooks: called in this order; what they ask for is fetched along, what they feed wins over the script.
+    What hooks ask for is fetched along, what they feed wins over the script.
     """
 
     def __init__(self, hooks: Sequence[HookOfTraining]):

@@ -41,9 +41,6 @@ class OverflowHook(TensorWatch):
     needs; constants are never blamed. Its inputs and outputs are written like a dump, with an `overflow.json`.
     After 20 such steps nothing is looked at any more. All numbers of a step are fetched: expect it to be slow.
 
-    Args:
-      options: the options of the run.
-      graph_name: name of the graph's folder; by default what a run fetches first.
     Ranks: local; each looks at its own numbers.
     """
 

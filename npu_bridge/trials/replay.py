@@ -17,10 +17,8 @@ from npu_bridge.trials.replay_tf1 import Replay
 class ReplaySteps(HookOfTraining):
     """Replays a record in the first session of a process that trains, and ends the script after it.
 
-    Args:
-      folder: of the record.
-      rank: of this process.
-      verdict: path of a JSON file to write, with `steps`, and `differences`, a list of sentences.
+    The verdict is a JSON file to write, with `steps`, and `differences`, a list of sentences.
+
     Raises:
       OSError: nothing was recorded there for this rank.
     Ranks: local.
