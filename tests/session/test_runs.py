@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import tensorflow as tf
 
@@ -76,3 +79,18 @@ def test_no_text_resource_or_reference_is_looked_at(graph):
     run = run_of(graph, text)
     assert not run.values & {"v:0", "w:0", "text:0"}
     assert "v/read:0" in run.values
+
+
+def test_a_run_is_read_once_until_the_graph_grows_and_ends_with_the_graph():
+    with tf.Graph().as_default() as graph:
+        value = tf.constant(1.0, name="value")
+        run = run_of(graph, {"a": value})
+        assert run_of(graph, "value:0") is run
+        assert run_of(graph, value, {value: 2.0}) is not run
+        tf.constant(2.0)
+        assert run_of(graph, value) is not run
+        assert run_of(graph, value).ops == (value.op,)
+    gone = weakref.ref(graph)
+    del graph, value, run
+    gc.collect()
+    assert gone() is None
