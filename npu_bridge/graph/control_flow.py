@@ -1,11 +1,12 @@
-"""Which operators are inside TF 1 loops and conditions, read from the operators alone.
+"""Which operators are inside TF 1 loops and conditions, read from the operators alone; and how such are built.
 
 The control-flow contexts that TensorFlow keeps beside a graph are lost when it is imported from a definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -15,6 +16,22 @@ from npu_bridge.graph.operators import NOTHING_FED, needed_ops
 # How many loops, and how many conditions, an operator leads into (+1) or out of (-1).
 _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
+
+
+@contextlib.contextmanager
+def classic_control_flow() -> Iterator[None]:
+    """Inside, `tf.cond` and `while_loop` build switches and merges, as TF 1 does, instead of one op with functions.
+
+    A function cannot assign to TF 1 reference variables, and its inputs are one list: with switches every update
+    waits for the decision and for its own gradient only.
+    """
+    was_on = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if was_on:
+            tf.compat.v1.enable_control_flow_v2()
 
 
 class Depth(NamedTuple):

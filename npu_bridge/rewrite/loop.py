@@ -8,12 +8,12 @@ part of a loop already.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.tf_internals.graphs import is_reference
 
@@ -152,15 +152,3 @@ def _reason_against_a_copy(op):
     if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
         return f"{op.name} ({op.type}) keeps state in itself"
     return ""
-
-
-@contextlib.contextmanager
-def classic_control_flow():
-    """Inside, `while_loop` makes the operators of TF 1, which can hand in reference variables."""
-    was_on = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if was_on:
-            tf1.enable_control_flow_v2()
