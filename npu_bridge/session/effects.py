@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.reading import ENTRY_NAME
 from npu_bridge.session import determinism
 from npu_bridge.session.devices import choose_devices
 from npu_bridge.session.dump_hook import DumpHook
-from npu_bridge.session.graph_rewrites import set_rewrites
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
 from npu_bridge.session.tailing_hook import TailingHook
@@ -43,7 +43,8 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
     optimizers.extend(others)
     if options.use_off_line:
         prepared.allow_soft_placement = True
-        set_rewrites(options, prepared)
+        if not options.oo_constant_folding:
+            _switch_constant_folding_off(prepared.graph_options)
         choose_devices(options, prepared)
     return prepared
 
@@ -111,3 +112,10 @@ def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compa
         copied.CopyFrom(default_session_config())  # as in TF 2.15
     copied.allow_soft_placement = True
     return copied
+
+
+def _switch_constant_folding_off(graph_options):
+    graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
+    # Constants are folded a second time when the graph is prepared for its executor, at every level above L0;
+    # the rewriter's other passes do not depend on the level (seen with TensorFlow 2.15).
+    graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
