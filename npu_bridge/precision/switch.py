@@ -74,8 +74,8 @@ class Switch:
 
     def report(self, secs: float, what_took: str = "building it") -> None:
         """Tells people that the switch has happened, and how long the new executor took."""
-        texts = {word: environment.read_variable(name) for word, name in (("step", "STEP_NOW"), ("loss", "LOSS_NOW"))}
-        where = ", ".join(f"{word} {text}" for word, text in texts.items() if text)
+        texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
+        where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
         self._say(
             "precision: %s from here on (%s); %s took %.2f s.",
             self._original,
