@@ -58,12 +58,8 @@ class Groups:
         """
         self._check_new(name, rank_ids, world)
         members = tuple(sorted(rank_ids))
+        self._meet(members, world)
         self._members_by_name[name] = members
-        try:
-            self._meet(members, world)
-        except BaseException:
-            del self._members_by_name[name]
-            raise
 
     def create_elsewhere(self, world: Communicator) -> None:
         """Takes part in a `create` of other ranks without being in any of the new groups."""
