@@ -113,9 +113,8 @@ class Precision:
 
     def variables_of_functions(self, policy: Policy) -> dict[str, str]:
         """As `variables`, for functions that are not there yet: they may hold operators of every type."""
-        lists = rewriter.lists_of(
-            policy, dir(tf.raw_ops), self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist()
-        )
+        types = () if policy.reach == "mixed" else dir(tf.raw_ops)
+        lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
         return rewriter.variables_of(lists, self._imitates(policy))
 
     def round_single_values(self, graph: tf.Graph) -> None:
