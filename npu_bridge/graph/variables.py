@@ -65,7 +65,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
     Initializers do not train, even where a variable starts from the value of another one. With `assignments_count` off
     only kernels of optimizers count: what is assigned may also be weights that are clipped after a step.
     """
-    variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLEVARIABLE_TYPES)
+    variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     initializers = {getattr(variable, "initializer", None) for variable in variables}
     changed, read, computes = _uses_of_variables((op for op in ops if op not in initializers), assignments_count)
     trainable = {variable.op.name for variable in variables}
@@ -77,7 +77,7 @@ def variables_updated_from(values: Iterable) -> list:
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []
-    trainable = tensors[0].graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLEVARIABLE_TYPES)
+    trainable = tensors[0].graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     by_name = {getattr(variable, "handle", variable).op.name: variable for variable in trainable}
     users = search([user for tensor in tensors for user in tensor.consumers()], consumers)
     updated = {tensor.op.name for op in users for tensor in op.inputs}
