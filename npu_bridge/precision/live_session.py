@@ -127,7 +127,8 @@ class _Executors(SessionEngine):
         """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
         self.round_new_operators()
         pairs = callable_options.tensor_connection
-        asked = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+        names = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+        asked = [self.graph.as_graph_element(name) for name in names]
         kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
         made: dict[Policy, Callable] = {}
 
