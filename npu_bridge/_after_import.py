@@ -14,7 +14,7 @@ import types
 from contextlib import AbstractContextManager
 from typing import Any, Callable
 
-__all__ = ["after_import", "importer"]
+__all__ = ["after_import", "importer", "when_loaded"]
 
 
 def after_import(
@@ -32,6 +32,14 @@ def after_import(
       if_missing: called whenever the module is looked for and not installed. It may raise.
     """
     sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
+
+
+def when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
+    """Calls `change` with a module: now if it is loaded, else once it has been."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    else:
+        after_import(name, change)
 
 
 def importer() -> str:

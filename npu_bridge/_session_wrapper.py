@@ -88,9 +88,7 @@ _Engine = TypeVar("_Engine", bound=SessionEngine)
 def add_engine(session: Any, engine: SessionEngine) -> None:
     """Lets an engine stand around everything a session does from now on.
 
-    Args:
-      session: a live `Session` or `InteractiveSession`; its class becomes a subclass of what it was.
-      engine: one that was added nowhere yet.
+    The class of the session becomes a subclass of what it was; the engine was added nowhere yet.
     """
     if not isinstance(session, _WrappedSession):
         session._npu_bridge_engines = ()

@@ -22,11 +22,12 @@ def record_steps(session: Any, steps: Mapping[str, Any], folder: str, rank: int)
     from tensorflow.python.client.session import BaseSession
 
     from npu_bridge.reporting.step_recorder import StepRecorder
+    from npu_bridge.session.hooked_session import WatchOfTraining
 
     for name, step in steps.items():
-        recorder = StepRecorder(_STEPS, str(_file_of(folder, name, rank)), rank)
+        watch = WatchOfTraining([StepRecorder(_STEPS, str(_file_of(folder, name, rank)), rank)])
         for _ in range(_STEPS.stop):
-            recorder.run(BaseSession.run, session, step)
+            watch.run(BaseSession.run, session, step)
 
 
 def draw_steps(folder: str, names: tuple[str, str], ranks: int, picture: str) -> None:

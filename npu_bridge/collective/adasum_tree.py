@@ -125,13 +125,7 @@ def _start(group, place, levels, groups):
 
 
 class _Segments:
-    """The parts of a piece that belong to different tensors.
-
-    Args:
-      lengths: of all tensors, one after the other; None where they are one.
-      start: where the piece begins.
-      length: of the piece.
-    """
+    """The parts of a piece that belong to different tensors; `lengths` of all of these is None where they are one."""
 
     def __init__(self, lengths, start, length):
         self._lengths = lengths

@@ -86,8 +86,12 @@ class Plan:
         return plan
 
     def difference_from(self, reference: Plan) -> Difference | None:
-        """The first thing in which this plan differs from that of rank 0, see `difference`."""
-        return difference(reference, self)
+        """The first thing in which this plan differs from that of rank 0, the cause before its consequences."""
+        return (
+            _difference_of_gradients(reference, self)
+            or _difference_of_settings(reference.settings, self.settings)
+            or _difference_of_fragments(reference, self)
+        )
 
 
 class Difference(NamedTuple):
@@ -161,20 +165,6 @@ class Agreements:
 def of_this_process() -> Agreements:
     """The plans posted by this process; what is counted is the life of a rank, as in `groups.of_this_process`."""
     return Agreements()
-
-
-def difference(reference: Plan, plan: Plan) -> Difference | None:
-    """The first thing in which a plan differs from that of rank 0, the cause before its consequences; None for nothing.
-
-    Args:
-      reference: the plan of rank 0.
-      plan: that of another rank.
-    """
-    return (
-        _difference_of_gradients(reference, plan)
-        or _difference_of_settings(reference.settings, plan.settings)
-        or _difference_of_fragments(reference, plan)
-    )
 
 
 def _exchange_descriptions(plan, scope, rank, size, deadline):

@@ -31,12 +31,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(
-        self,
-        tensors: Sequence[Any],
-        name: str,
-        average: bool = True,
-        prescale: float = 1.0,
-        after: Sequence[Any] = (),
+        self, tensors: Sequence[Any], name: str, average: bool = True, prescale: float = 1.0, after: Sequence[Any] = ()
     ) -> list:
         """Sums or averages each tensor over the ranks, the whole list as one transfer.
 

@@ -19,19 +19,6 @@ from typing import NamedTuple
 
 from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
 
-__all__ = [
-    "FORWARD_SHARE",
-    "MOST_FRAGMENTS",
-    "Link",
-    "Prediction",
-    "Training",
-    "best_cut",
-    "predict",
-    "shortest_sizes",
-    "step_secs",
-    "transfer_secs",
-]
-
 # As many as the documented split strategies have.
 MOST_FRAGMENTS = 8
 # A backward pass computes two products for each one of the forward pass.
@@ -137,10 +124,8 @@ def step_secs(shares: Sequence[float], ranks: int, training: Training, link: Lin
 def _fragment_secs(
     start: float, end: float, flight: float, ranks: int, training: Training, link: Link
 ) -> tuple[float, float]:
-    """The transfers of one fragment, which holds the bytes from one share of all to another.
+    """The transfers of one fragment, which holds the bytes from one share of all to another; `flight` go at once.
 
-    Args:
-      flight: the share of the bytes that is sent at once.
     Returns:
       How long its transfers take one after the other, and when they have arrived with nothing before them. They become
       ready at equal intervals, so either the first, the last or the last full one decides.
@@ -164,15 +149,10 @@ def _flight_share(ranks: int, training: Training) -> float:
 
 
 def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = MOST_FRAGMENTS) -> list[int]:
-    """The cut of equal pieces into fragments whose step is shortest.
+    """The cut of equal pieces into fragments whose step is shortest: pieces in each, as few as come close to the best.
 
     Exact: how early a fragment can arrive depends on what came before only through when that arrived, so the best cut
     into k fragments ends in a best cut into k - 1.
-
-    Args:
-      most_fragments: no more than that.
-    Returns:
-      Pieces in each fragment, as few fragments as come close to the best.
     """
     pieces = min(training.tensors, _MOST_PIECES)
     if ranks == 1:

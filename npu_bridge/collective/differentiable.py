@@ -10,12 +10,9 @@ from npu_bridge.collective.communicator import Communicator
 
 
 def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The sum of a tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
+    """The sum of a dense tensor over the ranks; its gradient is the sum of the incoming gradients over the same ranks.
 
-    Args:
-      communicator: who sums.
-      tensor: dense numeric tensor, of the same shape and dtype on every rank.
-      name: name of the transfer, the same on every rank; the gradient's has `_grad` appended.
+    The name of the transfer is the same on every rank; the gradient's has `_grad` appended.
     """
 
     @tf.custom_gradient
@@ -29,11 +26,8 @@ def sum_over_ranks(communicator: Communicator, tensor: tf.Tensor, name: str) -> 
 
 
 def without_gradient(result: Any, what: str) -> Any:
-    """The same tensor, whose use in a backward pass is an error instead of a silent zero.
+    """The same tensor, made by the call `what`, whose use in a backward pass is an error instead of a silent zero.
 
-    Args:
-      result: a tensor.
-      what: the call that made it, for the message.
     Raises:
       LookupError: when it is differentiated.
     """

@@ -193,12 +193,7 @@ def most_in_flight() -> int:
 def cut_for_flight(cut: Sequence[Sequence[int]], sizes_bytes: Sequence[int], world_size: int) -> list[list[int]]:
     """Cuts large fragments into runs of up to `flight_bytes`, which are what is sent at once.
 
-    Args:
-      cut: positions in `sizes_bytes`, one list per fragment.
-      sizes_bytes: bytes of each gradient.
-      world_size: number of ranks.
-    Returns:
-      Positions, in the same order; a single gradient is never cut, however large.
+    Fragments and runs are positions in `sizes_bytes`, in the same order; a single gradient is never cut, however large.
     """
     flights: list[list[int]] = []
     largest = flight_bytes(world_size)

@@ -58,12 +58,8 @@ class Groups:
         """
         self._check_new(name, rank_ids, world)
         members = tuple(sorted(rank_ids))
+        self._meet(members, world)
         self._members_by_name[name] = members
-        try:
-            self._meet(members, world)
-        except BaseException:
-            del self._members_by_name[name]
-            raise
 
     def create_elsewhere(self, world: Communicator) -> None:
         """Takes part in a `create` of other ranks without being in any of the new groups."""
@@ -88,12 +84,8 @@ class Groups:
         self.strategies.forget(name)
 
     def find(self, name: str, world: Communicator, where: str = "hccl") -> Communicator:
-        """The communicator of a group.
+        """The communicator of a group by its name in this process; for the world group that of the job.
 
-        Args:
-          name: its name in this process.
-          world: the communicator of the job, which is also the answer for the world group.
-          where: who asks, for the message.
         Raises:
           ValueError: the name is not a group name, or there is no such group.
         """

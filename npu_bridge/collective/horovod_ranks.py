@@ -71,10 +71,7 @@ class HorovodCommunicator(Communicator):
             with placed(f"{name}_{dtype.name}") as named:
                 # A group of one: Horovod fuses a single tensor with others that are ready, but not a group.
                 (total,) = self._hvd.grouped_allreduce(
-                    [vector],
-                    op=self._hvd.Average if average else self._hvd.Sum,
-                    process_set=self._process_set,
-                    **named,
+                    [vector], op=self._hvd.Average if average else self._hvd.Sum, process_set=self._process_set, **named
                 )
             for position, tensor in zip(positions, split_like(prevent_merging(total), wide)):
                 results[position] = tf.cast(tensor, dtype)
@@ -82,14 +79,10 @@ class HorovodCommunicator(Communicator):
 
     def reduce(self, tensor, reduction, name):
         (wide,) = prevent_folding([tf.cast(tensor, all_reduce_dtype(tensor.dtype))])
-        operation = {
-            "sum": self._hvd.Sum,
-            "max": self._hvd.Max,
-            "min": self._hvd.Min,
-            "prod": self._hvd.Product,
-        }[reduction]
+        hvd = self._hvd
+        operation = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min, "prod": hvd.Product}[reduction]
         with placed(name) as named:
-            reduced = self._hvd.allreduce(wide, op=operation, process_set=self._process_set, **named)
+            reduced = hvd.allreduce(wide, op=operation, process_set=self._process_set, **named)
         return tf.cast(prevent_merging(reduced), tensor.dtype)
 
     def reduce_scatter(self, tensor, reduction, name):

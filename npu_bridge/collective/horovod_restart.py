@@ -26,8 +26,6 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
 
     Args:
       hvd: the module `horovod.tensorflow`. It can no longer be asked anything: another rank may have stopped already.
-      rank: this rank.
-      size: number of ranks.
       process_sets: members of each set, in the same order on every rank.
       meeting: name of the restart, unique in the job and the same on every rank.
     Raises:

@@ -50,10 +50,7 @@ def reduce_scatter_dtype(dtype: tf.DType) -> tf.DType:
 def moved_as_bits(tensor: tf.Tensor, move: Callable[[tf.Tensor], Any], is_noted: bool = False) -> tf.Tensor:
     """Applies `move`, which only copies elements, to a tensor of any dtype: bit for bit as one that Horovod has.
 
-    Args:
-      tensor: what to move.
-      move: gets a tensor of a dtype that Horovod knows.
-      is_noted: whether a changed dtype is noted in the graph; see `note_exchange`.
+    With `is_noted` a changed dtype is noted in the graph; see `note_exchange`.
     """
     carrier = _SAME_BITS.get(tensor.dtype)
     if carrier is None:

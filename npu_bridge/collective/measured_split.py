@@ -15,8 +15,6 @@ from typing import Any
 from npu_bridge.collective.cost_model import shortest_sizes
 from npu_bridge.collective.fragments import flight_bytes
 
-__all__ = ["VARIABLE", "Speeds", "describe_cut", "fastest_cut"]
-
 # In which the launcher hands them over.
 VARIABLE = "NPU_RUN_SPLIT"
 
@@ -71,14 +69,10 @@ class Speeds:
 
 
 def fastest_cut(sizes_bytes: Sequence[int], speeds: Speeds, ranks: int) -> list[list[int]]:
-    """The cut into fragments whose gradients have all arrived first.
+    """The cut into fragments whose gradients have all arrived first, as few fragments as come close.
 
-    Args:
-      sizes_bytes: bytes of each gradient, in the order they become ready.
-      speeds: what was measured.
-      ranks: number of ranks, on which it depends how much is sent at once.
-    Returns:
-      Positions in `sizes_bytes`, one list per fragment, together 0..n-1 in order; as few fragments as come close.
+    Both are positions in `sizes_bytes`, which stand in the order in which gradients become ready. It depends on the
+    number of ranks how much is sent at once.
     """
     if not sizes_bytes:
         return []

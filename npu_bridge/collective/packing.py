@@ -20,12 +20,7 @@ def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def unpacked(words: tf.Tensor, specs: Sequence[Sequence[tf.TensorSpec]]) -> list[list[tf.Tensor]]:
-    """What `packed` has packed.
-
-    Args:
-      words: what it gave for several lists of tensors, one after the other.
-      specs: static shapes and dtypes of the tensors of each list.
-    """
+    """What `packed` gave for several lists of tensors, one after the other, of these static shapes and dtypes."""
     sizes = [[spec.shape.num_elements() * spec.dtype.size for spec in each] for each in specs]
     fills = [-sum(each) % _WORD_BYTES for each in sizes]
     lengths = [length for each, fill in zip(sizes, fills) for length in (*each, fill)]

@@ -10,15 +10,7 @@ from npu_bridge.collective.communicator import Communicator
 
 
 def send_to(pair: Communicator, tensor: tf.Tensor, tag: int) -> tf.Operation:
-    """Sends a tensor from this rank to the other one of a pair.
-
-    Args:
-      pair: a communicator of two ranks.
-      tensor: what to send, of any numeric dtype.
-      tag: what the receiver asks for.
-    Returns:
-      The op to run.
-    """
+    """The op that sends a numeric tensor to the other rank of a pair; `tag` is what the receiver asks for."""
     source = pair.rank
     sent = pair.broadcast(tensor, source, _name(pair, source, tag))
     # Stateful, so that it also runs when it is only a control dependency, and without output.

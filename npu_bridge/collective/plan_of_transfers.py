@@ -88,7 +88,6 @@ def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_diffe
     """Notes a transfer that is about to be built.
 
     Args:
-      communicator: who takes part.
       what: the collective, with the arguments that every rank must give alike.
       tensor: what this rank gives, or gets.
       may_differ: ranks may give tensors of different shapes.

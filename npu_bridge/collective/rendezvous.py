@@ -27,17 +27,13 @@ def limit_secs() -> int:
 
 
 def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any]) -> Any:
-    """Runs a collective that returns only when every rank runs it.
+    """Runs a collective that returns only when every rank runs it, and gives what it returned.
 
     Args:
       together: the collective. One that waits cannot be cancelled, so it runs in a thread of its own, which is left
         behind when the time is over.
       meeting: a name for this barrier, unique in the job.
-      rank: this rank.
-      size: number of ranks.
       give_up: makes a collective that still waits fail; called at exit where one was left behind.
-    Returns:
-      What `together` returned.
     Raises:
       RanksMissingError: the time is over.
     """

@@ -27,13 +27,10 @@ _WIDTH_BYTES = 2
 
 
 def wire_dtype(name: Any, owner: str) -> tf.DType | None:
-    """The dtype gradients are rounded to before they are sent; None for "none".
+    """The dtype gradients are rounded to before they are sent; None for "none" and for None.
 
-    Args:
-      name: one of `FORMATS`; None means "none".
-      owner: who was given the name, for the message.
     Raises:
-      ValueError: it is no wire format.
+      ValueError: it is none of `FORMATS`.
     """
     if name is not None and name not in FORMATS:
         raise ValueError(

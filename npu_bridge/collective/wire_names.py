@@ -43,11 +43,7 @@ def counting_graph() -> tf.Graph | None:
 
 
 def next_in_row(row: str) -> str:
-    """The name of the next transfer of a row that is numbered through in its graph; eagerly, that of the row.
-
-    Args:
-      row: a text that is the same on every rank.
-    """
+    """The name of the next transfer of a row that is numbered through in its graph; eagerly, that of the row."""
     graph = counting_graph()
     if graph is None:
         return row
@@ -63,10 +59,8 @@ def full(name: str) -> str:
 
 @contextlib.contextmanager
 def placed(stem: str) -> Iterator[dict]:
-    """Inside, a transfer is built where its name is the same on every rank.
+    """Inside, a transfer is built where its name is the same on every rank; a second one of that name gets a number.
 
-    Args:
-      stem: its name, the same on every rank; a second transfer of that name gets a number.
     Yields:
       Keywords for the function of Horovod that builds it.
     """

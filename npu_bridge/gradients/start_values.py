@@ -22,6 +22,7 @@ from npu_bridge.collective import agreement, first_run
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
+from npu_bridge.tf_internals.sessions import run_quietly
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3
@@ -105,12 +106,12 @@ class _GraphCheck(first_run.Check):
         tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
         def read(positions):
-            return first_run.run_quietly(session, [tensors[position] for position in positions])
+            return run_quietly(session, [tensors[position] for position in positions])
 
         def write(position, value):
             # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
             initializer = variables[position].initializer
-            first_run.run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
+            run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
 
         try:
             is_changed = _start_alike(new[0][0], variables, read, write, _IN_GRAPH)
@@ -118,7 +119,7 @@ class _GraphCheck(first_run.Check):
             return  # a variable has no value yet, which the run itself will say
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
-            first_run.run_quietly(session, targets=slots.distributions())
+            run_quietly(session, targets=slots.distributions())
 
 
 _CHECKS: weakref.WeakKeyDictionary[tf.Graph, _GraphCheck] = weakref.WeakKeyDictionary()

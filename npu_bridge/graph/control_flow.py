@@ -1,11 +1,12 @@
-"""Which operators are inside TF 1 loops and conditions, read from the operators alone.
+"""Which operators are inside TF 1 loops and conditions, read from the operators alone; and how such are built.
 
 The control-flow contexts that TensorFlow keeps beside a graph are lost when it is imported from a definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,6 +18,22 @@ _LOOPS = {"Enter": 1, "RefEnter": 1, "Exit": -1, "RefExit": -1}
 _CONDITIONS = {"Switch": 1, "RefSwitch": 1, "_SwitchN": 1, "Merge": -1, "RefMerge": -1, "Exit": -1, "RefExit": -1}
 
 
+@contextlib.contextmanager
+def classic_control_flow() -> Iterator[None]:
+    """Inside, `tf.cond` and `while_loop` build switches and merges, as TF 1 does, instead of one op with functions.
+
+    A function cannot assign to TF 1 reference variables, and its inputs are one list: with switches every update
+    waits for the decision and for its own gradient only.
+    """
+    was_on = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if was_on:
+            tf.compat.v1.enable_control_flow_v2()
+
+
 class Depth(NamedTuple):
     """How deep inside control flow an operator is: in how many `while` frames, and in how many `cond` branches."""
 
@@ -25,11 +42,9 @@ class Depth(NamedTuple):
 
 
 def depths_of(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
-    """The depth of operators; a condition inside a loop counts until the loop's exit at the latest.
+    """The depth of operators, given in the order of `computed_ops`.
 
-    Args:
-      ops: operators, every one after those it needs, as `computed_ops` gives them.
-      fed: names of tensors whose value is given.
+    A condition inside a loop counts until the loop's exit at the latest.
     """
     found: dict[tf.Operation, Depth] = {}
     for op in ops:

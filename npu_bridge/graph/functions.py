@@ -21,9 +21,7 @@ def called_functions(node: Any) -> list[str]:
 def nodes_in_functions(graph: tf.Graph, nodes: Iterable[Any]) -> Iterator[Any]:
     """The nodes of all functions that some nodes call, also through other functions; each function once.
 
-    Args:
-      graph: the graph with the functions; names it does not know are passed over.
-      nodes: `NodeDef`s. A node may also have a function's name as its type.
+    Names of functions that the graph does not hold are passed over. A node may also have such a name as its type.
     """
 
     def names_in(nodes):

@@ -22,11 +22,9 @@ class GraphIndex:
     def __init__(self, graph: tf.Graph):
         self.ops = graph.get_operations()
         self._readers: dict[str, list] = {}
-        self._data_users: dict[str, list] = {op.name: [] for op in self.ops}
         for op in self.ops:
             for position, tensor in enumerate(op.inputs):
                 self._readers.setdefault(tensor.name, []).append((op, position))
-                self._data_users[tensor.op.name].append(op)
 
     def readers(self, tensor: tf.Tensor) -> list:
         """Pairs of (op, position among its inputs) that read a tensor."""
@@ -34,7 +32,7 @@ class GraphIndex:
 
     def users(self, op: tf.Operation) -> list:
         """Ops that read one of its outputs, one entry per reading."""
-        return self._data_users.get(op.name, [])
+        return [reader for tensor in op.outputs for reader, _ in self.readers(tensor)]
 
     def followers(self, ops: Iterable[tf.Operation]) -> set:
         """Names of the ops that are computed from some of these, through data alone; these included."""

@@ -27,12 +27,7 @@ def elements_of(graph: tf.Graph, structure: Any) -> list:
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
-    """The operators behind tensors, and operators as they are.
-
-    Args:
-      elements: tensors and operators.
-      fed: names of tensors whose value is given, so that nothing has to be computed for them.
-    """
+    """The operators behind tensors, and operators as they are; none for tensors whose names say that they are fed."""
     return [
         element if isinstance(element, tf.Operation) else element.op
         for element in elements
@@ -53,11 +48,8 @@ def consumers(op: tf.Operation) -> list[tf.Operation]:
 def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:
     """The operators that have to run for some tensors and operators, every one after those it needs.
 
-    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else.
-
-    Args:
-      elements: tensors and operators.
-      fed: names of tensors whose value is given.
+    The body of a TF 1 loop, which leads back to the loop's entrance, comes after everything else. Nothing has to be
+    computed for tensors whose names are among those fed.
     """
     order: dict[tf.Operation, None] = {}
     back: list[tf.Operation] = []
@@ -76,17 +68,11 @@ def computed_ops(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list
 
 
 def sources_among(candidates: Sequence[Any], results: Sequence[Any]) -> list:
-    """Those candidates that some result is computed from, through data alone.
+    """Those candidates, in order, that some result is computed from, through data alone.
 
     A gradient read back from an accumulator variable is not computed from this step's gradients, and one that was
     clipped is. A candidate that only another candidate was made of is none. Executed eagerly nothing is recorded, so
-    all candidates are taken as sources.
-
-    Args:
-      candidates: dense or sparse tensors.
-      results: dense or sparse tensors of the same graph.
-    Returns:
-      Sub-list of `candidates`, in order.
+    all candidates are taken as sources. All are dense or sparse tensors of one graph.
     """
     if not results or not candidates or tf.executing_eagerly():
         return list(candidates) if results else []

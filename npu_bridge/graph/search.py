@@ -12,11 +12,8 @@ Node = TypeVar("Node", bound=Hashable)
 def search(starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
     """Every node that can be reached, once each, breadth first; the starts come first.
 
-    A node is given before its neighbours are asked for, so a caller may stop early.
-
-    Args:
-      starts: where to begin.
-      neighbours: gives the nodes that one leads to; may give none to end the search there.
+    A node is given before its neighbours are asked for, so a caller may stop early. `neighbours` may give none to end
+    the search there.
     """
     waiting = collections.deque(dict.fromkeys(starts))
     seen = set(waiting)
@@ -33,10 +30,6 @@ def dependency_order(starts: Iterable[Node], needs: Callable[[Node], Iterable[No
 
     Nodes are visited in the order in which `starts` and `needs` give them, so the result is the same on every rank
     where these are.
-
-    Args:
-      starts: what is wanted.
-      needs: gives the nodes that one needs.
     """
     done: dict[Node, None] = {}
     entered: set[Node] = set()

@@ -14,7 +14,7 @@ from npu_bridge.tf_internals.graphs import function_definition, is_reference
 
 # Kernels of optimizers also after TensorFlow has fused them; ScatterNd and its kin make new tensors.
 _CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")
-_VARIABLES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
+VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 # A run made of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
@@ -46,7 +46,7 @@ def variable_behind(tensor: tf.Tensor) -> str | None:
     is_handle = tensor.dtype == tf.resource or is_reference(tensor.dtype)
     while is_handle:
         op = tensor.op
-        if op.type in _VARIABLES:
+        if op.type in VARIABLE_TYPES:
             return op.name
         if op.type not in _FORWARDING:
             return None
@@ -62,13 +62,8 @@ def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
 def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:
     """Names of the trainable variables that a run changes by what it computes from them; empty when it does not train.
 
-    Initializers do not train, even where a variable starts from the value of another one.
-
-    Args:
-      graph: the graph of the operators, with the collection of its trainable variables.
-      ops: what the run computes.
-      assignments_count: False for variables that kernels of optimizers change: what is assigned may also be weights
-        that are clipped after a step.
+    Initializers do not train, even where a variable starts from the value of another one. With `assignments_count` off
+    only kernels of optimizers count: what is assigned may also be weights that are clipped after a step.
     """
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     initializers = {getattr(variable, "initializer", None) for variable in variables}
@@ -78,11 +73,7 @@ def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_
 
 
 def variables_updated_from(values: Iterable) -> list:
-    """The trainable variables of a TF 1 graph that some tensors are used to update, in the order of their making.
-
-    Args:
-      values: tensors and `tf.IndexedSlices`.
-    """
+    """The trainable variables of a TF 1 graph that tensors, also sparse ones, are used to update, in their order."""
     tensors = [part for value in values for part in tf.nest.flatten(value, expand_composites=True)]
     if not tensors:
         return []
@@ -102,7 +93,7 @@ def _uses_of_variables(ops, assignments_count=True):
         changing = [kind for kind in types if changes_variable(kind)]
         has_kernel = any("Assign" not in kind for kind in changing)
         reads_what_it_changes = has_kernel or (is_call and bool(changing))
-        if reads_what_it_changes or not (changing or op.type in _MOVING or op.type in _VARIABLES):
+        if reads_what_it_changes or not (changing or op.type in _MOVING or op.type in VARIABLE_TYPES):
             computes = True
         for position, tensor in enumerate(op.inputs):
             variable = variable_behind(tensor)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_bridge._after_import import after_import
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
-from npu_bridge.tf_internals.names import SESSION_MODULE
+from npu_bridge.trials.start import watch_training
 
 __all__ = ["Recording", "record_sessions", "take_recording"]
 
@@ -111,25 +108,14 @@ def take_recording() -> Recording | None:
 
 
 def record_sessions(recording: Recording, rank: int) -> None:
-    """In a rank: lets all sessions be recorded, from the moment their class is loaded; TensorFlow is not loaded yet."""
+    """In a rank: lets all sessions be recorded; TensorFlow is not loaded yet."""
 
-    @functools.cache
-    def recorder() -> Any:
-        # Not earlier: it needs TensorFlow as a whole.
+    def make_hooks() -> list:
         from npu_bridge.reporting.step_recorder import StepRecorder
 
-        return StepRecorder(recording.steps, recording.path_of(rank), rank)
+        return [StepRecorder(recording.steps, recording.path_of(rank), rank)]
 
-    def change(module: types.ModuleType) -> None:
-        run = module.BaseSession.run
-
-        @functools.wraps(run)
-        def recorded(self, fetches, feed_dict=None, options=None, run_metadata=None):
-            return recorder().run(run, self, fetches, feed_dict, options, run_metadata)
-
-        module.BaseSession.run = recorded
-
-    after_import(SESSION_MODULE, change)
+    watch_training(make_hooks)
 
 
 def _named(steps: Sequence[int]) -> str:

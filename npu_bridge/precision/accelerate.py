@@ -45,11 +45,8 @@ class Verdict(NamedTuple):
 
 
 def read_progress(trigger: str, goal_text: str | None, now_text: str | None) -> Progress:
-    """Reads the two variables of a trigger.
+    """Reads the texts of the two variables of a trigger, "step" or "loss"; None for one that is unset.
 
-    Args:
-      trigger: "step" or "loss".
-      goal_text, now_text: the variables' texts, None when unset.
     Raises:
       ValueError: one is unset or is not a number of the right kind; the goal is checked first.
     """
@@ -74,11 +71,6 @@ def judge(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1)
 
     By step: when the threshold is reached, or when this run is the last one, which must run in the original
     precision. By loss: when a reported loss is at most the threshold; NaN never is.
-
-    Args:
-      plan: the parsed option.
-      progress: where the run starts.
-      steps_per_run: training steps in one session.run, at least 1.
     """
     if plan.trigger == "loss":
         return Verdict(0 if _loss_is_reached(plan, progress) else 1)
@@ -92,12 +84,9 @@ def judge(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int = 1)
 
 
 def describe(plan: AccelerateTrainMode, progress: Progress, steps_per_run: int, original: str) -> str:
-    """One line for people: which part of the training runs in which precision.
+    """One line for people: which part of a training that starts at `progress` runs in which precision.
 
     Args:
-      plan: the parsed option.
-      progress: where the first run starts.
-      steps_per_run: training steps in one session.run.
       original: what follows the low precision, such as "float32".
     """
     if plan.trigger == "loss":

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE
+from npu_bridge.graph.operators import elements_of
 from npu_bridge.graph.search import search
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.operator_dtypes import OperatorDtypes
@@ -37,8 +38,8 @@ def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
     """
     asked = dict(dtypes.by_type)
     for name, dtype in dtypes.by_name.items():
-        if dtype != "float32" and _exists(graph, name):
-            asked.setdefault(graph.get_operation_by_name(name).type, dtype)
+        for op in elements_of(graph, name) if dtype != "float32" else ():
+            asked.setdefault(op.type, dtype)
     return asked
 
 
@@ -72,10 +73,3 @@ def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
 
     found = search(consumers([*graph.get_collection(LOSS_SCALE), *states]), next_ops)
     return {op for op in found if any(value.dtype == tf.float32 for value in op.outputs) and not op.op_def.is_stateful}
-
-
-def _exists(graph: tf.Graph, name: str) -> bool:
-    try:
-        return bool(graph.get_operation_by_name(name))
-    except (KeyError, ValueError):
-        return False

@@ -23,12 +23,7 @@ _FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
 
 @contextlib.contextmanager
 def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
-    """Inside, functions that this thread calls follow a policy.
-
-    Args:
-      precision: of the training.
-      policy: its `configured` or its `low`.
-    """
+    """Inside, functions that this thread calls follow a policy of the training: its `configured` or its `low`."""
     before = settings_of_functions()
     # An executor may be built in any step: the last batch of an epoch can have another shape.
     with environment.temporarily(functools.partial(precision.variables_of_functions, policy)):
@@ -40,12 +35,7 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
 
 
 def follow(model: Any, precision: Precision) -> None:
-    """Lets `fit`, `evaluate` and `predict` of a Keras model compute in the configured policy; nothing else does.
-
-    Args:
-      model: a Keras model, changed in place.
-      precision: of its training.
-    """
+    """Lets `fit`, `evaluate` and `predict` of this Keras model compute in the configured policy; nothing else does."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         setattr(model, name, _making_low(getattr(model, name), precision))
 
@@ -74,9 +64,6 @@ def lower_functions(precision: Precision) -> None:
 
     Single operators, named or with inputs to round (`customize_dtypes`), are beyond it: functions are not seen before
     they are built. Where nothing is lowered, nothing changes.
-
-    Args:
-      precision: of the process.
     """
     if precision.asks_for_single_operators:
         say_once(

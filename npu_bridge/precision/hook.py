@@ -25,11 +25,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
     """
 
     def __init__(
-        self,
-        precision: Precision,
-        steps: int | None = None,
-        max_steps: int | None = None,
-        is_training: bool = False,
+        self, precision: Precision, steps: int | None = None, max_steps: int | None = None, is_training: bool = False
     ):
         self._precision = precision
         self._is_training = is_training

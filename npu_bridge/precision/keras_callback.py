@@ -21,10 +21,9 @@ from npu_bridge.precision.functions import low_precision
 from npu_bridge.precision.live_session import precision_of_session
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
-from npu_bridge.precision.run_kind import RunKind
 from npu_bridge.tf_internals.training import steps_per_execution
 
-_TRAINING = RunKind(frozenset({"the variables of a Keras model"}), ())
+_TRAINED = frozenset({"the variables of a Keras model"})
 
 
 class AccelerateTrainCallback(tf.keras.callbacks.Callback):
@@ -129,7 +128,7 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
             return self._original(iterator)
         self._is_due = False
         had_happened = self._precision.switch.has_happened
-        self._policy = self._precision.policy_of_run(_TRAINING)
+        self._policy = self._precision.policy_of_run(_TRAINED)
         if self._policy is self._precision.low:
             with low_precision(self._precision, self._precision.low):
                 return self._original(iterator)

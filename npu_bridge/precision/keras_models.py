@@ -67,8 +67,7 @@ def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
     Args:
       model: a Keras model: functional or sequential, whose weights are taken over; or of a class of its own and not
         built, which is changed itself.
-      dtypes: what it is to have.
-      owner: who asks, for messages.
+      dtypes, owner: what it is to have, and who asks.
     Returns:
       A new model, not compiled, with the names of the old one; or the same one when its class is its own.
     Raises:

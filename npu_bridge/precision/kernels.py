@@ -1,4 +1,4 @@
-"""Measures once how fast this CPU computes in float16, and remembers the result on disk.
+"""What this CPU is worth in 16 bits: measures once how fast it computes in float16, and remembers that on disk.
 
 What the processor has units for tells little, as TensorFlow's float16 kernels use them in few operators: on a CPU with
 `avx512_fp16` training scripts took 28 to 98 times as long as in float32, and 1.7 to 4 times with float32 kernels on
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._machine import cpu_description
+from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features
 from npu_bridge.options import environment
 
 _ROUNDS = 3
@@ -51,9 +51,8 @@ class Float16Speed(NamedTuple):
 def float16_speed(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Speed:
     """The speed of float16 on this CPU: from the user's cache folder, else measured, in half a second.
 
-    Args:
-      intra_op_threads, inter_op_threads: of the script's sessions, as in a ConfigProto. The first session of a process
-        decides for all, and that may be the one made here.
+    The threads are those of the script's sessions, as in a ConfigProto. The first session of a process decides for all,
+    and that may be the one made here.
     """
     place, key = _cache_file(), f"{_processor()}, TensorFlow {tf.__version__}"
     remembered = _read(place).get(key)
@@ -65,11 +64,7 @@ def float16_speed(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float
 
 
 def measure(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Speed:
-    """Measures the kernels; a session of its own, which leaves nothing behind.
-
-    Args:
-      intra_op_threads, inter_op_threads: as in a ConfigProto.
-    """
+    """Measures the kernels; a session of its own, which leaves nothing behind."""
     random = np.random.RandomState(0)
     config = tf.compat.v1.ConfigProto(
         device_count={"GPU": 0},
@@ -96,6 +91,18 @@ def measure(intra_op_threads: int = 0, inter_op_threads: int = 0) -> Float16Spee
         imitated = computed(lambda value: tf.cast(value, tf.float32), lambda value: tf.cast(value, tf.float16))
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         return Float16Speed(_msecs(session, real, values), _msecs(session, imitated, values))
+
+
+def missing_units(low_dtype: str, description: str | None = None) -> str | None:
+    """Why a CPU computes no faster in a low precision, as a clause; None when it has units for it, or nothing is known.
+
+    The description is text as in Linux's `/proc/cpuinfo`; by default that of this machine.
+    """
+    features = cpu_features(cpu_description() if description is None else description)
+    units = LOW_PRECISION_UNITS[low_dtype]
+    if features is None or not features.isdisjoint(units):
+        return None
+    return f"this CPU has no {low_dtype} units ({' or '.join(units)})"
 
 
 def _msecs(session, op, values):

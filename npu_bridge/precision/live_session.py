@@ -20,11 +20,11 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.graph.run import Run, run_of
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
-from npu_bridge.precision.run_kind import RunKind, kind_of
 from npu_bridge.tf_internals.graphs import opened_for_changes
 from npu_bridge.tf_internals.sessions import content_of, is_remote, run_options_buffer
 
@@ -43,15 +43,13 @@ class Build(NamedTuple):
 
 
 def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
-    """Lets a session follow the precision of a training.
+    """Lets a session follow the precision of a training; a session follows one.
 
-    Args:
-      session: a session made with settings that `Precision.prepare` has seen. One that has run something keeps those
-        executors as they are.
-      precision: of the training; a session follows one.
+    Its settings must have gone through `Precision.prepare`. What it has run before keeps its executors as they are.
+
     Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
     """
-    if not precision.is_active or _executors_of(session) is not None:
+    if not precision.is_active or find_engine(session, _Executors) is not None:
         return
     if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
@@ -63,19 +61,19 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
 
 def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
     """The precision an attached session follows; None for other sessions."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return executors.precision if executors is not None else None
 
 
 def builds_of(session: tf.compat.v1.Session) -> list[Build]:
     """The executors an attached session has built so far, in order; empty for other sessions."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
 
 
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
     """The policy the latest run that trains followed; None before the first, and for sessions not attached."""
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     return executors.last_training if executors is not None else None
 
 
@@ -85,7 +83,7 @@ def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
 
     Ranks: the decision is joint as ever, but taken once.
     """
-    executors = _executors_of(session)
+    executors = find_engine(session, _Executors)
     if executors is None:
         yield
         return
@@ -109,7 +107,7 @@ class _Executors(SessionEngine):
         self.lock = threading.RLock()
         self.precision = precision
         self._marker = _marker(graph) if precision.switch is not None else None
-        self._kinds: dict[tuple, RunKind] = {}
+        self._kinds: dict[tuple, Run] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
 
     def execute(self, session, request):
@@ -126,8 +124,30 @@ class _Executors(SessionEngine):
             return self.inner.set_up_partial_run(session, fetches, feeds)
 
     def prepare_call(self, session, callable_options):
+        """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
         self.round_new_operators()
-        return _Callable(self, callable_options, functools.partial(self.inner.prepare_call, session))
+        pairs = callable_options.tensor_connection
+        names = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+        asked = [self.graph.as_graph_element(name) for name in names]
+        kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
+        made: dict[Policy, Callable] = {}
+
+        def make_with(more_targets):
+            options = type(callable_options)()
+            options.CopyFrom(callable_options)
+            options.target.extend(op.name for op in more_targets)
+            return self.inner.prepare_call(session, options)
+
+        def of_this_moment():
+            policy = self.policy_of(kind)
+            with self.lock:
+                if policy not in made:
+                    made[policy] = self.build(kind, policy, make_with)
+                return made[policy]
+
+        if not kind.trained:
+            of_this_moment()  # so that what is wrong with it is said now
+        return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
 
     def _targets_for(self, session, request):
         """The targets with which a run gets the executor it should have, which is built if need be."""
@@ -139,8 +159,7 @@ class _Executors(SessionEngine):
         fed = tuple(sorted(reference.deref().name for reference in request.feeds))
         key = (*names, fed, debug_options)
         if key not in self._kinds:
-            asked = [*(tensor.op for tensor in request.fetches), *request.targets]
-            self._kinds[key] = kind_of(self.graph, asked, fed)
+            self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
         policy = self.policy_of(self._kinds[key])
 
         def build_with(more_targets):
@@ -169,75 +188,32 @@ class _Executors(SessionEngine):
         with self.lock:
             self.precision.round_single_values(self.graph)
 
-    def policy_of(self, kind: RunKind) -> Policy:
+    def policy_of(self, kind: Run) -> Policy:
         """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
-        decided = self.decided if self.decided is not None and kind.is_training else {}
+        decided = self.decided if self.decided is not None and kind.trained else {}
         policy = decided.get(kind.trained)
         if policy is None:
-            policy = decided[kind.trained] = self.precision.policy_of_run(kind)
-        if kind.is_training:
+            policy = decided[kind.trained] = self.precision.policy_of_run(kind.trained)
+        if kind.trained:
             self.last_training = policy
         return policy
 
-    def build(self, kind: RunKind, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
-        """Builds an executor under a policy.
-
-        Args:
-          kind, policy: of the run.
-          build_with: builds it with some targets beside its own, and gives what is returned.
-        """
+    def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+        """Builds an executor under a policy: gives what `build_with` returns for some targets beside the run's own."""
         precision = self.precision
-        is_switched = precision.switch is not None and kind.is_training and policy is not precision.low
-        more_targets = [*precision.kept_ops(policy, kind), *([self._marker] if is_switched else ())]
+        is_switched = precision.switch is not None and kind.trained and policy is not precision.low
+        more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]
         with self._lists_of(policy):
             start = time.perf_counter()
             built = build_with(more_targets)
             secs = time.perf_counter() - start
         if is_switched and not any(build.is_training and build.policy == policy for build in self.builds):
             precision.switch.report(secs)
-        self.builds.append(Build(policy, kind.is_training, secs))
+        self.builds.append(Build(policy, bool(kind.trained), secs))
         return built
 
     def _lists_of(self, policy):
         return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
-
-
-class _Callable:
-    """What `_make_callable_from_options` gives: here each call follows the precision of the moment.
-
-    TF 1 Keras trains by such callables.
-    """
-
-    def __init__(self, executors: _Executors, options: Any, make: Callable[[Any], Callable]):
-        self._executors, self._options, self._make = executors, options, make
-        self._made: dict[Policy, Callable] = {}
-        find = executors.graph.as_graph_element
-        names = [*options.fetch, *options.target, *(pair.from_tensor for pair in options.tensor_connection)]
-        asked = [element if isinstance(element, tf.Operation) else element.op for element in map(find, names)]
-        self._kind = kind_of(
-            executors.graph, asked, [*options.feed, *(pair.to_tensor for pair in options.tensor_connection)]
-        )
-        if not self._kind.is_training:
-            self._for(executors.policy_of(self._kind))  # so that what is wrong with it is said now
-
-    def __call__(self, *arguments, **keywords):
-        return self._for(self._executors.policy_of(self._kind))(*arguments, **keywords)
-
-    def _for(self, policy):
-        with self._executors.lock:
-            if policy not in self._made:
-                self._made[policy] = self._executors.build(self._kind, policy, self._make_with)
-            return self._made[policy]
-
-    def _make_with(self, more_targets):
-        options = type(self._options)()
-        options.CopyFrom(self._options)
-        options.target.extend(op.name for op in more_targets)
-        return self._make(options)
-
-
-def _executors_of(session):
-    return find_engine(session, _Executors)
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:

@@ -63,10 +63,7 @@ def configured_mode(options: TrainingOptions) -> str | None:
 def policy_of(options: TrainingOptions, gains_from_float16: bool) -> Policy:
     """The policy of the configured mode.
 
-    Args:
-      options: the options of the run.
-      gains_from_float16: whether the device computes faster in float16. Only then a mode that merely permits
-        float16 uses it.
+    Only on a device that computes faster in float16 a mode that merely permits float16 uses it.
     """
     mode = configured_mode(options)
     if mode in _PERMISSIONS and not gains_from_float16:

@@ -18,13 +18,11 @@ _ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 
 @contextlib.contextmanager
 def stored_in(dtype: str, stays: Callable[[str], bool] = lambda name: False) -> Iterator[None]:
-    """Inside, float32 variables that `tf.get_variable` makes are kept in another dtype.
+    """Inside, float32 variables that `tf.get_variable` makes are kept in "float16" or "bfloat16".
 
-    They begin with the values of the float32 ones, rounded. `tf.Variable` is not concerned, nor are Keras layers.
+    They begin with the values of the float32 ones, rounded; those that `stays` knows by name remain as they are.
+    `tf.Variable` is not concerned, nor are Keras layers.
 
-    Args:
-      dtype: "float16" or "bfloat16".
-      stays: tells by its name which variable stays as it is.
     Graph: a cast for each variable.
     """
 

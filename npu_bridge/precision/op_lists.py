@@ -114,8 +114,7 @@ def registered(graph: tf.Graph) -> OpLists:
 
 def _update(graph, change):
     graph = tf.compat.v1.get_default_graph() if graph is None else graph
-    kept = graph.get_collection_ref(_KEY)
-    kept[:] = [change(kept[0] if kept else OpLists())]
+    graph.get_collection_ref(_KEY)[:] = [change(registered(graph))]
 
 
 def _check(where: str, op_type: Any) -> None:

@@ -15,7 +15,7 @@ import re
 from typing import NamedTuple
 
 from npu_bridge.options.errors import message, say_once
-from npu_bridge.precision import rewriter
+from npu_bridge.tf_internals.graphs import operator_definition
 
 _RULE = re.compile(
     r"(OpType::(?P<type>[^:\s]+):|(?P<name>[^:\s]+)::)\s*"
@@ -131,7 +131,7 @@ def _tensorflow_type(name: str) -> str:
     """What TensorFlow calls operators of a type; the name itself, with a line, when it has none such."""
     shorter = re.sub(r"(V\d+)?D?$", "", name)
     for candidate in (name, re.sub("D$", "", name), shorter, _OTHER_TYPES.get(name), _OTHER_TYPES.get(shorter)):
-        if candidate and rewriter.is_operator_type(candidate):
+        if candidate and operator_definition(candidate) is not None:
             return candidate
     say_once(logging.INFO, f"customize_dtypes: TensorFlow has no operators of type {name}; its rule changes nothing.")
     return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +16,6 @@ from npu_bridge.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.op_lists import OpLists, registered
 from npu_bridge.precision.operator_dtypes import OperatorDtypes, read_operator_dtypes
-from npu_bridge.precision.processor import missing_units
-from npu_bridge.precision.run_kind import RunKind
 from npu_bridge.precision.switch import Switch
 
 
@@ -67,15 +66,12 @@ class Precision:
         return self.low_dtype is not None or self._dtypes.rounds
 
     def prepare(self, session_config: Any) -> None:
-        """Changes session settings so that sessions made with them can follow.
-
-        Args:
-          session_config: a ConfigProto, changed in place; stays as it is when nothing is lowered.
-        """
+        """Changes a ConfigProto so that sessions made with it can follow; nothing changes when nothing is lowered."""
         if self.low_dtype is None:
             return
         rewriter.switch_on(session_config, self.low_dtype)
-        if self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU":
+        is_on_cpu = rewriter.device_kind() == "CPU"
+        if self.low_dtype == FLOAT16 and is_on_cpu:
             self._decide_imitation(session_config)
         for name in self._looks_inside:
             # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
@@ -84,20 +80,22 @@ class Precision:
                 f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
             )
-        missing = missing_units(BFLOAT16) if (rewriter.device_kind(), self.low_dtype) == ("CPU", BFLOAT16) else None
+        missing = kernels.missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
-    def policy_of_run(self, kind: RunKind) -> Policy:
+    def policy_of_run(self, trained: frozenset[str]) -> Policy:
         """The policy of a run that is about to start; only runs that train are accelerated.
 
+        Args:
+          trained: names of the variables it trains, empty when it does not train.
         Raises:
           ValueError: see `Switch.is_over`.
         Ranks: as `Switch.is_over`.
         """
-        if self.switch is not None and kind.is_training and not self.switch.is_over(kind.trained):
+        if self.switch is not None and trained and not self.switch.is_over(trained):
             return self.low
-        if self.configured.reach == "all" and kind.is_training:
+        if self.configured.reach == "all" and trained:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
 
@@ -115,7 +113,7 @@ class Precision:
 
     def variables_of_functions(self, policy: Policy) -> dict[str, str]:
         """As `variables`, for functions that are not there yet: they may hold operators of every type."""
-        types = frozenset(dir(tf.raw_ops)) if policy.reach in ("all", "matrix", "nothing") else frozenset()
+        types = () if policy.reach == "mixed" else dir(tf.raw_ops)
         lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
         return rewriter.variables_of(lists, self._imitates(policy))
 
@@ -123,9 +121,9 @@ class Precision:
         """Rounds inputs and outputs of operators as `customize_dtypes` asks for single ones; see `rounding`."""
         rounding.round_values(self._dtypes, graph)
 
-    def kept_ops(self, policy: Policy, kind: RunKind) -> list[tf.Operation]:
+    def kept_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""
-        return exemptions.kept_ops(self._dtypes, policy, kind.ops)
+        return exemptions.kept_ops(self._dtypes, policy, sorted(ops, key=lambda op: op.name))
 
     def _imitates(self, policy: Policy) -> bool:
         is_possible = self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU"

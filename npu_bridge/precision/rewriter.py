@@ -113,12 +113,7 @@ def can_lower(low_dtype: str) -> bool:
 
 
 def switch_on(session_config: Any, low_dtype: str) -> None:
-    """Lets sessions made with these settings run the rewriter; says so when other settings keep it off.
-
-    Args:
-      session_config: a ConfigProto, changed in place.
-      low_dtype: "float16" or "bfloat16"; nothing happens when the rewriter does not know it here.
-    """
+    """Lets sessions with these settings run the rewriter if it knows the dtype; says so when others keep it off."""
     rewrites = session_config.graph_options.rewrite_options
     if can_lower(low_dtype):
         name = _SWITCHES[device_kind(), low_dtype]
@@ -143,9 +138,7 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
 def keep_order(session_config: Any) -> None:
     """Lets sessions made with these settings show the rewriter operators in an order it can imitate float16 in.
 
-    Args:
-      session_config: a ConfigProto that `switch_on` has seen, changed in place: the rewriter comes right after the
-        pass that sorts operators, and some passes are left out.
+    `switch_on` comes before. The rewriter goes right after the pass that sorts operators, and some passes are left out.
     """
     rewrites = session_config.graph_options.rewrite_options
     rewrites.meta_optimizer_iterations = RewriterConfig.ONE
@@ -197,11 +190,7 @@ def imitates(policy: Policy, is_faster: Callable[[], bool] = lambda: False) -> b
     """Whether a CPU computes a policy by float32 kernels on values rounded to float16.
 
     That is what matrix operators with float16 inputs and float32 sums mean. For the others the faster way is taken,
-    unless a user has set TensorFlow's variable.
-
-    Args:
-      policy: the policy.
-      is_faster: tells whether that is faster than float16 kernels; only called where it matters.
+    unless a user has set TensorFlow's variable; `is_faster` is only asked where it matters.
     """
     said = environment.read_variable(IMITATION)
     if said is not None:
@@ -230,11 +219,6 @@ def types_in(graph: tf.Graph) -> frozenset[str]:
     """The operator types of a graph and of the functions it holds."""
     inside = {node.op for function in function_definitions(graph) for node in function.node_def}
     return frozenset(inside.union(op.type for op in graph.get_operations()))
-
-
-def is_operator_type(name: str) -> bool:
-    """Whether TensorFlow has operators of a type of this name."""
-    return operator_definition(name) is not None
 
 
 def has_floating_type(name: str) -> bool:

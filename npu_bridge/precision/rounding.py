@@ -33,13 +33,10 @@ class _State:
 
 
 def round_values(dtypes: OperatorDtypes, graph: tf.Graph) -> None:
-    """Rounds what a file asks for around operators of a graph that were not looked at before.
+    """Rounds what a file asks for around operators of a graph, finalized or not, that were not looked at before.
 
     The rules that come first hold for a graph; it is changed once.
 
-    Args:
-      dtypes: the rules.
-      graph: changed in place, also when it is finalized.
     Graph: two casts named `<operator>/rounded_...` for each rounded value.
     """
     if not dtypes.rounds:

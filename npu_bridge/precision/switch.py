@@ -21,11 +21,6 @@ class Switch:
     How far the training has come is read from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or
     `LOSS_NOW` and `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the
     switch comes when it is due on every rank, so they never compute one step in different precisions.
-
-    Args:
-      plan: the parsed option.
-      steps_per_run: training steps in one session.run.
-      original: what follows the low precision, for people.
     """
 
     def __init__(self, plan: AccelerateTrainMode, steps_per_run: int = 1, original: str = "float32"):
@@ -47,9 +42,9 @@ class Switch:
     def is_over(self, training: frozenset[str]) -> bool:
         """Whether a run that is about to start runs in the original precision.
 
-        Args:
-          training: what tells the training apart from others of the process. Its first run is always in low
-            precision, as long as no switch has happened.
+        The first run of a training, told apart from others of the process by what it trains, is always in low
+        precision, as long as no switch has happened.
+
         Raises:
           ValueError: before the first run, the variables of the trigger are missing or unusable.
         Ranks: collective while the switch has not happened; every rank asks before every training run.
@@ -79,8 +74,8 @@ class Switch:
 
     def report(self, secs: float, what_took: str = "building it") -> None:
         """Tells people that the switch has happened, and how long the new executor took."""
-        texts = {word: environment.read_variable(name) for word, name in (("step", "STEP_NOW"), ("loss", "LOSS_NOW"))}
-        where = ", ".join(f"{word} {text}" for word, text in texts.items() if text)
+        texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
+        where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
         self._say(
             "precision: %s from here on (%s); %s took %.2f s.",
             self._original,

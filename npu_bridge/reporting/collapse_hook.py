@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
+from npu_bridge.graph.run import run_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session.overflow_hook import find_origin, place_in_script
-from npu_bridge.session.run_view import RunView, view_of
 
 # A scale falls to 1 in some dozens of steps; who skips as many again at 1 has another problem (ours).
 _MOST_IN_A_ROW = 100
@@ -26,7 +26,8 @@ class LossScaleCollapseError(RuntimeError):
 class _LocalValues(NamedTuple):
     """What the operators gave that one run needs on this rank alone."""
 
-    run: RunView
+    ops: tuple
+    fed: list
     values: dict
 
 
@@ -89,7 +90,7 @@ class LossScaleCollapseHook(StepHook):
             look = self._look(session)
         except tf.errors.OpError as error:
             return f"{what}. One more batch could not be looked at: {error.message.splitlines()[0]}"
-        origin = find_origin(look.run, look.values)
+        origin = find_origin(*look)
         if origin is None:
             return (
                 f"{what}. Looked at in its own dtype, the next batch has no NaN or Inf on this rank. They come from "
@@ -106,11 +107,11 @@ class LossScaleCollapseHook(StepHook):
     def _look(self, session):
         """Computes a batch as far as it goes without other ranks, which may fail where this one does not."""
         graph = session.graph
-        run = view_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
+        run = run_of(graph, [self._fetches.get("loss", []), graph.get_collection(STEP_SKIPPED)], self._feeds)
         local = _without_transfers(run)
         made_here = {tensor.name for op in local for tensor in op.outputs if tensor.dtype.is_floating}
         names = sorted(made_here & run.values)
-        return _LocalValues(run._replace(ops=local), dict(zip(names, session.run(names, self._feeds))))
+        return _LocalValues(local, run.fed, dict(zip(names, session.run(names, self._feeds))))
 
     def _state_of_loss(self, look):
         loss = self._fetches.get("loss")

@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.graph.run import TRANSFER_TYPES, sends_gradients
 from npu_bridge.graph.search import search
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
-_TRANSFER = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
 _FRAGMENT = re.compile(r"_fragment_(\d+)")
-# Names of gradients on their way: those of this package, and of Horovod's optimizers. A transfer in the forward pass,
-# as batch normalization over ranks has one, is none of them.
-_GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INTEGERS = (3, 9)  # DT_INT32 and DT_INT64
 # They only wait for another device.
 _WAITING = ("_Recv", "_HostRecv")
@@ -71,11 +68,6 @@ def read_step(metadata: Any, step: int, rank: int) -> StepTrace:
         updates=spans(event for event in events if event.name in kinds.updates),
         transfers=_transfers([event for event in events if event.name in kinds.transfers], kinds, in_ms),
     )
-
-
-def sends_gradients(name: str, kind: str) -> bool:
-    """Whether an operator of this name and type takes gradients from rank to rank, as its name tells."""
-    return bool(_TRANSFER.match(kind) and _GRADIENT.search(name))
 
 
 def _events(step_stats) -> Iterable[_Event]:
@@ -130,7 +122,7 @@ class _Kinds:
 
     def __init__(self, nodes: Mapping[str, Any]):
         self._nodes = nodes
-        self.transfers = {name for name, node in nodes.items() if _TRANSFER.match(node.op)}
+        self.transfers = {name for name, node in nodes.items() if TRANSFER_TYPES.match(node.op)}
         self.decisions = {name for name in self.transfers if _is_decision(nodes[name])}
         gradients = self.transfers - self.decisions
         gradients = {name for name in gradients if sends_gradients(name, nodes[name].op)} or gradients

@@ -1,8 +1,8 @@
 """Records traces of some training steps of a script, for `npu-run --timeline`.
 
-A recorder wraps `run` of every session of a rank. Runs that train are counted, by the global step where
-the graph has one; those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written
-after the last of these steps, so that reading does not keep other ranks waiting in a step that is still to come.
+A recorder is a hook of all runs of a rank that train. They are counted, by the global step where the graph has one;
+those of the steps asked for run with TensorFlow's tracing. What was recorded is read and written after the last of
+these steps, so that reading does not keep other ranks waiting in a step that is still to come.
 """
 
 from __future__ import annotations
@@ -12,25 +12,22 @@ import json
 import logging
 import os
 import socket
-import weakref
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.graph.operators import computed_ops, elements_of
-from npu_bridge.graph.variables import trained_variables, variable_behind
-from npu_bridge.reporting.step_reading import read_step, sends_gradients
+from npu_bridge.reporting.step_reading import read_step
 from npu_bridge.session import steps_per_run
-from npu_bridge.tf_internals.sessions import chrome_trace
+from npu_bridge.session.dump_files import new_file
+from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.tf_internals.sessions import chrome_trace, run_quietly
 
 _LOG = logging.getLogger(__name__)
-_INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
 
 
-class StepRecorder:
-    """Records the runs that train certain steps and writes them to a file.
+class StepRecorder(HookOfTraining):
+    """Records the runs that train certain steps of this rank and writes them to a file.
 
     The file is a Chrome trace (chrome://tracing, Perfetto) that also holds, under `npu_bridge`, a `StepTrace` for each
     step. It is written after the last step asked for, or when the process ends before.
@@ -39,7 +36,6 @@ class StepRecorder:
       steps: the steps. Step n is the run that begins with the global step n, or, without a global step, the n-th run
         that trains, from 0. Where a run trains several steps, its last one counts, and is recorded.
       path: the file, overwritten if it exists.
-      rank: the rank of this process.
     """
 
     def __init__(self, steps: range, path: str, rank: int):
@@ -51,39 +47,33 @@ class StepRecorder:
         self._last_seen: int | None = None
         self._steps_per_run = 1
         self._recorded: dict[int, Any] = {}
-        self._training_runs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._is_over = False
+        self._step = -1  # the one that is running
         atexit.register(self.finish)
 
-    def run(self, run: Callable, session: Any, fetches: Any, feed_dict=None, options=None, run_metadata=None) -> Any:
-        """A session's run, recorded if it trains one of the steps.
+    def before_run(self, run_context):
+        """Asks for a trace if the step is one of those to record."""
+        self._step = self._step_of(run_context.session)
+        self._first_seen = self._step if self._first_seen is None else self._first_seen
+        self._last_seen = self._step
+        if self._step not in self._steps:
+            return None
+        options = _traced(run_context.session, run_context.original_args.options)
+        return tf.estimator.SessionRunArgs(None, options=options)
 
-        Args:
-          run: the session's own `run`, as a function of the session.
-          session, fetches, feed_dict, options, run_metadata: what the script has called it with.
-        """
-        if self._is_over or not self._trains(session.graph, fetches, feed_dict):
-            return run(session, fetches, feed_dict, options, run_metadata)
-        step = self._step(run, session)
-        self._first_seen = step if self._first_seen is None else self._first_seen
-        self._last_seen = step
-        if step not in self._steps:
-            result = run(session, fetches, feed_dict, options, run_metadata)
-        else:
-            run_metadata = config_pb2.RunMetadata() if run_metadata is None else run_metadata
-            result = run(session, fetches, feed_dict, _traced(session, options), run_metadata)
+    def after_run(self, run_context, run_values):
+        """Keeps the trace; writes all of them after the last one."""
+        if self._step in self._steps:
             # A step whose update was skipped comes again; the last one counts.
-            self._recorded[step] = run_metadata
+            self._recorded[self._step] = run_values.run_metadata
         self._runs += 1
-        if step >= self._steps[-1]:
+        if self._step >= self._steps[-1]:
             self.finish()
-        return result
 
     def finish(self) -> None:
         """Writes what was recorded and lets all later runs pass; again is as good as once."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         atexit.unregister(self.finish)
         try:
             self._write()
@@ -91,20 +81,11 @@ class StepRecorder:
             _LOG.warning("timeline: rank %d cannot write %s (%s). The training goes on.", self._rank, self._path, error)
         self._recorded.clear()
 
-    def _trains(self, graph, fetches, feed_dict):
-        asked = elements_of(graph, fetches)
-        fed = frozenset(tensor.name for tensor in elements_of(graph, list(feed_dict or ())) if hasattr(tensor, "op"))
-        known = self._training_runs.setdefault(graph, {})
-        key = (fed, *(element.name for element in asked))
-        if key not in known:
-            known[key] = trains(graph, computed_ops(asked, fed))
-        return known[key]
-
-    def _step(self, run, session):
+    def _step_of(self, session):
         """Number of the step that is about to run, of several the last one."""
         steps = self._steps_per_run = steps_per_run(session)
         global_step = tf.compat.v1.train.get_global_step(session.graph)
-        first = self._runs * steps if global_step is None else int(run(session, global_step))
+        first = self._runs * steps if global_step is None else int(run_quietly(session, [global_step])[0])
         return first + steps - 1
 
     def _write(self):
@@ -121,10 +102,8 @@ class StepRecorder:
         }
         events = [event for _, metadata in sorted(self._recorded.items()) for event in self._events(metadata)]
         os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-        temporary = f"{self._path}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
+        with new_file(self._path) as file:
             json.dump({"traceEvents": events, "npu_bridge": facts}, file)
-        os.replace(temporary, self._path)
 
     def _events(self, metadata):
         chrome = json.loads(chrome_trace(metadata.step_stats))
@@ -146,14 +125,3 @@ def _traced(session, options):
     traced.trace_level = max(traced.trace_level, level)
     traced.output_partition_graphs = True
     return traced
-
-
-def trains(graph: tf.Graph, ops: Sequence[tf.Operation]) -> bool:
-    """Whether a run that computes these operators is a training step, as far as they tell."""
-    global_step = tf.compat.v1.train.get_global_step(graph)
-    if any(sends_gradients(op.name, op.type) for op in ops):
-        return True
-    counted = (variable_behind(op.inputs[0]) for op in ops if op.type in _INCREMENTS)
-    return bool(global_step is not None and global_step.op.name in counted) or bool(
-        trained_variables(graph, ops, assignments_count=False)
-    )

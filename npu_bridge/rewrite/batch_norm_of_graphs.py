@@ -10,7 +10,6 @@ from npu_bridge.options.errors import message
 from npu_bridge.rewrite import batch_norm_patterns as patterns
 from npu_bridge.tf_internals.graphs import update_input
 
-tf1 = tf.compat.v1
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _KINDS = {
     "Add": patterns.ADD,
@@ -110,7 +109,7 @@ def _op_of(element):
 
 def _serves_only(variable, ops):
     """Whether a variable is read by some of these operators and by no other; initialisers count as none."""
-    handle = variable.handle.op if hasattr(variable, "handle") else variable.op
+    handle = getattr(variable, "handle", variable).op
     reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_HANDING_ON) else ()))
     readers = [op for op in reached if op.type not in (handle.type, *_HANDING_ON, *_STARTING) or op in ops]
     return bool(readers) and ops.issuperset(readers)

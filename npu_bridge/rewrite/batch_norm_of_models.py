@@ -55,10 +55,9 @@ def why_not_functional(model: Any) -> str:
 def without_layers(
     model: tf.keras.Model, removed: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
 ) -> tf.keras.Model:
-    """A new model with the layers and weights of a functional one, but for some.
+    """A new model with the layers and weights of a functional one, which stays as it is, but for some.
 
     Args:
-      model: the model, which stays as it is.
       removed: names of layers with one input and one output of the same shape.
       replaced: other layers to stand in the place of some, by name; they bring weights of their own.
     """

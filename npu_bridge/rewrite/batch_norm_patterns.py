@@ -57,12 +57,7 @@ class Found:
 
 
 def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
-    """Reads a network.
-
-    Args:
-      nodes: its operations by name, each with the names of those it reads.
-      outputs: names of those whose results are read from outside.
-    """
+    """Reads a network: operations by name, and the names of those whose results are read from outside."""
     uses = dict.fromkeys(outputs, 1)
     for node in nodes.values():
         for name in node.inputs:
@@ -72,7 +67,6 @@ def find(nodes: Mapping[str, Node], outputs: Collection[str] = ()) -> Found:
         if node.kind not in (ADD, CONCAT) or len(node.inputs) != 2:
             continue
         ways = [_way_back(source, nodes, uses) for source in node.inputs]
-        reason = ""
         if ways[0].start != ways[1].start:
             reason = "its two sides do not begin at one point"
         elif node.kind == ADD:

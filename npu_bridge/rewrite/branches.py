@@ -27,15 +27,10 @@ class Exchange(NamedTuple):
 
 
 def exchange_in(op: tf.Operation) -> Exchange | None:
-    """What a condition exchanges whose one branch does it and whose other branch gives back what it was given.
+    """What a condition of `TYPES` exchanges whose one branch does it and whose other gives back what it was given.
 
     So `hvd.DistributedOptimizer` builds it with control flow of TensorFlow 2. Integers, as the indices of sparse
-    gradients, may go any way.
-
-    Args:
-      op: one of `TYPES`.
-    Returns:
-      None when there is more to it, or nothing is exchanged.
+    gradients, may go any way. None when there is more to it, or nothing is exchanged.
     """
     body, other = _body(op, "then_branch"), _body(op, "else_branch")
     if not any(map(_is_transfer, body.node_def)):
@@ -72,12 +67,9 @@ def _body(op, branch):
 
 
 def _way_back(body, position):
-    """From an output of a function to the argument it is made of, and the transfers it has passed on its way.
+    """From an output of a function to the argument it is made of, or None, and the transfers it has passed on its way.
 
     Between them there may be nothing but changes of dtype and divisions by 1 and more.
-
-    Returns:
-      The position of the argument, or None, and a list of nodes.
     """
     nodes = {node.name: node for node in body.node_def}
     arguments = [argument.name for argument in body.signature.input_arg]

@@ -11,7 +11,7 @@ from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.search import dependency_order
 from npu_bridge.options.errors import message
-from npu_bridge.rewrite.loop import COLLECTIVE_TYPES, LOOP_TYPES
+from npu_bridge.rewrite.loop import COLLECTIVE_TYPES, LOOP_TYPES, definition_of
 
 tf1 = tf.compat.v1
 # Shapes do not depend on the values of variables, so that a mask that is drawn for one stays the same.
@@ -22,18 +22,13 @@ def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callab
     """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
 
     Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
-    nothing that changes a state is copied.
+    nothing that changes a state is copied. The function is to be called, under control dependencies, wherever a copy is
+    wanted: in conditions and loops as well.
 
-    Args:
-      tensor: what to copy.
-      variables: what it depends on.
-      owner: who asks, for messages.
-    Returns:
-      A function to be called, under control dependencies, wherever a copy is wanted: in conditions and loops as well.
     Raises:
       ValueError: something in between cannot be copied.
     """
-    handles = {variable.handle.op if hasattr(variable, "handle") else variable.op for variable in variables}
+    handles = {getattr(variable, "handle", variable).op for variable in variables}
     needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))
     depends = set(handles)
     copied = []
@@ -42,14 +37,7 @@ def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callab
             depends.add(op)
             copied.append(op)
             _check(op, owner)
-    inside = {op.name for op in copied}
-    definition, outer = tf1.GraphDef(), {}
-    definition.versions.CopyFrom(tensor.graph.graph_def_versions)
-    for op in copied:
-        node = definition.node.add()
-        node.CopyFrom(op.node_def)
-        node.attr.pop("_class", None)  # placement next to a variable
-        node.input[:] = [_source(source, inside, outer) for source in op.inputs]
+    definition, outer = definition_of(tensor.graph, copied, keeps_order=False)
 
     def copy():
         if not copied:
@@ -58,14 +46,6 @@ def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callab
         return made
 
     return copy
-
-
-def _source(tensor, inside, outer):
-    if tensor.op.name in inside:
-        return tensor.name
-    name = f"outer_{tensor.name.replace(':', '_')}:0"
-    outer[name] = tensor
-    return name
 
 
 def _check(op, owner):

@@ -8,12 +8,12 @@ part of a loop already.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.tf_internals.graphs import is_reference
 
@@ -91,7 +91,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
     if reasons:
         raise NotLoopableError(reasons)
-    definition, outer = _definition_of(graph, copied, fed)
+    definition, outer = definition_of(graph, copied, fed)
 
     def train_once(number):
         done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
@@ -106,8 +106,14 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     return InGraphLoop(reached.op, count)
 
 
-def _definition_of(graph, copied, fed):
-    """The operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it."""
+def definition_of(
+    graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
+) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
+    """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.
+
+    Tensors that are fed are handed in though they are computed inside. With `keeps_order` operators wait for those of
+    each other that they do not read.
+    """
     definition, outer = tf1.GraphDef(), {}
     definition.versions.CopyFrom(graph.graph_def_versions)
     inside = {op.name for op in copied}
@@ -124,7 +130,7 @@ def _definition_of(graph, copied, fed):
         node.CopyFrom(op.node_def)
         # Placement next to a variable: on a machine without other devices it says nothing.
         node.attr.pop("_class", None)
-        controls = [f"^{other.name}" for other in op.control_inputs if other.name in inside]
+        controls = [f"^{other.name}" for other in op.control_inputs if keeps_order and other.name in inside]
         node.input[:] = [*map(source, op.inputs), *controls]
     return definition, outer
 
@@ -146,15 +152,3 @@ def _reason_against_a_copy(op):
     if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
         return f"{op.name} ({op.type}) keeps state in itself"
     return ""
-
-
-@contextlib.contextmanager
-def classic_control_flow():
-    """Inside, `while_loop` makes the operators of TF 1, which can hand in reference variables."""
-    was_on = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if was_on:
-            tf1.enable_control_flow_v2()

@@ -36,7 +36,6 @@ class OverflowBounds:
     Args:
       transfers: the transfers by the name of their op.
       dependent: names of the ops that are computed from some transfer.
-      ranks: the number of ranks.
     """
 
     def __init__(self, transfers: dict, dependent: set, ranks: int):
@@ -140,7 +139,7 @@ class OverflowBounds:
                 raise UnknownCheckError(f"{op.name} ({op.type})")
             return _through(tensor.dtype, _through(transfer.wire_dtype, bound)) if transfer.adds_up else bound
         if not self._depends(op):
-            return _norm(_outside(tensor))
+            return _norms(tf.nn.l2_loss(_in_float32(_outside(tensor))))
         if op.type in _SAME_VALUES:
             return self.norm_bound(op.inputs[0])
         if op.type in _PARTS:
@@ -199,10 +198,6 @@ def _outside(tensor):
     if value is None:
         raise UnknownCheckError(f"{tensor.op.name} ({tensor.op.type})")
     return tf.constant(value)
-
-
-def _norm(tensor):
-    return _norms(tf.nn.l2_loss(_in_float32(tensor)))
 
 
 def _norms(half_squares):

@@ -15,37 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 
 import tensorflow as tf
 
-from npu_bridge.collective import Communicator
+from npu_bridge.collective import Communicator, fragments, groups
 from npu_bridge.graph.index import GraphIndex
 from npu_bridge.rewrite import branches
-from npu_bridge.rewrite.order import issue_in_order
 from npu_bridge.rewrite.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.rewrite.report import NO_GRADIENTS, Fragment, TailingReport
 from npu_bridge.rewrite.transfers import find_transfers, hidden_transfer
 from npu_bridge.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
 
-_LOG = logging.getLogger(__name__)
 _SCOPE = "tail_optimization"
 _PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
-
-
-def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
-    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
-
-    Args:
-      graph: a TF 1 graph that no session has run yet; changed in place.
-      communicator: all ranks.
-    Returns:
-      What was changed, or why nothing was.
-    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
-    Ranks: collective: every rank calls it on the same graph, and runs it.
-    """
-    with _no_garbage_collection():
-        return _freed(graph, communicator)
 
 
 @contextlib.contextmanager
@@ -60,7 +42,15 @@ def _no_garbage_collection():
             gc.enable()
 
 
-def _freed(graph, communicator):
+@_no_garbage_collection()
+def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
+    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
+
+    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not.
+
+    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
+    Ranks: collective: every rank calls it on the same graph, and runs it.
+    """
     index = GraphIndex(graph)
     transfers = find_transfers(index.ops)
     report = TailingReport()
@@ -75,7 +65,7 @@ def _freed(graph, communicator):
         for number, decision in enumerate(decisions):
             _free(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
         if report.has_changed:
-            report.fragments = issue_in_order(transfers, index, communicator.size)
+            report.fragments = _issue_in_order(transfers, index, communicator.size)
     if not report.has_changed:
         if report.kept:
             known_last = ", ".join(report.kept)
@@ -169,3 +159,26 @@ def _skip_check_when(sure, decision, index, bounds):
                     if tensor.name not in switched:
                         switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=sure)
                     update_input(op, position, switched[tensor.name])
+
+
+def _issue_in_order(transfers, index, world_size):
+    """Cuts transfers into fragments and lets each fragment wait for one before it, so that few are under way at once.
+
+    The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
+    where a fragment is large. An identity stands in front of each transfer but those of the first fragments.
+    """
+    made = {op.name: number for number, op in enumerate(index.ops)}
+    ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
+    sizes = [transfer.size_bytes for transfer in ready]
+    strategy = groups.of_this_process().strategies.of(groups.WORLD)
+    cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
+    flights = fragments.cut_for_flight(cut, sizes, world_size)
+    for earlier, later in zip(flights, flights[fragments.most_in_flight() :]):
+        with tf.control_dependencies([ready[position].op for position in earlier]):
+            for transfer in (ready[position] for position in later):
+                for _, place in transfer.routes:
+                    update_input(transfer.entry, place, tf.identity(transfer.entry.inputs[place]))
+    return [
+        Fragment([ready[position].op.name for position in flight], sum(sizes[position] for position in flight))
+        for flight in flights
+    ]

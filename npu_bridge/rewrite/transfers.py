@@ -73,20 +73,13 @@ def _transfer(op):
     sender = sender_of(op)
     if sender is not None:
         return Transfer(op, sender, ((0, 0),), 1.0, op.outputs[0].dtype, adds_up=False)
-    if op.type in SUMS and op.outputs and op.outputs[0].dtype.is_floating:
-        factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor"))
-        return _out_of_its_branch(Transfer(op, op, _straight(op), factor, op.outputs[0].dtype))
-    if op.type in JOINS and op.outputs and op.outputs[0].dtype.is_floating:
-        return _out_of_its_branch(Transfer(op, op, _straight(op), 1.0, op.outputs[0].dtype, adds_up=False))
-    if op.type in branches.TYPES:
-        exchange = branches.exchange_in(op)
-        if exchange is not None:
-            return Transfer(op, op, exchange.routes, exchange.factor, exchange.wire_dtype, exchange.adds_up)
-    return None
-
-
-def _straight(op):
-    return tuple((position, position) for position in range(len(op.outputs)))
+    if op.type in (*SUMS, *JOINS) and op.outputs and op.outputs[0].dtype.is_floating:
+        adds_up = op.type in SUMS
+        factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor")) if adds_up else 1.0
+        routes = tuple((position, position) for position in range(len(op.outputs)))
+        return _out_of_its_branch(Transfer(op, op, routes, factor, op.outputs[0].dtype, adds_up))
+    exchange = branches.exchange_in(op) if op.type in branches.TYPES else None
+    return None if exchange is None else Transfer(op, op, *exchange)
 
 
 def _out_of_its_branch(transfer):

@@ -6,11 +6,7 @@ hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Se
 """
 
 from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, remove_leftovers, space_for
-from npu_bridge.session.damaged_checkpoints import (
-    DamagedCheckpointError,
-    check_checkpoint,
-    check_newest_checkpoint,
-)
+from npu_bridge.session.damaged_checkpoints import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
 from npu_bridge.session.effects import (
     close_hooks,
     has_entry,

@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from npu_bridge.options.errors import message
 
-__all__ = ["CarefulSaver", "CheckpointNotSavedError", "remove_leftovers", "space_for"]
-
 _LOG = logging.getLogger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.
@@ -26,14 +24,12 @@ class CheckpointNotSavedError(OSError):
 
 
 class CarefulSaver:
-    """A saver that clears away what it could not finish.
+    """A saver around a `tf.compat.v1.train.Saver` that clears away what it could not finish.
 
     A checkpoint is written beside its place and moved there when it is whole, and older ones are deleted after that:
     this is TensorFlow's doing. Here the half-written files of a save that failed are deleted, because they fill the
     disk further, and the saver forgets about it, so that it does not count among those to keep.
 
-    Args:
-      saver: a `tf.compat.v1.train.Saver`.
     Ranks: local.
     """
 
@@ -70,8 +66,6 @@ class CarefulSaver:
 def space_for(file: str) -> Iterator[None]:
     """Inside, a file is written beside its place and moved there, as TensorFlow does; no space is an error.
 
-    Args:
-      file: the path it will have.
     Raises:
       CheckpointNotSavedError: there is no space; what was half-written is deleted.
     """
@@ -84,12 +78,7 @@ def space_for(file: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes what a process that was killed while it saved has left half-written.
-
-    Args:
-      folder: where checkpoints are saved, by nobody else at this time.
-      basename: what their names start with.
-    """
+    """Deletes what a process that was killed while saving has left half-written in a folder where nobody else saves."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():

@@ -17,8 +17,6 @@ import tensorflow as tf
 from npu_bridge.options.environment import RESTARTS, read_variable
 from npu_bridge.options.errors import shortened
 
-__all__ = ["DamagedCheckpointError", "check_checkpoint", "check_newest_checkpoint"]
-
 _LOG = logging.getLogger(__name__)
 _STATE = "checkpoint"
 _LONGEST_REASON = 400

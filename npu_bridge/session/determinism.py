@@ -22,11 +22,11 @@ _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with te
 
 
 def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Gives a graph without a seed a fixed one when the options ask for determinism.
+    """Gives a graph without a seed a fixed one, for options that ask for determinism.
 
     Random operators that the graph has already keep theirs; a warning names the first that has none.
     """
-    if options.deterministic != 1 or graph.seed is not None:
+    if graph.seed is not None:
         return
     graph.seed = seed_of(options)
     unseeded = _first_unseeded(graph)
@@ -65,9 +65,6 @@ def run_deterministically(session: tf.compat.v1.Session) -> None:
 
     TensorFlow has one switch for the process, which is on while such a session runs and is put back afterwards. Other
     threads that build a graph meanwhile need a seed for random operators.
-
-    Args:
-      session: a `Session` or `InteractiveSession`.
     """
     if find_engine(session, _Determinism) is None:
         add_engine(session, _Determinism())

@@ -1,4 +1,4 @@
-"""Chooses the GPUs that a session of this rank may use."""
+"""Chooses the devices that a session of this rank may use, and where its variables live."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.graph.variables import VARIABLE_TYPES
 from npu_bridge.options import TrainingOptions, environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.options.grammar import parse_device_list
 from npu_bridge.options.rank_table import read_rank_table
 
+_HOST = "/device:CPU:0"
+
 
 def choose_devices(options: TrainingOptions, session_config: Any) -> None:
-    """Lets a session see the GPUs that options or the environment name; without a GPU it does nothing.
+    """Has a ConfigProto show a session the GPUs that options or the environment name; without a GPU it does nothing.
 
     A `visible_device_list` that the script set stays.
 
-    Args:
-      options: the options of the run.
-      session_config: a ConfigProto; `gpu_options.visible_device_list` is written.
     Raises:
       ValueError: a variable or the rank table that names the device is malformed.
     """
@@ -34,12 +34,7 @@ def choose_devices(options: TrainingOptions, session_config: Any) -> None:
 
 
 def make_room_for(strategy: Any, session_config: Any) -> None:
-    """Gives a session as many CPU devices as a distribution strategy has replicas on; with fewer it waits for ever.
-
-    Args:
-      strategy: a `tf.distribute.Strategy`, or None.
-      session_config: a ConfigProto; `device_count["CPU"]` may grow.
-    """
+    """Gives a session as many CPU devices as a strategy, or None, has replicas on; with fewer it waits for ever."""
     if strategy is None:
         return
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
@@ -72,13 +67,9 @@ def asked_devices(options: TrainingOptions) -> tuple[int, ...]:
 
 
 def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
-    """GPUs for device ordinals; one beyond the last GPU shares a GPU with others, with a warning.
+    """GPU numbers for device ordinals, in order of preference and without repetitions.
 
-    Args:
-      ordinals: from 0, in order of preference.
-      gpu_count: GPUs of this machine, at least 1.
-    Returns:
-      GPU numbers without repetitions.
+    An ordinal beyond the last GPU shares a GPU with others, with a warning.
     """
     beyond = [ordinal for ordinal in ordinals if ordinal >= gpu_count]
     if beyond:
@@ -89,3 +80,22 @@ def visible_gpus(ordinals: Sequence[int], gpu_count: int) -> list[int]:
             f"start fewer ranks on this machine for a GPU each.",
         )
     return list(dict.fromkeys(ordinal % gpu_count for ordinal in ordinals))
+
+
+def variables_on_host(op: tf.Operation) -> str:
+    """A device function: variables on the CPU, everything else where it is."""
+    return _HOST if op.type in VARIABLE_TYPES else op.device
+
+
+def check_placement(options: TrainingOptions, graph: tf.Graph) -> None:
+    """Says so when variables were to live on the host and the graph has them elsewhere already."""
+    if options.variable_placement != "Host":
+        return
+    elsewhere = [op.name for op in graph.get_operations() if op.type in VARIABLE_TYPES and "CPU" not in op.device]
+    if elsewhere and tf.config.list_physical_devices("GPU"):
+        say_once(
+            logging.WARNING,
+            f"variable_placement: the graph was built before the session knew. Expected variables on "
+            f"{_HOST}; got {len(elsewhere)} elsewhere, {elsewhere[0]!r} among them. Give the option to "
+            f"NPURunConfig, or build the variables under tf.device({_HOST!r}).",
+        )

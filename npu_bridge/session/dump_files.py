@@ -74,7 +74,6 @@ class DumpFolder:
         Args:
           graph_name: readable name of the graph.
           graph: what tells graphs apart, hashable; each gets a number of its own.
-          step: the step.
         """
         if graph not in self._graphs:
             self._graphs[graph] = self._new_graph(file_name(graph_name))
@@ -114,13 +113,9 @@ def _make_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str, mode: str = "w") -> Iterator[Any]:
-    """A file to write that takes its name when it is complete.
+    """A file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
 
     What had the name before, a link to another file for example, is replaced and not written to.
-
-    Args:
-      path: its name.
-      mode: "w" for text in UTF-8 with the newlines given, "wb" for bytes.
     """
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A name that nobody can know, and only if nothing has it.
@@ -145,14 +140,9 @@ def file_name(text: str) -> str:
 
 
 def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) -> None:
-    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` of them all.
+    """Writes every tensor as `<type>.<operator>.<side>.<slot>.npy`, and an `index.json` of them all and of `about`.
 
     dtypes that numpy does not know, such as bfloat16, are written as float32, which holds every value of theirs.
-
-    Args:
-      folder: an existing folder.
-      tensors: the tensors.
-      **about: further entries of the index.
     """
     index = []
     taken = set()
@@ -172,9 +162,7 @@ def write_tensors(folder: str, tensors: Iterable[DumpedTensor], **about: Any) ->
 def write_operators(folder: str, operators: Iterable[tuple[str, str, list[str]]]) -> None:
     """Writes `operators.json` beside the folders of a graph's steps, once: name, type and inputs of every operator.
 
-    Args:
-      folder: that of a step.
-      operators: in an order in which they can be computed; inputs are names of tensors.
+    The operators come in an order in which they can be computed; inputs are names of tensors.
     """
     path = os.path.join(os.path.dirname(folder), OPERATORS_FILE)
     if not os.path.lexists(path):

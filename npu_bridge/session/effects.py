@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.reading import ENTRY_NAME
 from npu_bridge.session import determinism
 from npu_bridge.session.devices import choose_devices
 from npu_bridge.session.dump_hook import DumpHook
-from npu_bridge.session.graph_rewrites import set_rewrites
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
 from npu_bridge.session.tailing_hook import TailingHook
@@ -27,18 +27,12 @@ def has_entry(session_config: Any) -> bool:
 
 
 def prepare_session_config(options: TrainingOptions, session_config: Any = None) -> Any:
-    """The settings to make a session with, so that options have their effect.
+    """The settings to make a session with, so that options have their effect: a new ConfigProto.
 
     Without the `NpuOptimizer` entries, which name a plug-in TensorFlow does not have; with soft placement, as
     scripts of this interface place operators on devices this machine may not have; with what single options
     ask for. Everything else stays as it was given, `log_device_placement` and the rewriter's switches
     included.
-
-    Args:
-      options: the options of the run.
-      session_config: a ConfigProto, left unchanged; None for an empty one.
-    Returns:
-      A new ConfigProto.
     """
     prepared = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -49,7 +43,8 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
     optimizers.extend(others)
     if options.use_off_line:
         prepared.allow_soft_placement = True
-        set_rewrites(options, prepared)
+        if not options.oo_constant_folding:
+            _switch_constant_folding_off(prepared.graph_options)
         choose_devices(options, prepared)
     return prepared
 
@@ -57,13 +52,12 @@ def prepare_session_config(options: TrainingOptions, session_config: Any = None)
 def hooks_for(options: TrainingOptions, graph_name: str | None = None, folder: str | None = None) -> list:
     """Hooks that give a session the effects its runs need: tail optimisation, dumps, overflow detection, profiling.
 
+    Pass them to `close_hooks` in the end, as a MonitoredSession that fails does not end its hooks.
+
     Args:
       options: the options of the run.
       graph_name: what dumps call the graph; by default the first thing a run fetches.
       folder: where reports go; None for nowhere.
-    Returns:
-      List of `SessionRunHook`, empty when no option asks for one. Pass it to `close_hooks` in the end, as a
-      MonitoredSession that fails does not end its hooks.
     """
     if not options.use_off_line:
         return []
@@ -86,10 +80,7 @@ def close_hooks(hooks: list) -> None:
 def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: bool) -> None:
     """Makes the settings that belong to a graph: `deterministic` gives one without a seed a fixed one.
 
-    Args:
-      options: the options of the run.
-      graph: a graph that runs under them.
-      is_of_one_run: whether all its sessions belong to this run, so that all are deterministic if this one is.
+    With `is_of_one_run` all its sessions belong to this run, so that all are deterministic if this one is.
     """
     if options.use_off_line and options.deterministic == 1:
         determinism.give_seed(options, graph)
@@ -100,9 +91,7 @@ def prepare_graph(options: TrainingOptions, graph: tf.Graph, *, is_of_one_run: b
 def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | None = None) -> None:
     """Gives a session that has run nothing yet what needs the session itself: deterministic kernels, if asked for.
 
-    Args:
-      session: the session.
-      options: its options; None where it has none of its own and follows its graph.
+    A session without options of its own (None) follows its graph.
     """
     is_asked = options is not None and options.use_off_line and options.deterministic == 1
     if is_asked or (options is None and determinism.is_marked(getattr(session, "graph", None))):
@@ -112,9 +101,7 @@ def settle_session(session: tf.compat.v1.Session, options: TrainingOptions | Non
 def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compat.v1.ConfigProto:
     """A copy of session settings with soft placement: an operator whose device is missing runs on another one.
 
-    Args:
-      session_config: a ConfigProto; None for what TensorFlow takes then.
-      is_interactive: whether it is for an `InteractiveSession`, which takes other settings then.
+    For None it is of what TensorFlow takes then, which is something else for an `InteractiveSession`.
     """
     copied = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -125,3 +112,10 @@ def placed_softly(session_config: Any, is_interactive: bool = False) -> tf.compa
         copied.CopyFrom(default_session_config())  # as in TF 2.15
     copied.allow_soft_placement = True
     return copied
+
+
+def _switch_constant_folding_off(graph_options):
+    graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
+    # Constants are folded a second time when the graph is prepared for its executor, at every level above L0;
+    # the rewriter's other passes do not depend on the level (seen with TensorFlow 2.15).
+    graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0

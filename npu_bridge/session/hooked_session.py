@@ -1,50 +1,93 @@
-"""Calls `SessionRunHook`s around the runs of a plain session, which takes none by itself."""
+"""Calls hooks around runs: all runs of a plain session, which takes no hooks by itself, or all runs that train."""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
+from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge._session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.graph.run import Run, run_of
 
 
 def run_with_hooks(session: tf.compat.v1.Session, hooks: Sequence[tf.estimator.SessionRunHook]) -> None:
-    """Lets hooks watch every `run` of a session that exists.
+    """Lets hooks watch every `run` of a session that exists; nothing changes when there are none.
 
     A hook's `before_run` and `after_run` are called as in a MonitoredSession, its `end` when the session closes,
     for whatever reason. `begin` and `after_create_session` are not called: the graph may be half-built, and may
-    grow.
-
-    Args:
-      session: a `Session` or `InteractiveSession`. Functions from `make_callable` and `partial_run` are not watched.
-      hooks: the hooks; nothing changes when there are none.
+    grow. Functions from `make_callable` and `partial_run` are not watched.
     """
     if hooks:
         add_engine(session, _Hooks(hooks))
 
 
+class HookOfTraining(tf.estimator.SessionRunHook):
+    """A `SessionRunHook` of a watch; `begin` and `after_create_session` come before a session's first training run.
+
+    Attributes:
+      training: the run that is about to happen, from `begin` on.
+      is_over: it needs no further run.
+    """
+
+    training: Run
+    is_over = False
+
+
+class WatchOfTraining:
+    """Stands around `Session.run` of all sessions of a process, and calls hooks, in order, around the runs that train.
+
+    What hooks ask for is fetched along, what they feed wins over the script.
+    """
+
+    def __init__(self, hooks: Sequence[HookOfTraining]):
+        self._hooks = tuple(hooks)
+        self._begun: weakref.WeakSet = weakref.WeakSet()
+        self._inside = threading.local()  # runs of hooks are their own
+
+    def run(self, run: Callable, session: Any, fetches: Any, feed_dict=None, options=None, run_metadata=None) -> Any:
+        """A session's run, by the `run` it had, as the script has called it; hooks are called if it trains."""
+        is_idle = hasattr(self._inside, "session") or all(hook.is_over for hook in self._hooks)
+        training = None if is_idle else run_of(session.graph, fetches, feed_dict)
+        if training is None or not training.trains:
+            return run(session, fetches, feed_dict, options, run_metadata)
+        self._inside.session = session
+        try:
+            self._begin(session, training)
+            return _hooked_run(run, self._hooks, session, fetches, feed_dict, options, run_metadata)
+        finally:
+            del self._inside.session
+
+    def end(self) -> None:
+        """When the script is over."""
+        for hook in self._hooks:
+            hook.end(None)
+
+    def _begin(self, session, training):
+        for hook in self._hooks:
+            hook.training = training
+        if session in self._begun:
+            return
+        self._begun.add(session)
+        with session.graph.as_default():
+            for hook in self._hooks:
+                hook.begin()
+            for hook in self._hooks:
+                hook.after_create_session(session, None)
+
+
 class _Hooks(SessionEngine):
-    """Calls hooks around each run."""
+    """Calls hooks around each run of a session."""
 
     place = Place.HOOKS
 
     def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
         self._hooks = tuple(hooks)
 
-    def run(self, session, fetches, feed_dict, options, run_metadata):
-        asked = tf.estimator.SessionRunArgs(fetches, feed_dict, options)
-        context = tf.estimator.SessionRunContext(original_args=asked, session=session)
-        answers = [hook.before_run(context) for hook in self._hooks]
-        watched = [args.fetches if args is not None else [] for args in answers]
-        if any(watched):
-            fetches = {"asked": fetches, "watched": watched}
-        outcome = self.inner.run(session, fetches, feed_dict, options, run_metadata)
-        if not any(watched):
-            outcome = {"asked": outcome, "watched": watched}
-        for hook, results in zip(self._hooks, outcome["watched"]):
-            hook.after_run(context, tf.estimator.SessionRunValues(results, options, run_metadata))
-        return outcome["asked"]
+    def run(self, session, *arguments):
+        return _hooked_run(self.inner.run, self._hooks, session, *arguments)
 
     def close(self, session):
         try:
@@ -52,3 +95,21 @@ class _Hooks(SessionEngine):
                 hook.end(session)
         finally:
             self.inner.close(session)
+
+
+def _hooked_run(run, hooks, session, fetches, feed_dict, options, run_metadata):
+    """Runs a session with hooks; values and run options that they give win over those of the script."""
+    asked = tf.estimator.SessionRunArgs(fetches, feed_dict, options)
+    context = tf.estimator.SessionRunContext(original_args=asked, session=session)
+    answers = [hook.before_run(context) or tf.estimator.SessionRunArgs([]) for hook in hooks]
+    for answer in answers:
+        if answer.feed_dict:
+            feed_dict = {**(feed_dict or {}), **answer.feed_dict}
+        if answer.options is not None:
+            options = answer.options
+            run_metadata = tf.compat.v1.RunMetadata() if run_metadata is None else run_metadata
+    watched = [[] if answer.fetches is None else answer.fetches for answer in answers]
+    outcome = run(session, {"asked": fetches, "watched": watched}, feed_dict, options, run_metadata)
+    for hook, results in zip(hooks, outcome["watched"]):
+        hook.after_run(context, tf.estimator.SessionRunValues(results, options, run_metadata))
+    return outcome["asked"]

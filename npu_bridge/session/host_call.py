@@ -9,19 +9,15 @@ import tensorflow as tf
 
 from npu_bridge.tf_internals.sessions import summary_operators, summary_writer_initializers
 
-__all__ = ["HostCallHook", "call_on_host", "check_host_call"]
-
 
 def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:
-    """Builds what a host call runs.
+    """Builds what a host call runs, and gives the operator that runs it all.
 
     Args:
       function: called once, now; returns an operator, a tensor, or a structure of them. The `tf.summary` operators it
         makes need not be returned.
       tensors: list or tuple of its arguments, or a dict of keyword arguments.
       after: operator or tensor that comes first. A variable among the arguments has its value from then.
-    Returns:
-      The operator that runs it all.
     Graph: an identity of each argument, what `function` adds, and a group.
     """
     known = len(summary_operators())

@@ -23,12 +23,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge._session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
-from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.run import run_of
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import one_decision, precision_of_session
 from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
-from npu_bridge.session.loop_threads import POOL, LoopThreads
 from npu_bridge.tf_internals.graphs import opened_for_changes
 from npu_bridge.tf_internals.sessions import run_options_buffer
 
@@ -39,15 +38,17 @@ ITERATION_OP = "IterationOp"
 # Ours: Python hears of a signal between two calls of the session.
 _LONGEST_CALL_SECS = 1.0
 _FIRST_STEPS = 8
+POOL, CALLER = 0, -1  # as RunOptions.inter_op_thread_pool names them
+# Ours: three trials each. A step that takes longer than this gains nothing from saving a thread switch, and may have
+# work for several threads.
+_TRIALS = 3
+_LONGEST_STEP_SECS = 1e-3
 
 
 def name_step(train_op: Any) -> tf.Operation:
-    """Groups a training step as the op that sessions repeat.
+    """Groups a training step, an operation or a tensor, as the op named `IterationOp`, which sessions repeat.
 
-    Args:
-      train_op: an operation or a tensor.
-    Returns:
-      The op named `IterationOp`; that of a second step gets a number behind it.
+    That of a second step gets a number behind its name.
     """
     with tf.name_scope(""), tf.control_dependencies(None):
         op = tf.group(train_op, name=ITERATION_OP)
@@ -56,11 +57,8 @@ def name_step(train_op: Any) -> tf.Operation:
 
 
 def train_in_loops(session: Any, steps_per_run: int) -> None:
-    """Lets a session train several steps in each run that asks for an `IterationOp`.
+    """Lets a session train several steps in each run that asks for an `IterationOp`; may be changed by calling again.
 
-    Args:
-      session: a live session.
-      steps_per_run: training steps in a run, at least 1; may be changed by calling again.
     Graph: what `put_in_loop` adds, at the first such run; also to a finalized graph.
     Ranks: local; all ranks need the same number.
     """
@@ -105,7 +103,7 @@ class _Loops(SessionEngine):
         kind = (tuple(element.name for element in asked), fed)
         if kind not in self._steps_of_run:
             names = {ITERATION_OP, *session.graph.get_collection(_KEY)}
-            ops = computed_ops(asked, frozenset(fed))
+            ops = run_of(session.graph, asked, fed).ops
             self._steps_of_run[kind] = tuple(op.name for op in ops if op.name in names)
         step = self._steps_of_run[kind]
         if not step:
@@ -176,6 +174,39 @@ class _OneByOne:
         for _ in range(count):
             call(*arguments)
         self._threads.took(choice, count, time.perf_counter() - start)
+
+
+class LoopThreads:
+    """Chooses the threads for repeated small steps: TensorFlow's inter-op pool, or the calling thread alone.
+
+    Both are tried in turns, until it stays with the one whose best loop was faster; what is settled is not tried.
+    Handing a small operator to another thread takes longer than computing it: a step of 0.14 ms took 0.09 ms without
+    (2 cores, TensorFlow 2.15). Larger steps are better off with the pool. What is computed is the same.
+    """
+
+    def __init__(self, settled: int | None = None):
+        self._has_warmed_up = False
+        self._secs: dict[int, list[float]] = {POOL: [], CALLER: []}
+        self._settled = settled
+
+    def choose(self) -> int:
+        """For the next loop: `POOL` or `CALLER`."""
+        if self._settled is not None:
+            return self._settled
+        return POOL if len(self._secs[POOL]) <= len(self._secs[CALLER]) else CALLER
+
+    def took(self, choice: int, steps: int, secs: float) -> None:
+        """Tells how long a loop took. The first one, in which TensorFlow prepares the graph, does not count."""
+        if self._settled is not None:
+            return
+        if not self._has_warmed_up:
+            self._has_warmed_up = True
+            return
+        self._secs[choice].append(secs / steps)
+        if min(self._secs[POOL], default=0.0) > _LONGEST_STEP_SECS:
+            self._settled = POOL
+        elif len(self._secs[CALLER]) == _TRIALS:
+            self._settled = min(self._secs, key=lambda each: min(self._secs[each]))
 
 
 def _reason_against_copying(session):

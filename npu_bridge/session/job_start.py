@@ -16,11 +16,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def choose_start(warm_start_from: Any, job: JobStart) -> Any:
-    """What a training starts from.
+    """What a training starts from: what the script says, if that is something, else what the job says.
 
-    Args:
-      warm_start_from: what the script says; if that is something, it is what counts.
-      job: what the job says.
     Returns:
       `warm_start_from`, or a checkpoint, a folder with checkpoints, or that of a saved model; None for neither.
     Raises:

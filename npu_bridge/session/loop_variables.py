@@ -21,12 +21,8 @@ LOOP_VARIABLES = ("iterations_per_loop", "loop_cond", "zero", "one")
 
 
 def loop_variable(name: str) -> tf.Variable:
-    """One of the four, made at the first call in a graph.
+    """One of `LOOP_VARIABLES`, an int64 scalar that is local and not trainable, made at the first call in a graph.
 
-    Args:
-      name: of `LOOP_VARIABLES`.
-    Returns:
-      An int64 scalar variable, local and not trainable.
     Raises:
       RuntimeError: the graph has several of this name.
     Graph: variable `npu_runconfig/<name>`, in the local variables and in a collection of its own.
@@ -58,12 +54,9 @@ def create_loop_variables() -> dict[str, tf.Variable]:
 
 
 def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_per_run: int) -> None:
-    """Writes their values into a live session, and lets it train in loops from then on.
+    """Writes their values into a live session, and lets it train in loops from then on; hooks of it do not notice.
 
-    Args:
-      session: a session; hooks of one that has some do not notice.
-      variables: what `create_loop_variables` gave.
-      steps_per_run: training steps in a run; `iterations_per_loop` gets one less.
+    `iterations_per_loop` gets one less than the training steps in a run.
     """
     session = plain_session(session)
     for name, value in zip(LOOP_VARIABLES, (steps_per_run - 1, 0, 0, 1)):

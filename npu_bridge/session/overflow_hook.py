@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
-from typing import Callable, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import npu_bridge
-from npu_bridge import collective
+from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, new_file, plain, write_statistics, write_tensors
-from npu_bridge.session.run_view import RunView
-from npu_bridge.session.tensor_watch import TensorWatch
+from npu_bridge.session.dump_files import new_file, plain
+from npu_bridge.session.tensor_watch import TensorWatch, places_of
 
 _LOG = logging.getLogger(__name__)
 # Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
@@ -42,28 +41,20 @@ class OverflowHook(TensorWatch):
     needs; constants are never blamed. Its inputs and outputs are written like a dump, with an `overflow.json`.
     After 20 such steps nothing is looked at any more. All numbers of a step are fetched: expect it to be slow.
 
-    Args:
-      options: the options of the run.
-      graph_name: name of the graph's folder; by default what a run fetches first.
-      clock: seconds since the epoch.
     Ranks: local; each looks at its own numbers.
     """
 
-    def __init__(self, options: TrainingOptions, graph_name: str | None = None, clock: Callable[[], float] = time.time):
-        super().__init__()
-        self._writes_statistics = options.dump_data == "stats"
-        self._graph_name = graph_name
-        self._rank = collective.current().rank
-        self._folder = DumpFolder(options.dump_path, self._rank, clock)
+    def __init__(self, options: TrainingOptions, graph_name: str | None = None):
+        super().__init__(options, graph_name)
         self._reports = 0
 
-    def wanted(self, run: RunView, step: int) -> list:
+    def wanted(self, run: Run, step: int) -> list:
         """Every number of the run."""
         return sorted(run.values)
 
-    def seen(self, run: RunView, step: int, values: dict) -> None:
+    def seen(self, run: Run, step: int, values: dict) -> None:
         """Judges one step and reports what it finds."""
-        finding = find_origin(run, values)
+        finding = find_origin(run.ops, run.fed, values)
         if finding is None:
             return
         self._report(run, step, finding, values)
@@ -73,18 +64,8 @@ class OverflowHook(TensorWatch):
             _LOG.warning("enable_dump_debug: %d steps had NaN or Inf; no further step is looked at.", MOST_REPORTS)
 
     def _report(self, run, step, finding, values):
-        op, name = finding.origin, self._graph_name or run.name
-        folder = self._folder.of_step(name, run.purpose, step)
-        tensors = [
-            DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
-            for side, listed in (("input", op.inputs), ("output", op.outputs))
-            for slot, tensor in enumerate(listed)
-            if tensor.name in values
-        ]
-        if self._writes_statistics:
-            write_statistics(folder, tensors)
-        else:
-            write_tensors(folder, tensors, graph=name, step=step)
+        op, name = finding.origin, self.name_of(run)
+        folder = self.write(run, step, places_of([op], ("input", "output"), values), values)
         place = place_in_script(op)
         about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:
@@ -103,19 +84,20 @@ class OverflowHook(TensorWatch):
         )
 
 
-def find_origin(run: RunView, values: dict) -> Finding | None:
+def find_origin(ops: Sequence[tf.Operation], fed: Iterable[tf.Tensor], values: dict) -> Finding | None:
     """The operator that made the first NaN or Inf of a step; None when every number is finite.
 
     Where Inf is normal, in a mask say, no operator may have made one out of finite inputs; then the origin is
     the first that made NaN out of inputs without NaN.
 
     Args:
-      run: the run.
+      ops: the operators of the run, every one after those it needs.
+      fed: the tensors whose value was given.
       values: numpy arrays by tensor name.
     """
     state = {name: _worst(value) for name, value in values.items()}
-    spoilt = [op for op in run.ops if op.type != "Const" and _worst_of(op.outputs, state)]
-    for tensor in run.fed:
+    spoilt = [op for op in ops if op.type != "Const" and _worst_of(op.outputs, state)]
+    for tensor in fed:
         if _worst_of([tensor], state):
             return Finding(tensor.op, [tensor.op.name, *(op.name for op in spoilt)])
     for op in spoilt:

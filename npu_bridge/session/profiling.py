@@ -20,13 +20,11 @@ PROFILED_RUNS = 20
 
 
 class ProfilingHook(tf.estimator.SessionRunHook):
-    """Traces the first session runs and writes the trace where `profiling_options` says.
+    """Traces the first session runs into the folder `output` of `profiling_options`, created when missing.
 
     The trace ends after `PROFILED_RUNS` runs, with the session, when `end` is called after an error, or, at
     the latest, with the process. With several ranks each writes to a folder `rank_<n>` of its own.
 
-    Args:
-      options: the options of the run; `output` of `profiling_options` is the folder, created when missing.
     Ranks: local.
     """
 

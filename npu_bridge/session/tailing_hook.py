@@ -22,10 +22,8 @@ class TailingHook(tf.estimator.SessionRunHook):
     """Runs `free_the_tail` over a graph, once, when its session begins or runs for the first time.
 
     Graphs without gradient exchange, those of evaluations among them, stay as they are. What was done is logged by
-    rank 0.
+    rank 0, and written to `tailing.json` of a folder, if there is one.
 
-    Args:
-      folder: where rank 0 writes the report as `tailing.json`; None for nowhere.
     Ranks: collective: the graphs of all ranks get the same transfers.
     """
 

@@ -5,42 +5,52 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.session.run_view import RunView, view_of
+from npu_bridge import collective
+from npu_bridge.graph.run import Run, run_of
+from npu_bridge.options import TrainingOptions
+from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
 
 _LOG = logging.getLogger(__name__)
 
 
 class _Pending(NamedTuple):
-    run: RunView
+    run: Run
     step: int
     names: list
 
 
 class TensorWatch(tf.estimator.SessionRunHook):
-    """Fetches tensors along with a run and hands their values to `seen`.
+    """Fetches tensors along with a run, hands their values to `seen`, and writes those that a subclass chooses.
 
     Nothing is added to the graph and nothing is computed that the run would not compute. Steps count from 0 for
-    each kind of run (see `RunView.purpose`), as long as this object lives. A TF 1 reference variable that is
+    each kind of run (see `Run.purpose`), as long as this object lives. A TF 1 reference variable that is
     updated in the same step may show its new value.
+
+    Args:
+      options: the options of the run.
+      graph_name: name of the graph's folder; by default what a run fetches first.
     """
 
-    def __init__(self):
+    def __init__(self, options: TrainingOptions, graph_name: str | None = None):
+        self._writes_statistics = options.dump_data == "stats"
+        self._graph_name = graph_name
+        self._rank = collective.current().rank
+        self._folder = DumpFolder(options.dump_path, self._rank)
         self._lock = threading.RLock()
-        self._views: dict = {}
-        self._version = None
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._is_off = False
 
-    def wanted(self, run: RunView, step: int) -> list:
+    def wanted(self, run: Run, step: int) -> list:
         """Names of the tensors to look at, of `run.values`; subclasses say which."""
         raise NotImplementedError
 
-    def seen(self, run: RunView, step: int, values: dict) -> None:
+    def seen(self, run: Run, step: int, values: dict) -> None:
         """Takes the values, numpy arrays by tensor name."""
         raise NotImplementedError
 
@@ -48,8 +58,9 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Asks for the tensors."""
         if self._is_off:
             return None
+        asked = run_context.original_args
         with self._lock:
-            run = self._view(run_context)
+            run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
             step = self._steps.get(run.purpose, 0)
             names = self.wanted(run, step)
             self._pending[run_context] = _Pending(run, step, names)
@@ -69,6 +80,23 @@ class TensorWatch(tf.estimator.SessionRunHook):
         """Looks at nothing any more."""
         self._is_off = True
 
+    def name_of(self, run: Run) -> str:
+        """What the graph of a run is called."""
+        return self._graph_name or run.name
+
+    def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
+        """Writes tensors, or statistics of them, of what `places_of` gives; returns the folder of the step."""
+        folder = self._folder.of_step(self.name_of(run), run.purpose, step)
+        tensors = (
+            DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
+            for op, side, slot, tensor in places
+        )
+        if self._writes_statistics:
+            write_statistics(folder, tensors)
+        else:
+            write_tensors(folder, tensors, graph=self.name_of(run), step=step)
+        return folder
+
     def _hand_over(self, pending, values):
         try:
             self.seen(pending.run, pending.step, values)
@@ -76,22 +104,11 @@ class TensorWatch(tf.estimator.SessionRunHook):
             self.stop()
             _LOG.error("dump_config: nothing is dumped any more, because writing failed: %s", error)
 
-    def _view(self, run_context) -> RunView:
-        graph, asked = run_context.session.graph, run_context.original_args
-        if self._version != graph.version:  # it has grown
-            self._views.clear()
-            self._version = graph.version
-        key = (_identity(asked.fetches), _identity(list(asked.feed_dict or ())))
-        if key not in self._views:
-            self._views[key] = view_of(graph, asked.fetches, asked.feed_dict)
-        return self._views[key]
 
-
-def _identity(structure):
-    """What tells one structure of fetches from another: its leaves' names, or themselves."""
-    if isinstance(structure, dict):
-        return tuple(_identity(part) for part in structure.values())
-    if isinstance(structure, (list, tuple)):
-        return tuple(_identity(part) for part in structure)
-    name = getattr(structure, "name", None)
-    return name if isinstance(name, str) else str(structure)
+def places_of(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
+    """(operator, side, slot, tensor) for the inputs and outputs of operators whose tensors have one of these names."""
+    for op in ops:
+        for side in sides:
+            for slot, tensor in enumerate(op.inputs if side == "input" else op.outputs):
+                if tensor.name in names:
+                    yield op, side, slot, tensor

@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+from npu_bridge._after_import import when_loaded
+from npu_bridge.tf_internals.names import SESSION_MODULE
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_METHODS = {"do_run": "_do_run", "make_callable_from_options": "_make_callable_from_options"}
 
-class SessionMethods(NamedTuple):
-    """Methods of the class of all sessions, each a function that takes the session first.
 
-    Attributes:
-      do_run: runs what `Session.run` was asked for. Arguments: handle, list of target operators, list of tensors to
-        fetch, values by tensor reference, run options and run metadata as buffers.
-      make_callable: `Session.make_callable`.
-      make_callable_from_options: the same for a CallableOptions.
+def put_around_sessions(**around: Callable) -> None:
+    """Puts functions around methods of the class of all sessions, as soon as TensorFlow has loaded it.
+
+    Seen in TF 2.15: `BaseSession._do_run` and `_make_callable_from_options`.
+
+    Args:
+      **around: by method; each is called with what the method was, the session, and the method's arguments.
+        run, make_callable: `Session.run`, `Session.make_callable`.
+        do_run: runs what `run` was asked for. Arguments: handle, list of target operators, list of tensors to fetch,
+          values by tensor reference, run options and run metadata as buffers.
+        make_callable_from_options: `make_callable` for a CallableOptions.
     """
 
-    do_run: Callable
-    make_callable: Callable
-    make_callable_from_options: Callable
+    def change(module: types.ModuleType) -> None:
+        for name, function in around.items():
+            attribute = _METHODS.get(name, name)
+            setattr(module.BaseSession, attribute, _surrounded(getattr(module.BaseSession, attribute), function))
+
+    when_loaded(SESSION_MODULE, change)
 
 
-def session_methods() -> SessionMethods:
-    """The methods by which all sessions run (`BaseSession._do_run`, `_make_callable_from_options`, TF 2.15)."""
+def _surrounded(method: Callable, function: Callable) -> Callable:
+    @functools.wraps(method)
+    def surrounded(*arguments, **keywords):
+        return function(method, *arguments, **keywords)
+
+    return surrounded
+
+
+def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
+    """Runs a session past its hooks, and past what `put_around_sessions` has put there (`_do_run`, TF 2.15).
+
+    Feeds are values by tensor; what is returned are the values of `fetches`.
+    """
     from tensorflow.python.client.session import BaseSession
 
-    return SessionMethods(BaseSession._do_run, BaseSession.make_callable, BaseSession._make_callable_from_options)
-
-
-def set_session_methods(methods: SessionMethods) -> None:
-    """Changes the methods by which all sessions run (TF 2.15)."""
-    from tensorflow.python.client.session import BaseSession
-
-    BaseSession._do_run, BaseSession.make_callable, BaseSession._make_callable_from_options = methods
+    elements = [session.graph.as_graph_element(element) for element in fetches]
+    by_reference = {tensor.ref(): value for tensor, value in (feeds or {}).items()}
+    return inspect.unwrap(BaseSession._do_run)(session, None, list(targets), elements, by_reference, None, None)
 
 
 def is_remote(session: tf.compat.v1.Session) -> bool:

@@ -16,9 +16,8 @@ from npu_bridge.graph.variables import changes_variable
 from npu_bridge.precision.rewriter import has_floating_type
 from npu_bridge.reporting.history import HISTORY_FILE
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.trials.watch import HookOfTraining
-
-__all__ = ["EndAfterSteps", "HistoryOfTrial", "ListOperators", "RoundInitialWeights", "rounded_otherwise"]
+from npu_bridge.session.dump_files import new_file
+from npu_bridge.session.hooked_session import HookOfTraining
 
 # No precision mode lowers them by themselves: they move values, or hold them.
 _NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
@@ -79,9 +78,7 @@ class HistoryOfTrial(HistoryHook, HookOfTraining):
 class RoundInitialWeights(HookOfTraining):
     """Changes each initial weight by one rounding up, one down or none, once in a process.
 
-    Args:
-      draw: which draw; the same number gives the same changes, on every rank.
-    Ranks: local.
+    The same number of a draw gives the same changes, on every rank.
     """
 
     def __init__(self, draw: int):
@@ -102,9 +99,6 @@ class ListOperators(HookOfTraining):
     """Writes a JSON list of the operators of the first training run that a precision mode may lower.
 
     Each has `name`, `type`, and `where`: the line of the script that made it, "" where none did.
-
-    Args:
-      path: the file.
     """
 
     def __init__(self, path: str):
@@ -117,9 +111,8 @@ class ListOperators(HookOfTraining):
         listed = [
             {"name": op.name, "type": op.type, "where": _line_of(op)} for op in self.training.ops if _may_be_lowered(op)
         ]
-        with open(f"{self._path}.tmp", "w", encoding="utf-8") as file:
+        with new_file(self._path) as file:
             json.dump(listed, file, indent=1)
-        os.replace(f"{self._path}.tmp", self._path)
 
 
 class EndAfterSteps(HookOfTraining):
@@ -138,9 +131,7 @@ class EndAfterSteps(HookOfTraining):
 def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
     """A floating array, each number of it one rounding up, one down or as it was; zeros stay.
 
-    Args:
-      value: the array.
-      draw, name: equal ones give equal changes.
+    The same draw and name give the same changes.
     """
     value = np.asarray(value)
     ways = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)

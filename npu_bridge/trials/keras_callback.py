@@ -12,14 +12,10 @@ from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.trials.hooks import rounded_otherwise
 from npu_bridge.trials.trial import Trial
 
-__all__ = ["CallbackOfTrial"]
-
 
 class CallbackOfTrial(tf.keras.callbacks.Callback):
     """Does for a `fit` what the hooks of a trial do for sessions. The loss is the one that Keras shows.
 
-    Args:
-      trial: the run.
     Ranks: local; only rank 0 writes.
     """
 

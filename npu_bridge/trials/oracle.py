@@ -10,8 +10,6 @@ from npu_bridge.compare.band import band_of, judge
 from npu_bridge.compare.losses import read_losses
 from npu_bridge.compare.verdict import CannotTell
 
-__all__ = ["Band"]
-
 
 class Band:
     """Losses of some runs that differ by rounding alone.

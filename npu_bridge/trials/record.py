@@ -22,10 +22,9 @@ import tensorflow as tf
 
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.session import steps_per_run
+from npu_bridge.session.dump_files import plain
+from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.graphs import control_flow_context, operator_definition
-from npu_bridge.trials.watch import HookOfTraining
-
-__all__ = ["RecordSteps", "Sources", "folder_of_rank", "sources_of", "weights_of"]
 
 _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
@@ -49,10 +48,6 @@ class Sources(NamedTuple):
 class RecordSteps(HookOfTraining):
     """Writes the first steps of a process's first training session.
 
-    Args:
-      folder: of the record.
-      steps: how many.
-      rank: of this process.
     Ranks: local; each writes its own folder.
     """
 
@@ -73,7 +68,7 @@ class RecordSteps(HookOfTraining):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
-        sources = sources_of(self.training.ops, self.training.fed)
+        sources = sources_of(self.training.ops, self.training.fed_names)
         self._facts["kinds"].update(sources.kinds)
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:
@@ -113,7 +108,7 @@ class RecordSteps(HookOfTraining):
 
     def _save(self, name: str, values: Mapping[str, Any]) -> None:
         with open(os.path.join(self._folder, name), "wb") as file:
-            np.savez(file, **{key: _plain(value) for key, value in values.items()})
+            np.savez(file, **{key: plain(value) for key, value in values.items()})
 
 
 def folder_of_rank(folder: str, rank: int) -> str:
@@ -128,12 +123,7 @@ def weights_of(session: Any) -> dict[str, np.ndarray]:
 
 
 def sources_of(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
-    """Finds where a step reads batches and random numbers.
-
-    Args:
-      ops: what the step computes.
-      fed: names of tensors that the script feeds.
-    """
+    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
     found = Sources({}, {}, {})
     for op in ops:
         kind = _kind_of(op.type)
@@ -168,8 +158,3 @@ def _kind_of(op_type: str) -> str | None:
 def _is_number(dtype: tf.DType) -> bool:
     dtype = dtype.base_dtype
     return dtype.is_floating or dtype.is_integer or dtype.is_bool
-
-
-def _plain(value: Any) -> np.ndarray:
-    value = np.asarray(value)
-    return value.astype(np.float32) if value.dtype.kind == "V" or value.dtype.name == "bfloat16" else value

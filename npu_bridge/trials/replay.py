@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
-from npu_bridge.trials.watch import HookOfTraining
-
-__all__ = ["ReplaySteps"]
 
 
 class ReplaySteps(HookOfTraining):
     """Replays a record in the first session of a process that trains, and ends the script after it.
 
-    Args:
-      folder: of the record.
-      rank: of this process.
-      verdict: path of a JSON file to write, with `steps`, and `differences`, a list of sentences.
+    The verdict is a JSON file to write, with `steps`, and `differences`, a list of sentences.
+
     Raises:
       OSError: nothing was recorded there for this rank.
     Ranks: local.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
-__all__ = ["Found", "Operator", "OutOfRuns", "smallest_kept"]
-
 
 class Operator(NamedTuple):
     """An operator that may be lowered.

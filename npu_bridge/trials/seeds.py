@@ -15,8 +15,6 @@ import numpy as np
 from npu_bridge.tf_internals.training import change_seeds
 from npu_bridge.trials.trial import SEED
 
-__all__ = ["pin_seeds", "pin_seeds_of_tensorflow", "seed_of_rank"]
-
 
 def pin_seeds(shift: int, rank: int) -> None:
     """Gives Python and numpy a fixed seed, another one on each rank, and adds `shift` to those that the script sets."""

@@ -6,64 +6,64 @@ import functools
 import importlib
 import inspect
 import os
-import sys
 import types
 from typing import Any, Callable
 
-from npu_bridge._after_import import after_import
+from npu_bridge._after_import import when_loaded
 from npu_bridge.options.environment import imposed_options
-from npu_bridge.tf_internals.names import ESTIMATOR_MODULE, KERAS_MODEL_MODULES, SESSION_MODULE
+from npu_bridge.tf_internals.names import ESTIMATOR_MODULE, KERAS_MODEL_MODULES
+from npu_bridge.tf_internals.sessions import put_around_sessions
 from npu_bridge.trials.trial import Trial
-
-__all__ = ["begin_trial"]
 
 
 def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
-    """Changes this process so that its script is run as a trial.
-
-    Args:
-      trial: what is wanted.
-      rank: of this process.
-    Returns:
-      A function to call when the script is over.
-    """
-    watch = functools.cache(functools.partial(_watch, trial, rank))
+    """Changes this process so that its script is run as a trial; gives a function to call when the script is over."""
     if trial.seed is not None:
         from npu_bridge.trials.seeds import pin_seeds
 
         pin_seeds(trial.seed, rank)
-    _when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
-    _when_loaded(SESSION_MODULE, functools.partial(_watch_sessions, watch))
+    when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
+    end = watch_training(functools.partial(_hooks_of, trial, rank))
     if trial.folder:
         # Where a script is ended early, what it writes itself is not what counts, nor in the way.
         is_short = trial.steps or trial.replay
         folder = os.path.join(trial.folder, "model") if is_short else trial.folder
-        _when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
+        when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
     for name in KERAS_MODEL_MODULES:
-        _when_loaded(name, functools.partial(_add_callback, trial))
+        when_loaded(name, functools.partial(_add_callback, trial))
+    return end
+
+
+def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
+    """Calls hooks around every session run of this process that trains, whoever makes the session.
+
+    Args:
+      make_hooks: gives them, each a `HookOfTraining`, when a session first runs: they need TensorFlow as a whole.
+    Returns:
+      A function to call when the script is over.
+    """
+
+    @functools.cache
+    def watch() -> Any:
+        from npu_bridge.session.hooked_session import WatchOfTraining
+
+        return WatchOfTraining(make_hooks())
 
     def end() -> None:
         if watch.cache_info().currsize:
             watch().end()
 
+    put_around_sessions(run=lambda *arguments, **keywords: watch().run(*arguments, **keywords))
     return end
-
-
-def _when_loaded(name: str, change: Callable[[types.ModuleType], None]) -> None:
-    module = sys.modules.get(name)
-    if module is None:
-        after_import(name, change)
-    else:
-        change(module)
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
     if imposed_options():
         importlib.import_module("npu_bridge.estimator")  # which lets sessions read options
+    from npu_bridge.graph.run import note_gradients
     from npu_bridge.tf_internals.training import watch_gradients
-    from npu_bridge.trials.watch import watch_losses
 
-    watch_gradients(watch_losses)
+    watch_gradients(note_gradients)
     if trial.seed is not None:
         from npu_bridge.trials.seeds import pin_seeds_of_tensorflow
 
@@ -72,10 +72,8 @@ def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> No
         module.config.experimental.enable_op_determinism()
 
 
-def _watch(trial: Trial, rank: int) -> Any:
-    """The watch of this process, made when a session first runs: it needs TensorFlow as a whole."""
+def _hooks_of(trial: Trial, rank: int) -> list:
     from npu_bridge.trials import hooks
-    from npu_bridge.trials.watch import WatchOfTraining
 
     chosen: list = []
     if trial.rounding:
@@ -94,17 +92,7 @@ def _watch(trial: Trial, rank: int) -> Any:
         chosen.append(ReplaySteps(trial.replay, rank, os.path.join(trial.folder, f"replay_rank_{rank}.json")))
     if trial.steps:
         chosen.append(hooks.EndAfterSteps(trial.steps))
-    return WatchOfTraining(chosen)
-
-
-def _watch_sessions(watch: Callable[[], Any], module: types.ModuleType) -> None:
-    run = module.BaseSession.run
-
-    @functools.wraps(run)
-    def watched(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        return watch().run(run, self, fetches, feed_dict, options, run_metadata)
-
-    module.BaseSession.run = watched
+    return chosen
 
 
 def _redirect_estimators(folder: str, module: types.ModuleType) -> None:

@@ -15,29 +15,36 @@ from tests.canaries import canary_of, expect
 v1 = tf.compat.v1
 
 
-@canary_of(sessions.session_methods, sessions.set_session_methods, sessions.run_options_buffer, sessions.content_of)
+@canary_of(sessions.put_around_sessions, sessions.run_quietly, sessions.run_options_buffer, sessions.content_of)
 def _():
-    before, seen = sessions.session_methods(), []
+    base = importlib.import_module(names.SESSION_MODULE).BaseSession
+    before, seen, made_of = {**vars(base)}, [], []
 
-    def do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
+    def do_run(run, session, handle, target_list, fetch_list, feed_dict, options, run_metadata):
         seen.append((handle, target_list, fetch_list, feed_dict, sessions.content_of(options)))
-        return before.do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata)
+        return run(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
 
-    sessions.set_session_methods(before._replace(do_run=do_run))
+    def make_callable_from_options(make, session, options):
+        made_of.append(options)
+        return make(session, options)
+
+    sessions.put_around_sessions(do_run=do_run, make_callable_from_options=make_callable_from_options)
     try:
         fed = v1.placeholder(tf.float32, [])
         doubled, target, constant = fed * 2, tf.no_op(), tf.constant(1.0)
         options = v1.RunOptions(timeout_in_ms=60000)
+        asked = config_pb2.CallableOptions(fetch=[constant.name])
         with v1.Session() as session:
             values = session.run([doubled, target], {fed: 3.0}, options)
             with sessions.run_options_buffer(options) as buffer:
                 expect(sessions.content_of(buffer) == options.SerializeToString(), "a buffer holds something else")
-                again = before.do_run(session, None, [], [doubled], {fed.ref(): np.array(4, np.float32)}, buffer, None)
-            made = before.make_callable_from_options(session, config_pb2.CallableOptions(fetch=[constant.name]))()
+            again = sessions.run_quietly(session, [doubled], [target], {fed: np.array(4, np.float32)})
+            made = session._make_callable_from_options(asked)()
     finally:
-        sessions.set_session_methods(before)
-    expect(hasattr(importlib.import_module(names.SESSION_MODULE), "BaseSession"), f"not in {names.SESSION_MODULE}")
+        for name in ("_do_run", "_make_callable_from_options"):
+            setattr(base, name, before[name])
     expect(values == [6.0, None] and again == [8.0] and made == [1.0], "runs give other values")
+    expect(made_of == [asked], "a callable is asked for in another form")
     ((handle, targets, fetches, feeds, given),) = seen
     expect(handle is None and targets == [target] and fetches[0] is doubled, "a run is asked for in another form")
     expect([reference.deref() for reference in feeds] == [fed], "feeds come in another form")

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from npu_bridge.collective.agreement import Agreements, Gradient, Plan, RanksDisagreeError, difference
+from npu_bridge.collective.agreement import Agreements, Gradient, Plan, RanksDisagreeError
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE
 
 DENSE, SPARSE, NONE = "a dense gradient", "a sparse gradient", "no gradient"
@@ -15,6 +15,10 @@ KERNEL = Gradient("dense/kernel:0", "(3, 4)", DENSE, "float32")
 BIAS = Gradient("dense/bias:0", "(4,)", DENSE, "float32")
 ROWS = Gradient("embedding:0", "(20, 4)", SPARSE, "float32")
 PLAN = Plan("Adam", [KERNEL, BIAS, ROWS], [[1], [0]], {"loss_scale_manager": "Fixed", "loss_scale": 1024.0})
+
+
+def difference(reference, plan):
+    return plan.difference_from(reference)
 
 
 def changed(**parts):

@@ -11,6 +11,7 @@ from tensorflow.python.client.session import BaseSession
 from npu_bridge.launch.timeline import Recording
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session import name_step, train_in_loops
+from npu_bridge.session.hooked_session import WatchOfTraining
 
 tf1 = tf.compat.v1
 
@@ -27,9 +28,10 @@ def record(graph, tmp_path):
 
     def run(steps, *fetches):
         recorder = StepRecorder(steps, str(tmp_path / "trace.json"), rank=0)
+        watch = WatchOfTraining([recorder])
         with tf1.Session(graph=graph) as session:
             for each in fetches:
-                recorder.run(BaseSession.run, session, each)
+                watch.run(BaseSession.run, session, each)
         recorder.finish()
         facts = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]
         return [step["step"] for step in facts["steps"]], facts["last_step_seen"]
@@ -90,12 +92,12 @@ def test_updates_inside_functions_are_found(graph, record):
 
 def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
     train = name_step(minimized())
-    recorder = StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)
+    watch = WatchOfTraining([StepRecorder(range(3, 6), str(tmp_path / "trace.json"), rank=0)])
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
         for _ in range(2):
-            recorder.run(BaseSession.run, session, train)
+            watch.run(BaseSession.run, session, train)
         assert session.run(tf1.train.get_global_step()) == 8
     (step,) = json.loads((tmp_path / "trace.json").read_text())["npu_bridge"]["steps"]
     assert step["step"] == 3
@@ -105,12 +107,12 @@ def test_of_a_loop_the_last_step_is_recorded(graph, tmp_path):
 def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(graph, tmp_path):
     train = name_step(minimized())
     recording = Recording(4, 6, str(tmp_path))
-    recorder = StepRecorder(recording.steps, recording.path_of(0), rank=0)
+    watch = WatchOfTraining([StepRecorder(recording.steps, recording.path_of(0), rank=0)])
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         train_in_loops(session, 4)
         for _ in range(2):
-            recorder.run(BaseSession.run, session, train)
+            watch.run(BaseSession.run, session, train)
     said = recording.conclude(1)
     assert said.startswith("timeline: nothing was recorded of steps 4-5. Of a run of 4 steps only the last one")
     assert "got steps 3 to 7 at intervals of 4" in said and "--timeline 7:8" in said
@@ -118,12 +120,12 @@ def test_a_range_between_the_last_steps_of_loops_is_told_which_steps_there_are(g
 
 def test_options_of_the_script_are_kept(graph, tmp_path):
     train = minimized()
-    recorder = StepRecorder(range(0, 1), str(tmp_path / "trace.json"), rank=0)
+    watch = WatchOfTraining([StepRecorder(range(0, 1), str(tmp_path / "trace.json"), rank=0)])
     options = tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         metadata = tf1.RunMetadata()
-        recorder.run(BaseSession.run, session, train, options=options, run_metadata=metadata)
+        watch.run(BaseSession.run, session, train, options=options, run_metadata=metadata)
     assert options == tf1.RunOptions(timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
     assert metadata.step_stats.dev_stats
 
@@ -137,11 +139,11 @@ def test_a_restart_beyond_the_steps_keeps_what_was_recorded(graph, record, tmp_p
 
 def test_what_cannot_be_written_does_not_end_the_training(graph, tmp_path, caplog):
     (tmp_path / "file").touch()
-    recorder = StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)
+    watch = WatchOfTraining([StepRecorder(range(0, 1), str(tmp_path / "file" / "trace.json"), rank=3)])
     train = minimized()
     with tf1.Session(graph=graph) as session:
         session.run(tf1.global_variables_initializer())
         for _ in range(2):
-            recorder.run(BaseSession.run, session, train)
+            watch.run(BaseSession.run, session, train)
         assert session.run(tf1.train.get_global_step()) == 2
     assert "rank 3 cannot write" in caplog.text

@@ -156,7 +156,7 @@ def test_a_full_disk_ends_the_dump_and_not_the_training(tmp_path, caplog, monkey
         raise OSError(28, "No space left on device")
 
     expected = train_in_session()
-    monkeypatch.setattr("npu_bridge.session.dump_hook.write_tensors", write_nothing)
+    monkeypatch.setattr("npu_bridge.session.tensor_watch.write_tensors", write_nothing)
     assert_same_bits(train_in_session(_dump(tmp_path)), expected)
     assert caplog.text.count("No space left") == 1
 

@@ -16,7 +16,7 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.rewrite import NotLoopableError, put_in_loop
 from npu_bridge.session import iterations, name_step
-from npu_bridge.session.loop_threads import CALLER, POOL, LoopThreads
+from npu_bridge.session.iterations import CALLER, POOL, LoopThreads
 from tests.training import OPTIMIZERS, assert_same_bits
 
 tf1 = tf.compat.v1

@@ -23,7 +23,7 @@ from npu_bridge import session as effects
 from npu_bridge.options import of_graph, read_session_config
 from npu_bridge.options.environment import imposed_options
 from npu_bridge.precision import Precision, attach
-from npu_bridge.session.graph_rewrites import check_placement
+from npu_bridge.session.devices import check_placement
 from npu_bridge.tf_internals.sessions import mark_as_not_begun
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]

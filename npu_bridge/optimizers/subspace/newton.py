@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.optimizers.per_variable import as_dense
 from npu_bridge.optimizers.subspace.basis import Basis, split
 from npu_bridge.options.errors import message, shown
 from npu_bridge.rewrite.copies import copier_of
-from npu_bridge.rewrite.loop import classic_control_flow
 
 tf1 = tf.compat.v1
 _COMPLEMENT = "complement"

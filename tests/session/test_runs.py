@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import tensorflow as tf
 
-from npu_bridge.session.run_view import view_of
+from npu_bridge.graph.run import run_of
 from tests.session.models import FEATURES, LABELS, build, classic
 
 tf1 = tf.compat.v1
@@ -15,16 +18,16 @@ def test_what_is_fed_is_not_computed(graph):
     first = tf.constant(1.0, name="first")
     second = tf.negative(first, name="second")
     third = tf.negative(second, name="third")
-    view = view_of(graph, [third], {second: 5.0})
-    assert [op.name for op in view.ops] == ["third"]
-    assert view.values == {"second:0", "third:0"}
+    run = run_of(graph, [third], {second: 5.0})
+    assert [op.name for op in run.ops] == ["third"]
+    assert run.values == {"second:0", "third:0"}
 
 
 def test_what_is_not_fetched_is_not_computed(graph):
     variable = tf1.get_variable("v", [], initializer=tf1.zeros_initializer())
     tf1.assign_add(variable, 1.0, name="count")
-    view = view_of(graph, variable.value())
-    assert all("count" not in op.name for op in view.ops)
+    run = run_of(graph, variable.value())
+    assert all("count" not in op.name for op in run.ops)
 
 
 @pytest.mark.parametrize("is_classic", [False, True])
@@ -33,13 +36,13 @@ def test_everything_that_can_be_looked_at_can_be_fetched(graph, is_classic):
         return build(tf1.placeholder(tf.float32, [None, 4], "x"), tf.constant(LABELS))
 
     loss, train_op = classic(make) if is_classic else make()
-    view = view_of(graph, {"a": [train_op], "b": loss}, {"x:0": FEATURES})
-    assert view.name == "update"
-    assert {"project:0", "activate:0", "mean_loss:0", "x:0"} <= view.values
-    assert any(op.type == ("Switch" if is_classic else "StatelessIf") for op in view.ops)
+    run = run_of(graph, {"a": [train_op], "b": loss}, {"x:0": FEATURES})
+    assert run.name == "update"
+    assert {"project:0", "activate:0", "mean_loss:0", "x:0"} <= run.values
+    assert any(op.type == ("Switch" if is_classic else "StatelessIf") for op in run.ops)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        session.run([train_op, sorted(view.values)], {"x:0": FEATURES})
+        session.run([train_op, sorted(run.values)], {"x:0": FEATURES})
 
 
 def test_a_graph_that_lost_its_control_flow_contexts_is_read_from_its_operators():
@@ -53,26 +56,41 @@ def test_a_graph_that_lost_its_control_flow_contexts_is_read_from_its_operators(
         definition = original.as_graph_def()
     with tf.Graph().as_default() as imported:
         tf.import_graph_def(definition, name="")
-        view = view_of(imported, result, {"x:0": 1.0})
+        run = run_of(imported, result, {"x:0": 1.0})
         with tf1.Session() as session:
-            values = session.run(sorted(view.values), {"x:0": 3.0})
-        assert "while/Exit_1:0" in view.values
-        assert not any("Negative" in name or "/mul" in name for name in view.values)
+            values = session.run(sorted(run.values), {"x:0": 3.0})
+        assert "while/Exit_1:0" in run.values
+        assert not any("Negative" in name or "/mul" in name for name in run.values)
         assert -3.0 in [float(value) for value in values]
 
 
 def test_runs_with_the_same_updates_have_the_same_purpose(graph):
     loss, train_op = build(tf.constant(FEATURES), tf.constant(LABELS))
     step = tf1.train.get_global_step()
-    assert view_of(graph, train_op).purpose == view_of(graph, {"x": [loss, train_op], "hook": step}).purpose
-    assert view_of(graph, loss).purpose == {"mean_loss:0"} != view_of(graph, step).purpose
-    assert view_of(graph, tf1.global_variables_initializer()).purpose != view_of(graph, train_op).purpose
+    assert run_of(graph, train_op).purpose == run_of(graph, {"x": [loss, train_op], "hook": step}).purpose
+    assert run_of(graph, loss).purpose == {"mean_loss:0"} != run_of(graph, step).purpose
+    assert run_of(graph, tf1.global_variables_initializer()).purpose != run_of(graph, train_op).purpose
 
 
 def test_no_text_resource_or_reference_is_looked_at(graph):
     variable = tf1.get_variable("v", [1], use_resource=False)
     resource = tf1.get_variable("w", [1], use_resource=True)
     text = tf.strings.as_string(resource + variable, name="text")
-    view = view_of(graph, text)
-    assert not view.values & {"v:0", "w:0", "text:0"}
-    assert "v/read:0" in view.values
+    run = run_of(graph, text)
+    assert not run.values & {"v:0", "w:0", "text:0"}
+    assert "v/read:0" in run.values
+
+
+def test_a_run_is_read_once_until_the_graph_grows_and_ends_with_the_graph():
+    with tf.Graph().as_default() as graph:
+        value = tf.constant(1.0, name="value")
+        run = run_of(graph, {"a": value})
+        assert run_of(graph, "value:0") is run
+        assert run_of(graph, value, {value: 2.0}) is not run
+        tf.constant(2.0)
+        assert run_of(graph, value) is not run
+        assert run_of(graph, value).ops == (value.op,)
+    gone = weakref.ref(graph)
+    del graph, value, run
+    gc.collect()
+    assert gone() is None
