@@ -21,10 +21,7 @@ _POLL_SECS = 0.5
 
 
 def train_in_subspace(
-    model: tf.keras.Model,
-    newton: SubspaceNewton,
-    loss_scale_manager: Any = None,
-    is_distributed: bool = True,
+    model: tf.keras.Model, newton: SubspaceNewton, loss_scale_manager: Any = None, is_distributed: bool = True
 ) -> Any:
     """Has `model.fit` make steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
 

@@ -78,12 +78,7 @@ class FreezeSchedule:
         }
         if self._kind == "explicit":
             return {**config, "sequence": list(self._explicit)}
-        return {
-            **config,
-            "full_share": self._full_share,
-            "total_steps": self._total_steps,
-            "seed": self._seed,
-        }
+        return {**config, "full_share": self._full_share, "total_steps": self._total_steps, "seed": self._seed}
 
     @classmethod
     def of(cls, given: Any) -> FreezeSchedule:

@@ -126,13 +126,7 @@ def _by_sgd(handle, gradient, slots, rule, at):
 def _by_adam(handle, gradient, slots, rule, at):
     """Adam's kernel, whose epsilon stands beside the root of the uncorrected `v`."""
     return tf.raw_ops.ResourceApplyAdam(
-        var=handle,
-        m=slots["m"],
-        v=slots["v"],
-        beta1=at.beta_1,
-        beta2=at.beta_2,
-        grad=gradient,
-        **at.of_kernel,
+        var=handle, m=slots["m"], v=slots["v"], beta1=at.beta_1, beta2=at.beta_2, grad=gradient, **at.of_kernel
     )
 
 

@@ -36,13 +36,7 @@ def as_dense(gradient: Any) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def update(
-    variable: Any,
-    gradient: Any,
-    slots: dict,
-    treatment: Treatment,
-    at: Any,
-) -> Any:
+def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: Any) -> Any:
     """Updates one variable and its slots.
 
     Args:
