@@ -151,15 +151,10 @@ class _KerasFamily(InnerOptimizer):
         """Says what Keras would say somewhere deep inside, about a script that has disabled TF 2 behavior."""
         references = [variable.name for variable in variables if not hasattr(variable, "handle")]
         if references:
-            raise ValueError(
-                message(
-                    type(self.optimizer).__name__,
-                    "Keras optimizers update resource variables only",
-                    "variables made with use_resource=True",
-                    f"the reference variable {references[0]}",
-                    "Call tf.enable_resource_variables() before the model is built, or use an optimizer of tf.train.",
-                )
-            )
+            problem = "Keras optimizers update resource variables only"
+            expected, got = "variables made with use_resource=True", f"the reference variable {references[0]}"
+            mend = "Call tf.enable_resource_variables() before the model is built, or use an optimizer of tf.train."
+            raise ValueError(message(type(self.optimizer).__name__, problem, expected, got, mend))
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         if all(grad is None for grad, _ in grads_and_vars):

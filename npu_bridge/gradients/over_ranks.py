@@ -125,15 +125,9 @@ def _divided(total, is_mean, communicator):
 def _check(values, reduction):
     choices = ("mean", *REDUCTIONS)
     if reduction not in choices:
-        raise ValueError(
-            message(
-                "npu_allreduce",
-                "unknown reduction",
-                ", ".join(map(repr, choices)),
-                repr(reduction),
-                "Correct the name.",
-            )
-        )
+        problem, expected, got = "unknown reduction", ", ".join(map(repr, choices)), repr(reduction)
+        mend = "Correct the name."
+        raise ValueError(message("npu_allreduce", problem, expected, got, mend))
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
         raise ValueError(

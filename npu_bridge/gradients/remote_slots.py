@@ -69,15 +69,9 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
     if whole is None:
         return ranks.broadcast_variables(variables, root_rank)
     if root_rank != 0:
-        raise ValueError(
-            message(
-                "broadcast_global_variables",
-                "only rank 0 can hold all slots when weight updates are sharded",
-                "root_rank 0",
-                str(root_rank),
-                "Use 0.",
-            )
-        )
+        problem, expected = "only rank 0 can hold all slots when weight updates are sharded", "root_rank 0"
+        got = str(root_rank)
+        raise ValueError(message("broadcast_global_variables", problem, expected, got, "Use 0."))
     sharded = {slot.ref() for slot in whole.variables()}
     alike = [variable for variable in variables if variable.ref() not in sharded]
     return tf.group(ranks.broadcast_variables(alike, 0), whole.distribute())

@@ -53,16 +53,13 @@ class ShardedOptimizer(InnerOptimizer):
         self._prepared = set()
         norm = getattr(inner.optimizer, "global_clipnorm", None)
         if norm is not None:
-            raise ValueError(
-                message(
-                    "NPUDistributedOptimizer",
-                    "with is_weight_update_sharding no rank updates all variables, so the inner optimizer cannot clip "
-                    "by their global norm",
-                    "global_clipnorm=None",
-                    str(norm),
-                    "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients.",
-                )
+            problem = (
+                "with is_weight_update_sharding no rank updates all variables, so the inner optimizer cannot clip "
+                "by their global norm"
             )
+            expected = "global_clipnorm=None"
+            mend = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
+            raise ValueError(message("NPUDistributedOptimizer", problem, expected, str(norm), mend))
 
     def compute_gradients(self, loss, **arguments):
         grads_and_vars = self._inner.compute_gradients(loss, **arguments)
@@ -133,15 +130,13 @@ class ShardedOptimizer(InnerOptimizer):
     def _check_everyone_updates(self, variables, rank_count):
         idle = set(range(rank_count)).difference(map(self._owner_of, variables))
         if idle:
-            raise ValueError(
-                message(
-                    self._name,
-                    "some ranks have nothing to update in this apply_gradients, so their step counts would fall behind",
-                    f"gradients of variables of each of the {rank_count} ranks",
-                    f"none for {', '.join(f'rank {rank}' for rank in sorted(idle))}",
-                    "Apply all gradients of one compute_gradients together, or use an optimizer for each loss.",
-                )
+            problem = (
+                "some ranks have nothing to update in this apply_gradients, so their step counts would fall behind"
             )
+            expected = f"gradients of variables of each of the {rank_count} ranks"
+            got = f"none for {', '.join(f'rank {rank}' for rank in sorted(idle))}"
+            mend = "Apply all gradients of one compute_gradients together, or use an optimizer for each loss."
+            raise ValueError(message(self._name, problem, expected, got, mend))
 
     def _exchange(self, variables, ranks):
         """Ops that give every rank the variables that others updated."""
@@ -197,26 +192,15 @@ def _assign_others(joined, pieces, rank):
 def _size_bytes(variable):
     """Bytes of a variable; a scalar counts nothing, as documented for the division among ranks."""
     if not variable.shape.is_fully_defined():
-        raise ValueError(
-            message(
-                "NPUDistributedOptimizer",
-                "is_weight_update_sharding divides variables by their sizes",
-                "a variable of known shape",
-                f"{variable.shape} for {variable.name}",
-                "Give it a shape.",
-            )
-        )
+        problem, expected = "is_weight_update_sharding divides variables by their sizes", "a variable of known shape"
+        got, mend = f"{variable.shape} for {variable.name}", "Give it a shape."
+        raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, mend))
     return 0 if variable.shape.rank == 0 else variable.shape.num_elements() * variable.dtype.size
 
 
 def _check_graph(name):
     if not building_graph():
-        raise RuntimeError(
-            message(
-                name,
-                "with several ranks is_weight_update_sharding works in TF 1 graphs",
-                "a graph that a session runs",
-                "a step executed eagerly or in a tf.function",
-                "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False.",
-            )
-        )
+        problem = "with several ranks is_weight_update_sharding works in TF 1 graphs"
+        expected, got = "a graph that a session runs", "a step executed eagerly or in a tf.function"
+        mend = "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False."
+        raise RuntimeError(message(name, problem, expected, got, mend))

@@ -47,15 +47,9 @@ class _KerasFace:
     def _rule_config(self):
         groups = self._group_arguments
         if groups and not all(isinstance(group["match"], str) for group in groups):
-            raise ValueError(
-                message(
-                    self.rule_class.__name__,
-                    "groups of variables cannot be written into a configuration",
-                    "regular expressions",
-                    "variables",
-                    'Give "match" as a regular expression, or save weights only.',
-                )
-            )
+            problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
+            mend = 'Give "match" as a regular expression, or save weights only.'
+            raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", mend))
         # Keras puts wrappers of its own around lists and dictionaries that are attributes.
         return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
 
@@ -168,15 +162,9 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
         if check_fused(self.rule_class.__name__, fused):
-            raise ValueError(
-                message(
-                    self.rule_class.__name__,
-                    "legacy Keras optimizers update one variable after the other",
-                    "fused=False",
-                    "fused=True",
-                    f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}.",
-                )
-            )
+            problem, expected = "legacy Keras optimizers update one variable after the other", "fused=False"
+            mend = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
+            raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", mend))
         base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
         self._take_rule(arguments, groups)
         self._updated: list[Any] = []

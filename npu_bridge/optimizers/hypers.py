@@ -79,15 +79,9 @@ def _to_json(rule, name):
         return list(value)
     if isinstance(value, tf.Variable) and tf.executing_eagerly():
         return float(value.numpy())
-    raise ValueError(
-        message(
-            type(rule).__name__,
-            f"{name} cannot be written into a configuration",
-            "a number or a LearningRateSchedule",
-            type(value).__name__,
-            "Give one of those, or save weights only.",
-        )
-    )
+    problem, expected = f"{name} cannot be written into a configuration", "a number or a LearningRateSchedule"
+    got, mend = type(value).__name__, "Give one of those, or save weights only."
+    raise ValueError(message(type(rule).__name__, problem, expected, got, mend))
 
 
 def from_config(config: dict) -> dict:

@@ -179,15 +179,10 @@ def _check_hyper(owner, field, value):
         return float(value)
     if is_schedule(value):
         return value
-    raise TypeError(
-        message(
-            owner,
-            f"{field.name} is of the wrong type",
-            "a number, a tf.keras.optimizers.schedules.LearningRateSchedule, a callable or a tensor",
-            f"{value!r} of type {type(value).__name__}",
-            "Give a number such as 0.1.",
-        )
-    )
+    problem = f"{field.name} is of the wrong type"
+    expected = "a number, a tf.keras.optimizers.schedules.LearningRateSchedule, a callable or a tensor"
+    got, mend = f"{value!r} of type {type(value).__name__}", "Give a number such as 0.1."
+    raise TypeError(message(owner, problem, expected, got, mend))
 
 
 def _check_number(owner, field, value):

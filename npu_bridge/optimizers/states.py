@@ -79,9 +79,6 @@ def _is_here(variable):
 def _session(session):
     session = session or tf.compat.v1.get_default_session()
     if session is None:
-        raise ValueError(
-            message(
-                "get_states and set_states", "there is no session", "a session=", "none", "Give one, or use `with`."
-            )
-        )
+        problem, mend = "there is no session", "Give one, or use `with`."
+        raise ValueError(message("get_states and set_states", problem, "a session=", "none", mend))
     return session

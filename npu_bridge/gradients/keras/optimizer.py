@@ -33,15 +33,11 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """
     is_legacy = isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer)
     if not is_legacy and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        raise TypeError(
-            message(
-                owner,
-                "that is not a Keras optimizer",
-                "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer",
-                f"{optimizer!r} of type {type(optimizer).__name__}",
-                "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer.",
-            )
-        )
+        problem = "that is not a Keras optimizer"
+        expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
+        got = f"{optimizer!r} of type {type(optimizer).__name__}"
+        mend = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
+        raise TypeError(message(owner, problem, expected, got, mend))
     _check_nesting(optimizer, settings, owner)
     if settings.manager is None:
         return (LegacyPipelineOptimizer if is_legacy else CurrentPipelineOptimizer)(optimizer, settings)
@@ -59,23 +55,14 @@ def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None
 
 def _check_nesting(optimizer, settings, owner):
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-        raise ValueError(
-            message(
-                owner,
-                "loss scaling must be outside the reduction, and happen once",
-                "the optimizer that updates the variables",
-                type(optimizer).__name__,
-                "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
-                "LossScaleOptimizer(npu_keras_optimizer(opt)).",
-            )
+        problem = "loss scaling must be outside the reduction, and happen once"
+        expected, got = "the optimizer that updates the variables", type(optimizer).__name__
+        mend = (
+            "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
+            "LossScaleOptimizer(npu_keras_optimizer(opt))."
         )
+        raise ValueError(message(owner, problem, expected, got, mend))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
-        raise ValueError(
-            message(
-                owner,
-                "the gradients would be averaged over the ranks twice",
-                "one distributed optimizer",
-                f"{type(optimizer).__name__}, which is one",
-                "Pass the optimizer that it wraps.",
-            )
-        )
+        problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
+        got, mend = f"{type(optimizer).__name__}, which is one", "Pass the optimizer that it wraps."
+        raise ValueError(message(owner, problem, expected, got, mend))

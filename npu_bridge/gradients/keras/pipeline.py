@@ -136,15 +136,10 @@ class KerasPipeline:
     def _step_of_unscaled_loss(self):
         """A step for gradients that nobody brought here before."""
         if self._open_steps.take_scaled() is not None:
-            raise ValueError(
-                message(
-                    self._owner,
-                    "these gradients are still multiplied by the loss scale",
-                    "get_unscaled_gradients after get_scaled_loss",
-                    "get_scaled_loss alone",
-                    "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables)).",
-                )
-            )
+            problem = "these gradients are still multiplied by the loss scale"
+            expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
+            mend = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."
+            raise ValueError(message(self._owner, problem, expected, got, mend))
         if self.pipeline.scales_loss:
             say_once(
                 logging.WARNING,
@@ -157,15 +152,10 @@ class KerasPipeline:
         if not self.pipeline.communicates or tf.executing_eagerly() or collective.current().size == 1:
             return
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
-            raise ValueError(
-                message(
-                    self._owner,
-                    "a step that is compiled as a whole cannot exchange gradients",
-                    "jit_compile=False with several ranks",
-                    "jit_compile=True",
-                    "Leave it out of model.compile, or compile only the model's own layers with tf.function.",
-                )
-            )
+            problem = "a step that is compiled as a whole cannot exchange gradients"
+            expected, got = "jit_compile=False with several ranks", "jit_compile=True"
+            mend = "Leave it out of model.compile, or compile only the model's own layers with tf.function."
+            raise ValueError(message(self._owner, problem, expected, got, mend))
 
     def _check_execution(self):
         spanning = [name_of(stage) for stage in self.pipeline.stages if stage.spans_batches]

@@ -37,15 +37,10 @@ class SGD(Rule):
     def check(self):
         plain_dampening = is_number(self.dampening) and self.dampening == 0.0
         if self.nesterov and not (self.is_on("momentum") and plain_dampening):
-            raise ValueError(
-                message(
-                    "SGD",
-                    "nesterov looks ahead along a velocity",
-                    "a momentum above 0 and dampening=0",
-                    f"momentum={self.momentum!r}, dampening={self.dampening!r}",
-                    "Set momentum=0.9, or nesterov=False.",
-                )
-            )
+            problem, expected = "nesterov looks ahead along a velocity", "a momentum above 0 and dampening=0"
+            got = f"momentum={self.momentum!r}, dampening={self.dampening!r}"
+            mend = "Set momentum=0.9, or nesterov=False."
+            raise ValueError(message("SGD", problem, expected, got, mend))
 
     def slots(self):
         return {"momentum": 0.0} if self.is_on("momentum") else {}
