@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.options.errors import did_you_mean, message, shown
 from npu_bridge.precision.op_lists import OpLists
 from npu_bridge.precision.rewriter import has_floating_type
 
@@ -64,14 +64,11 @@ def registered_casts() -> Casts:
     """What the calls so far ask for."""
     lists, layers = OpLists(), {}
     for name, kind in _REGISTERED.items():
-        if not _is_operator(name):
-            layers[name] = kind
-        elif kind == _HALF:
-            lists = lists.with_half(name)
-        elif kind == _FLOAT:
-            lists = lists.with_float(name)
+        if _is_operator(name):
+            add = {_HALF: lists.with_half, _FLOAT: lists.with_float, _PROMOTE: lists.with_promote}[kind]
+            lists = add(name)
         else:
-            lists = lists.with_promote(name)
+            layers[name] = kind
     return Casts(lists, layers)
 
 
@@ -84,8 +81,8 @@ def _register(function: str, name: Any, kind: str) -> str:
         raise TypeError(message(where, "the name is no text", expected, shown(name), mend))
     if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
-        near = nearest(name, [*(each for each in dir(tf.raw_ops) if has_floating_type(each)), *layers])
-        mend = f"Did you mean {near!r}?" if near else "op.type tells the type of an operator."
+        known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]
+        mend = did_you_mean(name, known, "op.type tells the type of an operator.")
         raise ValueError(message(where, "there is nothing of this name to cast", expected, shown(name), mend))
     _REGISTERED.pop(name, None)
     _REGISTERED[name] = kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numbers
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.options.errors import did_you_mean, message, shown
 
 _OWNER = "amp.configure"
 DYNAMIC = "dynamic"
@@ -56,13 +56,12 @@ def properties_of(level: str, overrides: dict[str, Any]) -> Properties:
       ValueError: there is no such level, a value is not legal, or it contradicts the rest.
     """
     if not isinstance(level, str) or level not in LEVELS:
-        near = nearest(level, LEVELS) if isinstance(level, str) else None
-        mend = f"Did you mean {near!r}?" if near else "Pass the letter O and a digit, as in 'O1'."
+        otherwise = "Pass the letter O and a digit, as in 'O1'."
+        mend = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
         raise ValueError(message(_OWNER, "there is no such level", ", ".join(LEVELS), shown(level), mend))
     for name in overrides:
         if name not in Properties._fields:
-            near = nearest(name, Properties._fields)
-            mend = f"Did you mean {near!r}?" if near else "Remove it."
+            mend = did_you_mean(name, Properties._fields, "Remove it.")
             raise TypeError(message(_OWNER, "unknown override", ", ".join(Properties._fields), repr(name), mend))
     given = {name: _READERS[name](name, value) for name, value in overrides.items() if value is not None}
     properties = LEVELS[level]._replace(**given)

@@ -12,7 +12,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManag
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.options.errors import did_you_mean, message, shown
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
 
@@ -206,8 +206,7 @@ def _number_of(owner, key):
 def _check_state(owner, manager, values):
     for key in values:
         if key not in _NAMES:
-            near = nearest(str(key), _NAMES)
-            mend = f"Did you mean {near!r}?" if near else "Remove it."
+            mend = did_you_mean(key, _NAMES, "Remove it.")
             raise ValueError(message(owner, "unknown key", f"one of {', '.join(_NAMES)}", shown(key), mend))
     for key in ("loss_scale", "unskipped"):
         if key not in values:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from npu_bridge.options.errors import message, nearest, option_error, shown
+from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
 # What each level turns on when the mode is "auto".
@@ -185,9 +185,8 @@ class BoostConfig:
           ValueError: the level is unknown.
         """
         if level not in LEVELS:
-            near = nearest(level, LEVELS)
-            mend = f"Did you mean {near!r}?" if near else "Take O1."
-            raise ValueError(message("boost", "unknown level", f"one of {', '.join(LEVELS)}", shown(level), mend))
+            expected, mend = f"one of {', '.join(LEVELS)}", did_you_mean(level, LEVELS, "Take O1.")
+            raise ValueError(message("boost", "unknown level", expected, shown(level), mend))
         mode = self["boost"]["mode"]
         if level == "O0" or mode == "disable_all":
             return ()
@@ -205,8 +204,7 @@ def _check_mapping(value, what, expected):
 def _check_known(name, known, what, place):
     if name not in known:
         elsewhere = [f"{section}.{name}" for section, keys in SECTIONS.items() if name in keys]
-        near = elsewhere[0] if elsewhere else nearest(name, known)
-        mend = f"Did you mean {near!r}?" if near else "Remove it."
+        mend = f"Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known, "Remove it.")
         problem = f"unknown {what}, {place!r}"
         raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), mend)
 

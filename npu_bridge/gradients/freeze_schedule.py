@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.options.errors import did_you_mean, message, shown
 
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
@@ -55,8 +55,7 @@ class FreezeSchedule:
         self._patterns = None if isinstance(groups, int) else _patterns_of(groups)
         self.group_count = _whole("groups", groups, 1) if self._patterns is None else len(self._patterns)
         if kind not in KINDS:
-            near = nearest(kind, KINDS) if isinstance(kind, str) else None
-            mend = f"Did you mean {near!r}?" if near else "Use 'interval' to draw the groups."
+            mend = did_you_mean(kind, KINDS if isinstance(kind, str) else (), "Use 'interval' to draw the groups.")
             raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), mend))
         if isinstance(full_share, bool) or not isinstance(full_share, (int, float)):
             raise TypeError(message(_OWNER, "full_share is not a number", "0 < full_share <= 1", shown(full_share), ""))
@@ -96,8 +95,7 @@ class FreezeSchedule:
         known = ("groups", "kind", "full_share", "total_steps", "seed", "sequence")
         for key in given:
             if key not in known:
-                near = nearest(key, known)
-                mend = f"Did you mean {near!r}?" if near else "Remove it."
+                mend = did_you_mean(key, known, "Remove it.")
                 problem = f"schedule has an unknown key {shown(key)}"
                 raise ValueError(message("Freeze", problem, f"one of {', '.join(known)}", shown(key), mend))
         return cls(**given)
@@ -139,8 +137,7 @@ class FreezeSchedule:
             for pattern in patterns:
                 found = [position for position, name in enumerate(names) if re.search(pattern, name)]
                 if not found:
-                    near = nearest(re.sub(r"[\\^$]", "", pattern), names)
-                    mend = f"Did you mean {near!r}?" if near else "Write a part of a name."
+                    mend = did_you_mean(re.sub(r"[\\^$]", "", pattern), names, "Write a part of a name.")
                     some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
                     problem = f"part {part} of groups names no trained variable"
                     raise ValueError(message("Freeze", problem, f"one of {some}", repr(pattern), mend))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import message, nearest, option_error, shown
+from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 _CLASS = "stage"  # the key that names it
 
@@ -39,7 +39,7 @@ def _stage_of(table, known):
     arguments = dict(table)
     name = arguments.pop(_CLASS)
     if not isinstance(name, str) or name not in known:
-        mend = _mend(name, known, "Import the module that defines a class of your own before.")
+        mend = did_you_mean(name, known, "Import the module that defines a class of your own before.")
         problem, expected = f"unknown stage {shown(name)}", f"one of {', '.join(sorted(known))}"
         raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), mend)
     _check_arguments(known[name], arguments)
@@ -59,19 +59,13 @@ def _check_arguments(made_by, arguments):
     takes = f"one of {', '.join(names)}" if names else "no argument"
     for key in arguments if inspect.Parameter.VAR_KEYWORD not in kinds else ():
         if key not in names:
-            mend = _mend(key, names, "Remove it.")
-            problem = f"unknown argument {key!r}"
+            problem, mend = f"unknown argument {key!r}", did_you_mean(key, names, "Remove it.")
             raise option_error(ValueError, made_by.__name__, key, problem, takes, repr(key), mend)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         problem, got = str(error), ", ".join(arguments) or "none"
         raise option_error(ValueError, made_by.__name__, _CLASS, problem, takes, got, "Add it.") from None
-
-
-def _mend(word, known, otherwise):
-    near = nearest(word, known)
-    return f"Did you mean {near!r}?" if near else otherwise
 
 
 def _defined_elsewhere(base: type) -> Iterator[type]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.optimizers import keras, rules, tf1
 from npu_bridge.optimizers.make import signature_of
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 
 
 def from_config(config: dict) -> Any:
@@ -23,20 +23,15 @@ def from_config(config: dict) -> Any:
     name = arguments.pop("rule", None)
     known = [rule.__name__ for rule in rules.ALL]
     if name not in known:
-        near = nearest(name, known)
-        mend = f"Did you mean {near!r}?" if near else "Name one of them."
+        mend = did_you_mean(name, known, "Name one of them.")
         raise ValueError(message("optimizers.from_config", "unknown rule", ", ".join(known), repr(name), mend))
-    _check_arguments(name, arguments)
-    return globals()[name](**arguments)
-
-
-def _check_arguments(name, arguments):
-    known = [parameter for parameter in globals()[name].__signature__.parameters if parameter != "keywords"]
+    make = globals()[name]
+    known = [parameter for parameter in make.__signature__.parameters if parameter != "keywords"]
     for argument in arguments:
         if argument not in known:
-            near = nearest(argument, known)
-            mend = f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
+            mend = did_you_mean(argument, known, f"Known are {', '.join(known)}.")
             raise ValueError(message(name, f"unknown argument {argument!r}", "one of its arguments", argument, mend))
+    return make(**arguments)
 
 
 def _for_the_place(rule):

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,7 @@ class ParameterGroups:
         for number, (match, _) in enumerate(self._groups):
             if any(_matches(match, variable, name) for variable, name in zip(variables, names)):
                 continue
-            near = nearest(match, names) if isinstance(match, str) else None
-            hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(names[:5])}."
+            hint = did_you_mean(match, names if isinstance(match, str) else (), f"There are {', '.join(names[:5])}.")
             got = repr(match) if isinstance(match, str) else "variables that are not trained here"
             raise ValueError(
                 message(self._owner, f"group {number} matches no variable", "a match for at least one", got, hint)
@@ -86,8 +85,7 @@ class ParameterGroups:
         known = self.rule.hyper_names()
         for name in values:
             if name not in known:
-                near = nearest(name, known)
-                mend = f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
+                mend = did_you_mean(name, known, f"Known are {', '.join(known)}.")
                 raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, mend))
         match = group["match"]
         if isinstance(match, str):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 
 _COUNT = "step_counter"
 
@@ -25,7 +25,9 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
     """
     variables: dict[Any, Any] = {_COUNT: count}
     for name, own in slots.items():
-        variables.update({(slot, name): variable for slot, variable in own.items() if _is_here(variable)})
+        variables.update(
+            {(slot, name): variable for slot, variable in own.items() if variable.shape.is_fully_defined()}
+        )
     if tf.executing_eagerly():
         values = {key: variable.numpy() for key, variable in variables.items()}
     else:
@@ -54,10 +56,9 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
             continue
         for name, value in by_name.items():
             if (slot, name) not in known:
-                names = [f"{slot} of {name}" for slot, name in known]
-                near = nearest(f"{slot} of {name}", names)
-                mend = f"Did you mean {near!r}?" if near else "Remove it."
-                raise ValueError(message(owner, "unknown state", "a slot of a variable", f"{slot} of {name}", mend))
+                got = f"{slot} of {name}"
+                mend = did_you_mean(got, [f"{slot} of {name}" for slot, name in known], "Remove it.")
+                raise ValueError(message(owner, "unknown state", "a slot of a variable", got, mend))
             variable, value = known[slot, name], np.asarray(value)
             if not variable.shape.is_compatible_with(value.shape):
                 shapes = str(variable.shape), str(value.shape)
@@ -70,10 +71,6 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
     # Fed into the initialisers, so that nothing is added to a graph that may be finalized.
     fed = {variable.initializer.inputs[1]: value for variable, value in chosen}
     _session(session).run([variable.initializer for variable, _ in chosen], fed)
-
-
-def _is_here(variable):
-    return variable.shape.is_fully_defined()
 
 
 def _session(session):

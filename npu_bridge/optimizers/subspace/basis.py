@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import message, nearest, shown
+from npu_bridge.options.errors import did_you_mean, message, nearest, shown
 from npu_bridge.tf_internals.training import keys_in_object_checkpoint
 
 _EXTRA_DIRECTIONS = 10
@@ -192,8 +192,7 @@ def _read(path, names):
     known.update(keys_in_object_checkpoint(reader))
     for name in names:
         if name not in known:
-            near = nearest(name, known)
-            mend = f"Did you mean {near!r}?" if near else "Pass the names that it has."
+            mend = did_you_mean(name, known, "Pass the names that it has.")
             raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), mend)
     return [reader.get_tensor(known[name]) for name in names]
 
