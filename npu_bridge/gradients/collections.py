@@ -20,29 +20,19 @@ LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss sca
 LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
 # What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
-_GRADIENTS = ("npu_bridge", "gradients")
-_PIPELINES = ("npu_bridge", "pipelines")
-
-
-def publish_gradients(gradients: list[Any]) -> None:
-    """Keeps what an update is made of, as `publish` does."""
-    publish(_GRADIENTS, [gradient for gradient in gradients if gradient is not None])
+GRADIENTS = ("npu_bridge", "gradients")
+PIPELINES = ("npu_bridge", "pipelines")
 
 
 def gradients_of(graph: Any) -> list[Any]:
     """The gradients that the last optimizer of a graph applies, averaged and unscaled; empty when there are none."""
-    kept = graph.get_collection(_GRADIENTS)
+    kept = graph.get_collection(GRADIENTS)
     return kept[-1] if kept else []
-
-
-def publish_pipeline(pipeline: Any) -> None:
-    """Keeps a pipeline whose update is built, as `publish` does."""
-    publish(_PIPELINES, pipeline)
 
 
 def pipelines_in(graph: Any) -> list[Any]:
     """The pipelines whose updates are in a graph, each once."""
-    return list(dict.fromkeys(graph.get_collection(_PIPELINES)))
+    return list(dict.fromkeys(graph.get_collection(PIPELINES)))
 
 
 def publish(name: Any, tensor: Any) -> None:

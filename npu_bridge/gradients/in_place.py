@@ -72,38 +72,29 @@ class _AveragedOnce:
 
     def replace_giver_of_pairs(self, optimizer, method_name, name):
         """Replaces a method that returns (gradient, variable) pairs."""
-        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
-        @tf.autograph.experimental.do_not_convert
-        @functools.wraps(original)
-        def method(*arguments, **keywords):
+        def method(original, pipeline, *arguments, **keywords):
             pairs = self._call(original, arguments, keywords)
             return pairs if self._is_inside else self._averaged(pipeline, optimizer, pairs)
 
-        object.__setattr__(optimizer, method_name, method)
+        self._replace(optimizer, method_name, name, method)
 
     def replace_giver_of_gradients(self, optimizer, method_name, name):
         """Replaces a method `(loss, params)` that returns gradients."""
-        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
-        @tf.autograph.experimental.do_not_convert
-        @functools.wraps(original)
-        def method(loss, params):
+        def method(original, pipeline, loss, params):
             gradients = self._call(original, (loss, params), {})
             if self._is_inside:
                 return gradients
             pairs = self._averaged(pipeline, optimizer, list(zip(gradients, tf.nest.flatten(params))))
             return [grad for grad, _ in pairs]
 
-        object.__setattr__(optimizer, method_name, method)
+        self._replace(optimizer, method_name, name, method)
 
     def replace_method_before_update(self, optimizer, method_name, name):
         """Replaces the method that every update sends its pairs through."""
-        original, pipeline = getattr(optimizer, method_name), self._pipeline_of(optimizer, name)
 
-        @tf.autograph.experimental.do_not_convert
-        @functools.wraps(original)
-        def method(grads_and_vars):
+        def method(original, pipeline, grads_and_vars):
             pairs = list(grads_and_vars)
             went_before = [earlier.forget(pairs) for earlier in self._pipelines]
             if not any(went_before):
@@ -111,19 +102,28 @@ class _AveragedOnce:
                 pipeline.forget(pairs)
             return original(pairs)
 
-        object.__setattr__(optimizer, method_name, method)
+        self._replace(optimizer, method_name, name, method)
+
+    def _replace(self, optimizer, method_name, name, method):
+        """Replaces a method of the optimizer by one that is given the original and a pipeline besides."""
+        original = getattr(optimizer, method_name)
+        pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
+        pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
+        averaging = KerasPipeline(pipeline, None, self._owner)
+        self._pipelines.append(averaging)
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(original)
+        def replacement(*arguments, **keywords):
+            return method(original, averaging, *arguments, **keywords)
+
+        object.__setattr__(optimizer, method_name, replacement)
 
     def _averaged(self, pipeline, optimizer, pairs):
         pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
         pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
         return pairs
-
-    def _pipeline_of(self, optimizer, name):
-        pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
-        pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
-        self._pipelines.append(KerasPipeline(pipeline, None, self._owner))
-        return self._pipelines[-1]
 
     def _call(self, original, arguments, keywords):
         was_inside, self._is_inside = self._is_inside, True

@@ -33,6 +33,10 @@ class InnerOptimizer(abc.ABC):
     def make_slots(self, variables: list) -> list:
         """The slots of `variables`, made now if they do not exist yet."""
         self.prepare(variables)
+        return self.slots_of(variables)
+
+    def slots_of(self, variables: list) -> list:
+        """The slots that exist, in an order that depends on nothing but the optimizer and the list."""
         slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
         return [slot for slot in slots if slot is not None]
 
@@ -63,25 +67,22 @@ class InnerOptimizer(abc.ABC):
     def apply_gradients(self, grads_and_vars: list, global_step: Any, name: Any) -> Any:
         """Updates the variables, then adds 1 to `global_step` unless it is None; returns the op (None eagerly)."""
 
-    @abc.abstractmethod
     def get_slot(self, variable, name):
         """The slot variable, or None when there is none of that name."""
+        return self.optimizer.get_slot(variable, name)
 
-    @abc.abstractmethod
     def get_slot_names(self) -> list:
         """Sorted names of the slots."""
+        return sorted(self.optimizer.get_slot_names())
 
-    @abc.abstractmethod
     def variables(self) -> list:
         """The optimizer's own variables."""
+        return self.optimizer.variables()
 
 
 def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
-    """Finds the adapter for an optimizer.
+    """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.
 
-    Args:
-      optimizer: the optimizer.
-      owner: the class it was given to, for the message.
     Raises:
       TypeError: it is no optimizer of a known family.
     """
@@ -127,15 +128,6 @@ class _Tf1Optimizer(InnerOptimizer):
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         return self.optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
-
-    def get_slot(self, variable, name):
-        return self.optimizer.get_slot(variable, name)
-
-    def get_slot_names(self):
-        return self.optimizer.get_slot_names()
-
-    def variables(self):
-        return self.optimizer.variables()
 
 
 class _KerasFamily(InnerOptimizer):
@@ -186,31 +178,19 @@ class _KerasLegacyOptimizer(_KerasFamily):
             _make_apart(functools.partial(training.create_all_weights, self.optimizer), own, others, creator)
 
     def _update(self, grads_and_vars, name):
-        return self.optimizer.apply_gradients(grads_and_vars, name=name, **self._without_aggregation())
-
-    def _without_aggregation(self):
-        """Keeps the optimizer from adding up gradients over the replicas of a strategy when there is none.
-
-        In a TF 1 graph that sum is one op over all gradients, and every update would wait for the last of them.
-        """
-        stock = tf.keras.optimizers.legacy.Optimizer
+        # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, also when there is none,
+        # and every update would wait for the last of them.
         is_stock = training.aggregates_as_stock(self.optimizer)
-        takes_switch = type(self.optimizer).apply_gradients is stock.apply_gradients
-        if building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy():
-            return {"experimental_aggregate_gradients": False}
-        return {}
+        takes_switch = type(self.optimizer).apply_gradients is tf.keras.optimizers.legacy.Optimizer.apply_gradients
+        is_needless = building_graph() and is_stock and takes_switch and not tf.distribute.has_strategy()
+        switch = {"experimental_aggregate_gradients": False} if is_needless else {}
+        return self.optimizer.apply_gradients(grads_and_vars, name=name, **switch)
 
     def get_slot(self, variable, name):
         try:
-            return self.optimizer.get_slot(variable, name)
+            return super().get_slot(variable, name)
         except KeyError:  # no slot of that name, or a variable that is never updated
             return None
-
-    def get_slot_names(self):
-        return sorted(self.optimizer.get_slot_names())
-
-    def variables(self):
-        return self.optimizer.variables()
 
 
 class _KerasOptimizer(_KerasFamily):

@@ -166,7 +166,7 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         step.make_slots = lambda: self._inner.make_slots(updated)
         update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
-        collections.publish_gradients([grad for grad, _ in grads_and_vars])
+        collections.publish(collections.GRADIENTS, [grad for grad, _ in grads_and_vars if grad is not None])
         return update
 
     def decide_together(self):

@@ -265,7 +265,7 @@ class Pipeline:
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
         update = update_of()
-        collections.publish_pipeline(self)
+        collections.publish(collections.PIPELINES, self)
         with tf.control_dependencies(step.waits_for):
             state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():

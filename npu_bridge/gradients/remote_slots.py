@@ -203,7 +203,7 @@ class Part:
         others = {owner: variables_by_owner[owner] for owner in here if owner != rank}
         inner.make_slots_apart(variables_by_owner[rank], others, _make_staging_variable)
         self.slots_by_owner = [
-            _slots_of(inner, variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
+            inner.slots_of(variables) if owner in here else [] for owner, variables in enumerate(variables_by_owner)
         ]
         self._staging = [slot for slots in self.slots_by_owner[1:] for slot in slots] if rank == 0 else []
         with tf.init_scope(), _on_host():  # outside of the caller's conditions and dependencies
@@ -302,12 +302,6 @@ def _make_staging_variable(next_creator, **arguments):
         arguments["use_resource"] = True
     with tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True), tf.device("/cpu:0"):
         return next_creator(**arguments)
-
-
-def _slots_of(inner, variables):
-    """In an order that depends on nothing but the optimizer and the list."""
-    slots = [inner.get_slot(variable, name) for name in inner.get_slot_names() for variable in variables]
-    return [slot for slot in slots if slot is not None]
 
 
 def _read_after(staging, op):

@@ -8,6 +8,7 @@ from npu_bridge import collective
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.ownership import fair_division
 from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.arithmetic import parts_of
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import Stage
@@ -83,9 +84,7 @@ class ShardedOptimizer(InnerOptimizer):
     def make_slots(self, variables):
         if collective.current().size == 1:
             return self._inner.make_slots(variables)
-        self.prepare(variables)
-        slots = [self.get_slot(variable, name) for name in self.get_slot_names() for variable in variables]
-        return [slot for slot in slots if slot is not None]
+        return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         self._inner.make_slots_apart(own, others, creator)
@@ -101,7 +100,7 @@ class ShardedOptimizer(InnerOptimizer):
         own = [(grad, variable) for grad, variable in given if self._owner_of(variable) == ranks.rank]
         update = self._inner.apply_gradients(own, global_step, name)
         # What others updated is written here once nothing of this step can still read the old values.
-        with tf.control_dependencies([update, *(never_pruned(part) for grad, _ in given for part in _parts(grad))]):
+        with tf.control_dependencies([update, *(never_pruned(part) for grad, _ in given for part in parts_of(grad))]):
             with tf.name_scope(f"{self._name}_Broadcast_Weight_Update_Sharding"):
                 received = self._exchange(variables, ranks)
             noted = [part.note_update() for part in self._parts if part.graph is tf.compat.v1.get_default_graph()]
@@ -153,11 +152,6 @@ class ShardedOptimizer(InnerOptimizer):
                 # Where all of it is this rank's own, the others need the transfer nevertheless.
                 assigned += _assign_others(joined, pieces, ranks.rank) or [never_pruned(joined)]
         return assigned
-
-
-def _parts(grad):
-    """What was transferred to make a gradient."""
-    return (grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else (grad,)
 
 
 def _pieces(by_owner):
