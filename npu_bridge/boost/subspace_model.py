@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 from npu_bridge.options.errors import message, shown
@@ -84,7 +85,7 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
         problem, expected = "dim_reduce has no basis", "a file as pca_mat_path, or a folder as weight_load_dir"
         mend = f"Keep at least {k} checkpoints in a folder."
         raise ValueError(message("BoostConfig", problem, expected, shown(folder if path is None else path), mend))
-    names = [variable.name.partition(":")[0] for variable in variables]
+    names = [name_of(variable) for variable in variables]
     indices = sorted(pathlib.Path(folder).glob("*.index"))
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
     made = pathlib.Path(folder) / f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"

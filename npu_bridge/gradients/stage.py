@@ -248,6 +248,13 @@ class Stage:
         return None
 
 
+def gradients_from_elsewhere(owner: str, problem: str) -> ValueError:
+    """The error of a stage that must have seen the gradients of a step before the update."""
+    expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
+    mend = "Call compute_gradients or minimize."
+    return ValueError(message(owner, problem, expected, "gradients from elsewhere", mend))
+
+
 def called_too_early(function: str) -> ValueError:
     """The error of a call that comes before the first update tells which variables are trained."""
     problem, expected = "it is not known yet which variables are trained", "a call after the first update"

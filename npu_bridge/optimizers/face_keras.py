@@ -53,10 +53,10 @@ class _KerasFace:
         # Keras puts wrappers of its own around lists and dictionaries that are attributes.
         return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
 
-    def _update(self, variable, gradient, slots):
+    def _update(self, variable, gradient):
         treatment = self._groups.of(variable)
         at = values_at(treatment, self.iterations, working_dtype(variable), self._rate_of(treatment))
-        return update(variable, gradient, slots, treatment, at)
+        return update(variable, gradient, self._slots_of(variable), treatment, at)
 
     def _rate_of(self, treatment):
         """The rate that can be set, for variables whose group has none of its own."""
@@ -123,14 +123,12 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
 
     def apply_gradients(self, grads_and_vars, *arguments, **keywords):
         """Updates the variables; see `tf.keras.optimizers.Optimizer.apply_gradients`."""
-        grads_and_vars = list(grads_and_vars)
-        if self.rule.uses_global_norm:
-            grads_and_vars = multiplied_by_factor(self.rule, grads_and_vars)
+        grads_and_vars = multiplied_by_factor(self.rule, list(grads_and_vars))
         return super().apply_gradients(grads_and_vars, *arguments, **keywords)
 
     def update_step(self, gradient, variable):
         """Updates one variable."""
-        self._update(variable, gradient, self._slots_of(variable))
+        self._update(variable, gradient)
 
     def get_config(self):
         """The rule's arguments and those of every Keras optimizer."""
@@ -180,8 +178,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
                     self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
-        slots = {slot: self.get_slot(var, slot) for slot in self._groups.of(var).rule.slots()}
-        return self._update(var, grad, slots)
+        return self._update(var, grad)
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         return self._resource_apply_dense(as_dense(tf.IndexedSlices(grad, indices, tf.shape(var))), var)
@@ -190,14 +187,13 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
         return self._decayed_lr(tf.float32)
 
     def _slots_by_name(self):
-        return {
-            name_of(variable): {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
-            for variable in self._updated
-        }
+        return {name_of(variable): self._slots_of(variable) for variable in self._updated}
+
+    def _slots_of(self, variable):
+        return {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
 
     def _transform_gradients(self, grads_and_vars):
-        grads_and_vars = super()._transform_gradients(grads_and_vars)
-        return multiplied_by_factor(self.rule, grads_and_vars) if self.rule.uses_global_norm else grads_and_vars
+        return multiplied_by_factor(self.rule, super()._transform_gradients(grads_and_vars))
 
     def get_config(self):
         """The rule's arguments and those of every legacy Keras optimizer."""

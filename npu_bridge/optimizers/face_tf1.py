@@ -55,9 +55,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Updates the variables; see `tf.compat.v1.train.Optimizer.apply_gradients`."""
-        grads_and_vars = list(grads_and_vars)
-        if self.rule.uses_global_norm:
-            grads_and_vars = multiplied_by_factor(self.rule, grads_and_vars)
+        grads_and_vars = multiplied_by_factor(self.rule, list(grads_and_vars))
         return super().apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_states(self, session: tf.compat.v1.Session | None = None) -> dict:
@@ -70,11 +68,11 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        return {
-            name_of(variable): {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
-            for variable in self._updated
-            if graph is None or variable.graph is graph
-        }
+        own = [variable for variable in self._updated if graph is None or variable.graph is graph]
+        return {name_of(variable): self._slots_of(variable) for variable in own}
+
+    def _slots_of(self, variable):
+        return {slot: self.get_slot(variable, slot) for slot in self._groups.of(variable).rule.slots()}
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
@@ -99,10 +97,9 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def _apply_dense(self, grad, var):
         treatment = self._groups.of(var)
-        slots = {slot: self.get_slot(var, slot) for slot in treatment.rule.slots()}
-        if (
-            self._is_fused and getattr(var, "constraint", None) is None
-        ):  # a constraint follows the variable's own update
+        slots = self._slots_of(var)
+        # A constraint follows the variable's own update.
+        if self._is_fused and getattr(var, "constraint", None) is None:
             self._pending.append(Pending(var, grad, slots, treatment))
             return None
         at = values_at(treatment, self._count_before, working_dtype(var))

@@ -86,10 +86,5 @@ def _to_json(rule, name):
 
 def from_config(config: dict) -> dict:
     """Arguments of a rule from what `to_config` gave; other keys are passed on."""
-    return {name: _from_json(value) for name, value in config.items()}
-
-
-def _from_json(value):
-    if isinstance(value, dict) and "class_name" in value:
-        return tf.keras.optimizers.schedules.deserialize(value)
-    return value
+    schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}
+    return {**config, **{name: tf.keras.optimizers.schedules.deserialize(schedules[name]) for name in schedules}}

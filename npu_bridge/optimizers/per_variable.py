@@ -65,7 +65,9 @@ def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: 
 
 
 def multiplied_by_factor(rule: Rule, grads_and_vars: list) -> list:
-    """Pairs whose gradients are dense and multiplied by the rule's factor, for rules that use the global norm."""
+    """The pairs; for rules that use the global norm their gradients become dense and are multiplied by its factor."""
+    if not rule.uses_global_norm:
+        return grads_and_vars
     dense = [(None if grad is None else as_dense(grad), variable) for grad, variable in grads_and_vars]
     norm = tf.linalg.global_norm([tf.cast(grad, tf.float32) for grad, _ in dense if grad is not None])
     factor = rule.gradient_factor(norm)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, nothing_like, parts_of, rebuilt, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.several_scales import judge
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 from npu_bridge.gradients.stages.all_reduce import readiness_of
 from npu_bridge.options.errors import message, shown
 
@@ -142,10 +142,7 @@ class Accumulate(Stage):
 
     def gate(self, step, apply):
         if self not in step.notes:
-            problem = "these gradients were not accumulated"
-            expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
-            mend = "Call compute_gradients or minimize."
-            raise ValueError(message("Accumulate", problem, expected, "gradients from elsewhere", mend))
+            raise gradients_from_elsewhere("Accumulate", "these gradients were not accumulated")
         if not self._reduces_batches:
             return apply()
         # Here, behind the verdict: a batch that is left out does not count.

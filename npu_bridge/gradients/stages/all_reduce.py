@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
 _LOG = logging.getLogger(__name__)
@@ -98,10 +98,7 @@ class AllReduce(Stage):
                 if isinstance(grad, tf.IndexedSlices)
             }
             reduced.update(self._reduce_dense(sent, cut, method, step.should_apply))
-        step.grads_and_vars = [
-            (None if grad is None else with_dtype(reduced[position], values_of(grad).dtype), variable)
-            for position, (grad, variable) in enumerate(step.grads_and_vars)
-        ]
+        replace_gradients(step, reduced)
         if method.leftover != 1.0:
             if step.divisor is None:  # no stage will divide
                 step.map(lambda grad: in_true_units(grad, method.leftover))
@@ -255,6 +252,13 @@ def description_of(grad, variable):
     return Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
-def with_dtype(grad: Any, dtype: tf.DType) -> Any:
-    """A dense or sparse gradient in another dtype."""
-    return map_values(grad, lambda values: tf.cast(values, dtype))
+def replace_gradients(step: Step, reduced: dict) -> None:
+    """Puts reduced gradients, by position, in the place of those of a step, whose dtypes they get."""
+
+    def as_before(position, grad):
+        return map_values(reduced[position], lambda values: tf.cast(values, grad.dtype))
+
+    step.grads_and_vars = [
+        (None if grad is None else as_before(position, grad), variable)
+        for position, (grad, variable) in enumerate(step.grads_and_vars)
+    ]

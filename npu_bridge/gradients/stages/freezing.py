@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.gradients.arithmetic import nothing_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 from npu_bridge.gradients.stopped_backward import stop_backward
 from npu_bridge.options.errors import message
 
@@ -85,10 +85,7 @@ class Freeze(Stage):
 
     def gate(self, step, apply):
         if step.group is None:
-            problem = "it is not known which variables this step trains"
-            expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
-            mend = "Call compute_gradients or minimize."
-            raise ValueError(message("Freeze", problem, expected, "gradients from elsewhere", mend))
+            raise gradients_from_elsewhere("Freeze", "it is not known which variables this step trains")
         return apply()
 
     def after(self, step):

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import fragments
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
-from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, with_dtype
+from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, replace_gradients, static_bytes
 from npu_bridge.gradients.stages.clipping import positive
 from npu_bridge.options.errors import message, say_once, shown
 
@@ -91,10 +91,7 @@ class _Sparsified(AllReduce, abc.ABC):
             for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
                 means.update(zip(positions, self._means(pairs, step, ranks, f"{self._name}_values_{number}")))
-            step.grads_and_vars = [
-                (None if grad is None else with_dtype(means[position], values_of(grad).dtype), variable)
-                for position, (grad, variable) in enumerate(step.grads_and_vars)
-            ]
+            replace_gradients(step, means)
         step.divisor = None
 
     def after(self, step):

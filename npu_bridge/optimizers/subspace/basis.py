@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.optimizers.groups import name_of
 from npu_bridge.options.errors import did_you_mean, message, nearest, shown
 from npu_bridge.tf_internals.training import keys_in_object_checkpoint
 
@@ -67,7 +68,7 @@ class Basis:
         Raises:
           ValueError: the basis has other variables, or others sizes of them.
         """
-        sizes = {_name_of(variable): variable.shape.num_elements() for variable in variables}
+        sizes = {name_of(variable): variable.shape.num_elements() for variable in variables}
         first, last = split(len(self.rows), number, count)
         rows = self.rows[first:last]
         if not self.columns:
@@ -127,7 +128,7 @@ def compute_pca_basis(
         raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, mend)
     if variables is None:
         variables = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
-    names = [variable if isinstance(variable, str) else _name_of(variable) for variable in variables]
+    names = [variable if isinstance(variable, str) else name_of(variable) for variable in variables]
     if not names:
         mend = "Pass variables=model.trainable_variables, or their names."
         raise _error("it is not known which variables are trained", "their names", "none", mend)
@@ -195,10 +196,6 @@ def _read(path, names):
             mend = did_you_mean(name, known, "Pass the names that it has.")
             raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), mend)
     return [reader.get_tensor(known[name]) for name in names]
-
-
-def _name_of(variable):
-    return variable.name.partition(":")[0]
 
 
 def _write_whole(path, content):
