@@ -16,10 +16,9 @@ class BackwardPasses:
     """The backward passes of one optimizer since its last update, in the function or graph being built.
 
     Args:
-      pipeline: the optimizer's.
-      open_steps: the optimizer's.
       combine: takes the step and its pairs of (gradient, variable) through the pipeline, once all are there.
       owner: the optimizer's class, for messages.
+      pipeline, open_steps: the optimizer's.
     """
 
     def __init__(self, pipeline: Pipeline, open_steps: OpenSteps, combine: Callable[[Step, list], list], owner: str):
@@ -39,12 +38,9 @@ class BackwardPasses:
         self._open_steps.take_scaled()
 
     def add(self, step: Step, grads_and_vars: Sequence, loss_id: int, delays_unscale: bool = False) -> None:
-        """Adds the gradients of a pass to those of the step.
+        """Adds the gradients of a pass, multiplied by the scale of `loss_id`, to those of the step of `open_step`.
 
         Args:
-          step: what `open_step` gave.
-          grads_and_vars: gradients of the loss multiplied by the scale of `loss_id`.
-          loss_id: position of the loss's manager.
           delays_unscale: they are added to those of the next pass with that `loss_id`, still multiplied.
         """
         pairs = sum_of_pairs(step.delayed.pop(loss_id, []), grads_and_vars)
@@ -95,10 +91,7 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     """The managers of several losses, by their positions.
 
     Args:
-      owner: who asks, for messages.
-      count: number of losses.
       loss_id: one number for each, or None: each loss has its own manager, or all have the only one.
-      pipeline: has the managers.
     Raises:
       TypeError: `loss_id` is no list of integers.
       ValueError: there is no loss, or not as many numbers or managers as losses.

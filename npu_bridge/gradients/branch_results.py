@@ -11,11 +11,7 @@ from npu_bridge.gradients.stage import Step
 
 
 class BranchResults:
-    """What stages make of one step's gradients in several branches, of which one is run.
-
-    Args:
-      step: the step around the branches.
-    """
+    """What stages make of the gradients of the step around several branches, of which one is run."""
 
     def __init__(self, step: Step):
         self._given = step.grads_and_vars
@@ -24,8 +20,7 @@ class BranchResults:
     def of(self, inside: Step) -> list:
         """The tensors of a branch: verdicts, what stages carry, and gradients; zeros where it has no gradient.
 
-        Args:
-          inside: the step as the branch has left it. The first one says which tensors there are; it has all gradients.
+        The first step that comes from a branch says which tensors there are; it has all gradients.
         """
         pairs = [
             (nothing_like(given, variable) if grad is None and given is not None else grad, variable)

@@ -42,15 +42,7 @@ class Stop(NamedTuple):
 
 
 def stops_of(optimizer: Any, ranks: int | None = None) -> list[Stop]:
-    """The stages that gradients go through, in their order.
-
-    Args:
-      optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
-        because it gets the gradients of the inner ones.
-      ranks: number of ranks to count bytes for; those of this job if None.
-    Raises:
-      TypeError: it has no pipeline.
-    """
+    """The stages that gradients go through, in their order; arguments and errors as of `npu_bridge.stages.explain`."""
     pipelines = pipelines_of(optimizer)
     size = collective.current().size if ranks is None else ranks
     is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)

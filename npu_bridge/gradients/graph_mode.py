@@ -51,12 +51,8 @@ def _in_this_scope(run):
 def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
     """The tensors that `make` gives when the condition is True, else those of `otherwise`.
 
-    In a TF 1 graph each of them is there as soon as it is made, whatever else the branch still has to do.
-
-    Args:
-      condition: boolean scalar.
-      make: gives tensors; called first.
-      otherwise: gives as many, of the same dtypes.
+    In a TF 1 graph each of them is there as soon as it is made, whatever else the branch still has to do. `make` is
+    called first; `otherwise` gives as many tensors, of the same dtypes.
     """
     if tf.executing_eagerly():
         return make() if bool(condition) else otherwise()
@@ -66,11 +62,9 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
 
 
 def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
-    """The tensors that one of several functions gives, and that alone is run.
+    """The tensors that the function at a position (int32 scalar) gives, and that alone is run.
 
-    Args:
-      number: int32 scalar, the position of the function.
-      makers: each gives as many tensors, of the same dtypes; called in this order, eagerly only the one.
+    Each function gives as many tensors, of the same dtypes; they are called in this order, eagerly only the one.
     """
     if tf.executing_eagerly():
         return makers[int(number)]()
@@ -82,12 +76,7 @@ def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
 
 
 def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
-    """Runs one of several functions; returns the op that does so, or, executed eagerly, what it returned.
-
-    Args:
-      number: int32 scalar, the position of the function.
-      runs: the functions.
-    """
+    """Runs the function at a position (int32 scalar); returns the op that does so, eagerly what it returned."""
     if tf.executing_eagerly():
         return runs[int(number)]()
     if not building_graph():
@@ -113,10 +102,7 @@ def initialise_with_keras(variables: Iterable[Any]) -> None:
 def state_variable(initial_value: Callable[[], tf.Tensor], name: str, shape: Any = None) -> tf.Variable:
     """A variable that is saved with the model, made outside any control flow or control dependency of the caller.
 
-    Args:
-      initial_value: gives it.
-      name: of the variable.
-      shape: the shapes that its values can have, where these change; by default that of the initial value.
+    `shape` is that of all its values, where these change; by default that of the initial value.
     """
     with tf.init_scope():
         made = tf.compat.v1.Variable(
@@ -140,13 +126,8 @@ def value_before_update(variable: Any) -> tf.Tensor:
 def variable_like(variable: Any, owner: str, folder: str, dtype: tf.DType) -> tf.Variable:
     """Zeros in the shape of a trained variable, called and saved as `folder/name of that variable`.
 
-    Args:
-      variable: the trained variable.
-      owner: the stage, for messages.
-      folder: what the stage keeps.
-      dtype: of the new variable.
     Raises:
-      ValueError: the shape is not known.
+      ValueError: the shape is not known; `owner` is the stage, for this message.
     """
     if not variable.shape.is_fully_defined():
         problem = "what is kept for each variable needs a known shape"

@@ -26,7 +26,6 @@ def distribute_in_place(optimizer: Any, owner: str) -> Any:
 
     Args:
       optimizer: a `tf.compat.v1.train.Optimizer`, or a Keras optimizer of either generation.
-      owner: who asks, for messages.
     Returns:
       The same object. The number of ranks is looked at now: one process alone changes nothing.
     Raises:

@@ -39,11 +39,9 @@ class OpenSteps:
         return None
 
     def keep(self, step: Step, variables: Sequence[Any] | None, may_be_left: bool = False) -> None:
-        """Keeps a step whose gradients went through the pipeline.
+        """Keeps a step whose gradients, of `variables` if these are known yet, went through the pipeline.
 
         Args:
-          step: the step.
-          variables: what its gradients are of; None when that is not known yet.
           may_be_left: its caller may never apply it and come with the gradients of the next step instead, as Keras'
             own loss scaling does after an overflow. Then, executed eagerly, `find` knows it by its gradients alone.
         """

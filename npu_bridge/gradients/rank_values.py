@@ -65,12 +65,8 @@ class RankValues:
             return run_if(tf.shape(first.read_value())[0] > 0, self._take)
 
     def gather(self, name: str) -> Any:
-        """Fills the rows on rank 0.
+        """Fills the rows on rank 0 by a transfer of this name; returns the op to run, None when executed eagerly.
 
-        Args:
-          name: of the transfer.
-        Returns:
-          The op to run; None when executed eagerly.
         Ranks: collective.
         """
         ranks, kept = collective.current(), list(self._kept.values())

@@ -57,8 +57,6 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
 
     Args:
       variables: variables of the default graph, slots included.
-      ranks: the job.
-      root_rank: the rank whose values are sent.
     Returns:
       The op to run; None when executed eagerly.
     Raises:
@@ -80,8 +78,6 @@ def broadcast_with_slots(variables: Sequence, ranks: Communicator, root_rank: in
 class RemoteSlots:
     """The slots of all sharded optimizers of one graph.
 
-    Args:
-      ranks: the job.
     Graph: built in a scope of its own, so that names outside are the same on every rank.
     Ranks: the same parts must be made in the same order on every rank.
     """
@@ -102,12 +98,7 @@ class RemoteSlots:
             self.refreshed = tf.group(self.asked, name="refreshed")
 
     def add(self, inner: InnerOptimizer, variables_by_owner: list[list]) -> Part:
-        """Makes the slots of some variables, each on its owner, and staging variables for them on rank 0.
-
-        Args:
-          inner: the optimizer they are slots of.
-          variables_by_owner: the variables of every rank, the same lists on every rank.
-        """
+        """Makes slots of variables, each on its owner, and staging variables for them on rank 0; on all ranks alike."""
         part = Part(self, inner, variables_by_owner, len(self._parts))
         self._parts.append(part)
         return part

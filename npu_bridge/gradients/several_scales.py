@@ -12,11 +12,7 @@ from npu_bridge.gradients.stage import Step
 
 
 def scale_in_common(scales: Any) -> tf.Tensor:
-    """The scale of sums of gradients with several scales: the least of them, so that none overflows, but not below 1.
-
-    Args:
-      scales: float32 scalars, or a vector.
-    """
+    """The scale of sums of gradients with several: the least of them, so that none overflows, but not below 1."""
     return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
 
 

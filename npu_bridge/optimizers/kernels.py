@@ -33,10 +33,9 @@ def update(variable: Any, gradient: tf.Tensor, slots: dict, rule: Rule, at: Any)
     """Updates a resource variable and its slots where there is a kernel.
 
     Args:
-      variable: the variable, of the dtype of the work.
+      variable: of the dtype of the work.
       gradient: dense, of its shape and dtype.
       slots: slot variables by name.
-      rule: what to do.
       at: the hyper-parameters of this update, see `values_at`, with those of `add_scalars`.
     Returns:
       The op to wait for; None when executed eagerly.

@@ -37,13 +37,9 @@ def as_dense(gradient: Any) -> tf.Tensor:
 
 
 def update(variable: Any, gradient: Any, slots: dict, treatment: Treatment, at: Any) -> Any:
-    """Updates one variable and its slots.
+    """Updates one variable and its slots (variables by name); a sparse gradient is made dense.
 
     Args:
-      variable: the variable.
-      gradient: of its shape; a sparse one is made dense.
-      slots: slot variables by name.
-      treatment: what to do.
       at: the hyper-parameters of this update in the dtype of the work, see `values_at`.
     Returns:
       The op to wait for; None when executed eagerly.

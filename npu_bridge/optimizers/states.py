@@ -41,10 +41,6 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
     """Assigns what `get_states` gave; what it does not name stays as it is.
 
-    Args:
-      owner: the optimizer's name, for messages.
-      states: see `get_states`.
-      count, slots, session: as of `get_states`.
     Raises:
       ValueError: there is no such slot or variable, or a shape differs. Then nothing is assigned.
     """

@@ -26,11 +26,7 @@ FLAT_ELEMENTS = 2**17
 
 
 def check_fused(owner: str, fused: Any) -> bool:
-    """The argument `fused` of an optimizer; None is False.
-
-    Raises:
-      TypeError: it is no boolean.
-    """
+    """The argument `fused` of an optimizer, which must be a boolean; None is False."""
     if fused is not None and not isinstance(fused, (bool, np.bool_)):
         raise TypeError(message(owner, "fused is a switch", "True or False", repr(fused), "Give one of them."))
     return bool(fused)
@@ -38,13 +34,7 @@ def check_fused(owner: str, fused: Any) -> bool:
 
 @dataclasses.dataclass
 class Pending:
-    """A variable to update.
-
-    Attributes:
-      variable, gradient: of one shape; the gradient is dense.
-      slots: slot variables by name.
-      treatment: what to do.
-    """
+    """A variable to update, with its dense gradient, its slot variables by name, and what to do."""
 
     variable: Any
     gradient: tf.Tensor

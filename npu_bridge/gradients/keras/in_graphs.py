@@ -23,10 +23,8 @@ _MEND = (
 
 @contextlib.contextmanager
 def refusals_explained(owner: str) -> Iterator[None]:
-    """Inside, a Keras optimizer that is asked to minimize a tensor says how it can.
+    """Inside, a Keras optimizer that is asked to minimize a tensor says how it can; `owner` builds the graph.
 
-    Args:
-      owner: what builds the graph, for the message.
     Raises:
       ValueError: instead of the one of Keras.
     """
@@ -47,7 +45,6 @@ def check_train_op(train_op: Any, owner: str) -> None:
 
     Args:
       train_op: what is run for a step; a tensor, an operator or a variable of the default graph.
-      owner: as in `refusals_explained`.
     Raises:
       ValueError: the step is such a one.
     """

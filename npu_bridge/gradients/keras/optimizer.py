@@ -20,10 +20,6 @@ SCALING_OPTIMIZERS = (LegacyLossScaleOptimizer, CurrentLossScaleOptimizer)
 def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
     """Puts a pipeline around a Keras optimizer.
 
-    Args:
-      optimizer: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
-      settings: what to do with its gradients.
-      owner: who asks, for messages.
     Returns:
       An optimizer of the same generation. With loss scaling it is a `tf.keras.mixed_precision.LossScaleOptimizer`
       too, so that Keras adds no second one.

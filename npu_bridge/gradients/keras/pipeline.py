@@ -84,14 +84,7 @@ class KerasPipeline:
         self.pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
-        """Runs the update, if the pipeline's stages agree.
-
-        Args:
-          grads_and_vars: what the update will use.
-          update: makes the update of the pairs that it is called with.
-        Returns:
-          As `Pipeline.apply`.
-        """
+        """Calls `update` with pairs, if the pipeline's stages agree; returns as `Pipeline.apply`."""
         pairs = list(grads_and_vars)
         step = self._open_steps.take(pairs) or self._step_of_unscaled_loss()
         step.grads_and_vars = pairs

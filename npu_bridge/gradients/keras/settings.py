@@ -16,17 +16,13 @@ from npu_bridge.gradients.stages.overflow import SkipRecord
 
 @dataclasses.dataclass(frozen=True)
 class KerasSettings:
-    """The arguments of one optimizer.
+    """The arguments of one optimizer; `name`, `manager`, `is_distributed` and `stages` as of `recipe.pipeline_of`.
 
     Attributes:
-      name: name of the optimizer, and prefix of its transfers' names.
-      manager: the loss-scale manager, or a list of them, one for each loss; None for no loss scaling.
-      is_distributed: average gradients over the ranks.
       is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
       decides_together: with a manager, skip a step on all ranks where it overflowed on one, also when something else
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
-      stages: what else happens to gradients.
       wire: format in which gradients are sent: "none", "float16" or "bfloat16".
     """
 

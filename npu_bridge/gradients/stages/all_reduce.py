@@ -220,11 +220,6 @@ def when_ready(gradients: Sequence) -> list:
     """The gradients as transfers take them: themselves, or, with `hcom_parallel=False`, once all of them exist.
 
     The option is that of the run the graph being built belongs to; unknown, as in eager execution, it is on.
-
-    Args:
-      gradients: dense or sparse gradients, or None.
-    Returns:
-      List in the same order, of the same values.
     """
     of_graph.built_with("hcom_parallel", _overlaps_backward_pass())
     if _overlaps_backward_pass():

@@ -99,13 +99,7 @@ class ClipLocally(ClipByValue):
 
 
 def bounded(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf.Tensor:
-    """Finite values between the bounds times `factor`; an Inf or NaN stays what it is.
-
-    Args:
-      values: floating tensor of any shape.
-      low, high: the bounds.
-      factor: positive number or float32 scalar.
-    """
+    """Finite values between the bounds times `factor`, which is positive; an Inf or NaN stays what it is."""
     wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)
