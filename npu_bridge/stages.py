@@ -59,7 +59,8 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
     Raises:
       TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names what is near.
     """
-    return stages_of(config, [globals()[name] for name in __all__ if _is_public(globals()[name])])
+    classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
+    return stages_of(config, [made_by for made_by in classes if made_by is not Stage])
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:
@@ -84,7 +85,3 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
         with open(svg, "w", encoding="utf-8") as file:
             file.write(draw_stages(stops))
     return as_text(stops)
-
-
-def _is_public(made_by):
-    return isinstance(made_by, type) and issubclass(made_by, Stage) and made_by is not Stage

@@ -53,7 +53,9 @@ def stops_of(optimizer: Any, ranks: int | None = None) -> list[Stop]:
         if before is not None:
             sent = stage.sent_bytes(before, size)
             sends = (before, sent) if stage.communicates or sent != before else None
-        stops.append(_stop(stage, sends))
+        arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
+        needs, gives = tuple(stage.needs), tuple(stage.gives)
+        stops.append(Stop(stage.place, name_of(stage), arguments, needs, gives, sends))
     return stops
 
 
@@ -93,11 +95,6 @@ def pipelines_of(optimizer: Any) -> list:
     inner = optimizer._inner.optimizer
     around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
     return [*(pipelines_of(inner) if around else []), optimizer._pipeline]
-
-
-def _stop(stage, sends):
-    arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
-    return Stop(stage.place, name_of(stage), arguments, tuple(stage.needs), tuple(stage.gives), sends)
 
 
 def _told(before, after):

@@ -6,17 +6,11 @@ In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optim
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from npu_bridge import _lazy
 
 __all__ = ["Adadelta", "Adagrad", "Adam", "AdamP", "AdamW", "BertAdam", "LAMB", "LARS", "RMSProp", "SGD", "from_config"]
 
 _MODULES = ("face_keras", "face_tf1", "groups", "hypers", "keras", "keras_legacy", "make", "rule", "rules", "tf1")
+_PLACES = {name: f"npu_bridge.optimizers.choose:{name}" for name in __all__}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"npu_bridge.optimizers.{name}")
-    if name in __all__:
-        return getattr(importlib.import_module("npu_bridge.optimizers.choose"), name)
-    raise AttributeError(f"module 'npu_bridge.optimizers' has no attribute {name!r}")
+__getattr__ = _lazy.attributes(__name__, {**_PLACES, **_lazy.submodules(__name__, *_MODULES)})

@@ -16,6 +16,8 @@ from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.together import Pending, check_fused, update_together
 from npu_bridge.options.errors import message
 
+_OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
+
 
 @contextlib.contextmanager
 def _working_dtype_of(variable):
@@ -40,9 +42,13 @@ class _KerasFace:
     iterations: Any
 
     def _take_rule(self, arguments, groups):
+        """Keeps the rule and its groups; returns the arguments that every Keras optimizer has."""
+        base = {key: arguments.pop(key) for key in _OF_ALL if key in arguments}
         self.rule = self.rule_class(**arguments)
         self._group_arguments = groups
         self._groups = ParameterGroups(self.rule, groups)
+        self._updated: list[Any] = []
+        return base
 
     def _rule_config(self):
         groups = self._group_arguments
@@ -93,9 +99,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any
     ):
-        base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
-        self._take_rule(arguments, groups)
-        self._updated: list[Any] = []
+        base = self._take_rule(arguments, groups)
         super().__init__(name=name or self.rule_class.__name__, jit_compile=False, **base)
         self._learning_rate = self._build_learning_rate(self.rule.learning_rate)
         self._is_fused = check_fused(self.rule_class.__name__, fused)
@@ -133,7 +137,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """The rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = {key: base[key] for key in ("name", "clipnorm", "clipvalue", "global_clipnorm")}
+        own = {key: base[key] for key in ("name", *_OF_ALL)}
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
@@ -163,9 +167,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
             problem, expected = "legacy Keras optimizers update one variable after the other", "fused=False"
             mend = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
             raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", mend))
-        base = {key: arguments.pop(key) for key in ("clipnorm", "clipvalue", "global_clipnorm") if key in arguments}
-        self._take_rule(arguments, groups)
-        self._updated: list[Any] = []
+        base = self._take_rule(arguments, groups)
         super().__init__(name or self.rule_class.__name__, **base)
         self._set_hyper("learning_rate", self.rule.learning_rate)
 

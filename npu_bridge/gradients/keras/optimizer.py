@@ -35,18 +35,18 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
         mend = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
         raise TypeError(message(owner, problem, expected, got, mend))
     _check_nesting(optimizer, settings, owner)
-    if settings.manager is None:
-        return (LegacyPipelineOptimizer if is_legacy else CurrentPipelineOptimizer)(optimizer, settings)
-    return (LegacyLossScaleOptimizer if is_legacy else CurrentLossScaleOptimizer)(optimizer, settings)
+    return _class_of(is_legacy, settings.manager)(optimizer, settings)
 
 
 def keras_optimizer_from_config(config: dict, custom_objects: dict | None = None) -> Any:
     """Makes an optimizer from what its `get_config` returned, whatever its class was."""
-    is_legacy = config.get("is_legacy_optimizer", True)
-    generation = LegacyPipelineOptimizer if is_legacy else CurrentPipelineOptimizer
-    if config["manager"] is not None:
-        generation = LegacyLossScaleOptimizer if is_legacy else CurrentLossScaleOptimizer
-    return generation.from_config(config, custom_objects)
+    made_by = _class_of(config.get("is_legacy_optimizer", True), config["manager"])
+    return made_by.from_config(config, custom_objects)
+
+
+def _class_of(is_legacy, manager):
+    legacy, current = PIPELINE_OPTIMIZERS if manager is None else SCALING_OPTIMIZERS
+    return legacy if is_legacy else current
 
 
 def _check_nesting(optimizer, settings, owner):

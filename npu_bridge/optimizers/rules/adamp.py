@@ -41,13 +41,10 @@ class AdamP(Rule):
     exclude_from_weight_decay: Any = patterns()
 
     is_elementwise_or_norms = False
+    reads_parameter = True
 
     def slots(self):
         return {"m": 0.0, "v": 0.0}
-
-    @property
-    def reads_parameter(self):
-        return True
 
     def amount(self, parameter, gradient, slots, at, tensors):
         mean, square = moments(gradient, slots, at)

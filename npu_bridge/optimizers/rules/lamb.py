@@ -41,13 +41,10 @@ class LAMB(Rule):
     decay: str = choice("in_direction", "coupled", "decoupled")
 
     uses_norms = True
+    reads_parameter = True
 
     def slots(self):
         return {"m": 0.0, "v": 0.0}
-
-    @property
-    def reads_parameter(self):
-        return True
 
     @property
     def uses_global_norm(self):

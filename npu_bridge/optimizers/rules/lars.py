@@ -38,13 +38,10 @@ class LARS(Rule):
     decay: str = choice("in_direction", "coupled", "decoupled")
 
     uses_norms = True
+    reads_parameter = True
 
     def slots(self):
         return {"momentum": 0.0}
-
-    @property
-    def reads_parameter(self):
-        return True
 
     def amount(self, parameter, gradient, slots, at, tensors):
         rate = at.learning_rate
