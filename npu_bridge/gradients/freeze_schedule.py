@@ -61,9 +61,8 @@ class FreezeSchedule:
             raise TypeError(message(_OWNER, "full_share is not a number", "0 < full_share <= 1", shown(full_share), ""))
         if not 0 < full_share <= 1:
             mend = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
-            raise ValueError(
-                message(_OWNER, "full_share is out of range", "0 < full_share <= 1", shown(full_share), mend)
-            )
+            problem, expected, got = "full_share is out of range", "0 < full_share <= 1", shown(full_share)
+            raise ValueError(message(_OWNER, problem, expected, got, mend))
         self._kind, self._full_share = kind, float(full_share)
         self._total_steps, self._seed = _whole("total_steps", total_steps, 1), _whole("seed", seed, 0)
         self._explicit = _explicit(sequence, kind, self.group_count)

@@ -35,9 +35,8 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
         if _compared(first, second) > 0:
             got = f"a circle through {name_of(first)} and {name_of(second)}"
             problem = "stages at one place stand before one another in a circle"
-            raise ValueError(
-                message(owner, problem, "one order of them", got, "Take one `stands_before` or `stands_after` away.")
-            )
+            expected, mend = "one order of them", "Take one `stands_before` or `stands_after` away."
+            raise ValueError(message(owner, problem, expected, got, mend))
     _check_needs(ordered, owner)
     _check_left_out(ordered, owner)
     return ordered
@@ -74,9 +73,8 @@ def _check_pair(first, second, owner):
         problem = f"{names} cannot stand in the order that they state"
         right = f"{name_of(first)} ({first.place}), then {name_of(second)} ({second.place})"
         got = f"{name_of(second)} before {name_of(first)}"
-        raise ValueError(
-            message(owner, problem, right, got, "Change `stands_before`, `stands_after` or `place` of one of them.")
-        )
+        mend = "Change `stands_before`, `stands_after` or `place` of one of them."
+        raise ValueError(message(owner, problem, right, got, mend))
     if not places and not forward and not backward:
         problem = f"{names} stand at the same place, {first.place!r}, and nothing says which comes first"
         expected = f"one stage there, or a `stands_before` or `stands_after`, in the order {', '.join(PLACES)}"

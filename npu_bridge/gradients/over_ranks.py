@@ -130,6 +130,5 @@ def _check(values, reduction):
         raise ValueError(message("npu_allreduce", problem, expected, got, mend))
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
-        raise ValueError(
-            message("npu_allreduce", "there is nothing to reduce", "tensors", f"None at {missing}", "Leave those out.")
-        )
+        problem, got, mend = "there is nothing to reduce", f"None at {missing}", "Leave those out."
+        raise ValueError(message("npu_allreduce", problem, "tensors", got, mend))

@@ -71,16 +71,14 @@ class ParameterGroups:
                 continue
             hint = did_you_mean(match, names if isinstance(match, str) else (), f"There are {', '.join(names[:5])}.")
             got = repr(match) if isinstance(match, str) else "variables that are not trained here"
-            raise ValueError(
-                message(self._owner, f"group {number} matches no variable", "a match for at least one", got, hint)
-            )
+            problem, expected = f"group {number} matches no variable", "a match for at least one"
+            raise ValueError(message(self._owner, problem, expected, got, hint))
 
     def _read(self, number, group):
         where = f"{self._owner}: group {number}"
         if not isinstance(group, dict) or "match" not in group:
-            raise TypeError(
-                message(where, "it names no variables", 'a dictionary with "match"', repr(group), "Add it.")
-            )
+            problem, expected = "it names no variables", 'a dictionary with "match"'
+            raise TypeError(message(where, problem, expected, repr(group), "Add it."))
         values = {"learning_rate" if name == "lr" else name: value for name, value in group.items() if name != "match"}
         known = self.rule.hyper_names()
         for name in values:

@@ -173,9 +173,8 @@ def _check_hyper(owner, field, value):
         )
         is_inside = float(value) >= metadata["low"] and np.isfinite(float(value))
         if not is_inside or (metadata["below"] is not None and float(value) >= metadata["below"]):
-            raise ValueError(
-                message(owner, f"{field.name} is out of range", f"a number of {bounds}", repr(value), "Change it.")
-            )
+            problem, expected = f"{field.name} is out of range", f"a number of {bounds}"
+            raise ValueError(message(owner, problem, expected, repr(value), "Change it."))
         return float(value)
     if is_schedule(value):
         return value
@@ -187,9 +186,8 @@ def _check_hyper(owner, field, value):
 
 def _check_number(owner, field, value):
     if is_schedule(value):
-        raise TypeError(
-            message(owner, f"{field.name} is the same in all updates", "a number", type(value).__name__, "Give one.")
-        )
+        problem, got = f"{field.name} is the same in all updates", type(value).__name__
+        raise TypeError(message(owner, problem, "a number", got, "Give one."))
     return _check_hyper(owner, field, value)
 
 

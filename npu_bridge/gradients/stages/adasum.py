@@ -59,9 +59,8 @@ class Adasum(AllReduce):
                 problem = "averaged_ranks is no number of ranks"
                 raise TypeError(message("Adasum", problem, expected, shown(averaged_ranks), mend))
             if averaged_ranks < 1:
-                raise ValueError(
-                    message("Adasum", "averaged_ranks is out of range", expected, shown(averaged_ranks), mend)
-                )
+                problem, got = "averaged_ranks is out of range", shown(averaged_ranks)
+                raise ValueError(message("Adasum", problem, expected, got, mend))
         if on not in ("gradients", "weights"):
             expected, mend = "'gradients' or 'weights'", "Leave it out to combine gradients."
             raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))

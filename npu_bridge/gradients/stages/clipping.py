@@ -115,9 +115,8 @@ def positive(owner: str, name: str, value: Any) -> float:
     """
     number = _number(owner, name, value)
     if not 0 < number < math.inf:
-        raise ValueError(
-            message(owner, f"{name} is out of range", "a positive finite number", shown(value), "Use 1.0.")
-        )
+        problem, expected = f"{name} is out of range", "a positive finite number"
+        raise ValueError(message(owner, problem, expected, shown(value), "Use 1.0."))
     return number
 
 

@@ -35,9 +35,8 @@ class _Sparsified(AllReduce, abc.ABC):
         super().__init__(type(self).__name__)
         if not isinstance(error_feedback, bool):
             owner, mend = type(self).__name__, "Leave it out for True."
-            raise TypeError(
-                message(owner, "error_feedback is no boolean", "True or False", shown(error_feedback), mend)
-            )
+            problem, expected, got = "error_feedback is no boolean", "True or False", shown(error_feedback)
+            raise TypeError(message(owner, problem, expected, got, mend))
         self._has_feedback = self.needs_variables = error_feedback
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}

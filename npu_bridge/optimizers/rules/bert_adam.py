@@ -45,9 +45,8 @@ class BertAdam(Rule):
 
     def check(self):
         if self.max_grad_norm == 0.0:
-            raise ValueError(
-                message("BertAdam", "max_grad_norm would make every gradient 0", "above 0", "0", "Use None for none.")
-            )
+            problem, mend = "max_grad_norm would make every gradient 0", "Use None for none."
+            raise ValueError(message("BertAdam", problem, "above 0", "0", mend))
 
     def slots(self):
         return {"m": 0.0, "v": 0.0}

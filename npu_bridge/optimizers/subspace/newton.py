@@ -80,9 +80,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             if not is_number or not is_right(value):
                 kind = ValueError if is_number else TypeError
                 mend = "Leave it out for the usual value."
-                raise kind(
-                    message("SubspaceNewton", f"{argument} is wrong", f"a number {expected}", shown(value), mend)
-                )
+                problem, expected = f"{argument} is wrong", f"a number {expected}"
+                raise kind(message("SubspaceNewton", problem, expected, shown(value), mend))
         self._basis = basis
         self._kept: Callable[[], Sequence[Any]] = tuple
         self._rho, self._gamma, self._alpha, self._sigma, self._trials = rho, gamma, alpha, sigma, trials
