@@ -7,7 +7,7 @@ there are stand in `stages/`, a file for each kind, and a new one is a new file 
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.sharding import ShardedOptimizer, SharedUpdate
+from npu_bridge.gradients.sharding import ShardedOptimizer
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.gradients.stages.all_reduce import AllReduce
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
@@ -21,7 +21,6 @@ __all__ = [
     "Pipeline",
     "PipelineOptimizer",
     "ShardedOptimizer",
-    "SharedUpdate",
     "Stage",
     "Step",
 ]
