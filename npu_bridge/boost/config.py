@@ -21,10 +21,6 @@ LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MODES = ("auto", "manual", "enable_all", "disable_all")
 
 
-def _is_flag(value):
-    return isinstance(value, bool)
-
-
 def _is_whole(least):
     return lambda value: type(value) is int and value >= least
 
@@ -59,7 +55,7 @@ class Key:
     expected: str
 
 
-_FLAG = (False, _is_flag, "True or False")
+_FLAG = (False, lambda value: isinstance(value, bool), "True or False")
 SECTIONS: Mapping[str, Mapping[str, Key]] = MappingProxyType(
     {
         "boost": {

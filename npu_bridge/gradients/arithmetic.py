@@ -49,6 +49,12 @@ def sum_repeated_rows(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, grad.dense_shape)
 
 
+def mean_of_rows(grad: tf.IndexedSlices, gather: Callable[[tf.Tensor, str], tf.Tensor], ranks: int, name: str) -> Any:
+    """The mean of a sparse gradient over the ranks from which `gather` joins rows, each row once."""
+    values = gather(grad.values / ranks, f"{name}_values")
+    return sum_repeated_rows(tf.IndexedSlices(values, gather(grad.indices, f"{name}_indices"), grad.dense_shape))
+
+
 def in_true_units(grad, divisor):
     """A dense or sparse gradient divided by `divisor`, in its own dtype.
 

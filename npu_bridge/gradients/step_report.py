@@ -59,7 +59,8 @@ class KeptReport:
         values = StepReport(*(_flat(part) for part in report))
         if self._variables is None or [len(part) for part in self._variables] != [len(part) for part in values]:
             with tf.init_scope():
-                self._variables = StepReport(*([_variable_like(value) for value in part] for part in values))
+                made = [[tf.Variable(tf.zeros([], value.dtype), trainable=False) for value in part] for part in values]
+                self._variables = StepReport(*made)
         for variable, value in zip(sum(self._variables, []), sum(values, [])):
             variable.assign(value)
 
@@ -84,7 +85,3 @@ def _flat(part):
     """Scalars: booleans as they are, numbers in 32 bits, the mean of what is more than one."""
     values = [tf.convert_to_tensor(value) for value in (part if isinstance(part, tuple) else (part,))]
     return [value if value.dtype == tf.bool else tf.reduce_mean(tf.cast(value, tf.float32)) for value in values]
-
-
-def _variable_like(value):
-    return tf.Variable(tf.zeros([], value.dtype), trainable=False)

@@ -11,7 +11,7 @@ from npu_bridge import collective
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
@@ -216,6 +216,4 @@ def _sparse(grad, tree, name):
 
 def _sparse_mean(grad, tree, name):
     """The mean of a sparse gradient over the group, each row once."""
-    values = tree.gathered(grad.values / tree.averaged_ranks, f"{name}_values")
-    indices = tree.gathered(grad.indices, f"{name}_indices")
-    return sum_repeated_rows(tf.IndexedSlices(values, indices, grad.dense_shape))
+    return mean_of_rows(grad, tree.gathered, tree.averaged_ranks, name)

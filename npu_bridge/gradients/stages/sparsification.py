@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import fragments
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, replace_gradients, static_bytes
 from npu_bridge.gradients.stages.clipping import positive
@@ -81,7 +81,7 @@ class _Sparsified(AllReduce, abc.ABC):
             wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
             gradients, variables = zip(*step.grads_and_vars) if step.grads_and_vars else ((), ())
             means = {
-                position: _mean_of_rows(grad, ranks, f"{self._name}_sparse_{position}")
+                position: mean_of_rows(grad, ranks.all_gather, ranks.size, f"{self._name}_sparse_{position}")
                 for position, grad in enumerate(wide)
                 if isinstance(grad, tf.IndexedSlices)
             }
@@ -157,14 +157,6 @@ class _Sparsified(AllReduce, abc.ABC):
 
 def _in_float32(grad, divisor):
     return in_true_units(map_values(grad, lambda values: tf.cast(values, tf.float32)), divisor)
-
-
-def _mean_of_rows(grad, ranks, name):
-    """The mean of a sparse gradient, each row once."""
-    values = ranks.all_gather(grad.values / ranks.size, f"{name}_values")
-    return sum_repeated_rows(
-        tf.IndexedSlices(values, ranks.all_gather(grad.indices, f"{name}_indices"), grad.dense_shape)
-    )
 
 
 def _length(flat):
