@@ -46,11 +46,8 @@ LEVELS = {
 
 
 def properties_of(level: str, overrides: dict[str, Any]) -> Properties:
-    """The properties of a level with some of them replaced.
+    """The properties of a level with some of them replaced, by name; None keeps what the level says.
 
-    Args:
-      level: "O0" to "O3".
-      overrides: by name; None keeps what the level says.
     Raises:
       TypeError: an override does not exist, or has the wrong type.
       ValueError: there is no such level, a value is not legal, or it contradicts the rest.

@@ -101,13 +101,7 @@ def _wrapped(optimizer, manager, is_distributed, stages):
 
 @dataclasses.dataclass
 class _Choice:
-    """What is turned on, and what is said about it.
-
-    Attributes:
-      config: what was asked for.
-      features: names of features that are on.
-      lines: what is printed.
-    """
+    """What was asked for, the names of features that are on, and the lines that are printed about them."""
 
     config: BoostConfig
     features: list

@@ -51,8 +51,7 @@ def less_batch_norm(model: Any) -> Thinned:
 def with_cosine_head(model: tf.keras.Model) -> tuple[tf.keras.Model, str]:
     """A model whose last dense layer is a `CosineHead` with the same kernel, without bias; and a line about it.
 
-    Args:
-      model: a model, which stays as it is. One that is not functional, or has no dense layer, comes back itself.
+    The model stays as it is. One that is not functional, or has no dense layer, comes back itself.
     """
     if reason := why_not_functional(model):
         return model, f"no cosine head, because {reason}"

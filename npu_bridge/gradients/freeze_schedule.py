@@ -177,8 +177,7 @@ class FreezeSchedule:
 def blocks_of(names: Sequence[str]) -> list[int]:
     """The number of each variable's block, from 0: a layer begins a new one once a block has at least 3 variables.
 
-    Args:
-      names: of the variables, in the order of the layers; what stands before the last "/" is the layer.
+    Names are in the order of the layers; what stands before the last "/" is the layer.
     """
     blocks, held, layer = [], 0, None
     for name in names:

@@ -49,11 +49,9 @@ class InnerOptimizer(abc.ABC):
         """Pairs of (gradient or None, variable); arguments as `tf.compat.v1.train.Optimizer.compute_gradients`."""
 
     def tell_losses(self, losses: list, values: list) -> None:
-        """Tells an optimizer that evaluates the loss again what is minimized.
+        """Tells an optimizer that evaluates the loss again what is minimized: the sum of losses, unscaled.
 
-        Args:
-          losses: what is added up, unscaled: tensors, or functions that give them.
-          values: what they are for this batch.
+        These are tensors, or functions that give them; `values` is what they are for this batch.
         """
         evaluates = getattr(self.optimizer, "evaluates", None)
         if evaluates is None:

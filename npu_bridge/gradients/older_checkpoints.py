@@ -19,9 +19,8 @@ def saver_for_older(checkpoint: str, **saver_arguments):
 
     Args:
       checkpoint: path prefix of the checkpoint training will continue from.
-      **saver_arguments: as for `tf.compat.v1.train.Saver`.
     Returns:
-      The saver, or None when the checkpoint has everything and an ordinary saver will do.
+      The saver, made with these arguments, or None when the checkpoint has everything and an ordinary saver will do.
     Graph: restore ops and an initialiser; call it when all variables exist.
     """
     saved = tf.train.load_checkpoint(checkpoint)

@@ -21,14 +21,10 @@ _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text 
 
 
 def of(slots: Sequence[dict], sizes: Sequence[int]) -> FlatSlots | None:
-    """The flat form of some slots, made at the first call for them.
+    """The flat form of slots (for each variable by name, with its number of elements), made at the first call for them.
 
-    Args:
-      slots: for each variable of a batch, its slot variables by name.
-      sizes: for each its number of elements.
-    Returns:
-      None where they cannot lie flat: outside of TF 1 graphs, with TF 1 reference variables, and where one of them
-      lies flat with other slots already.
+    None where they cannot lie flat: outside of TF 1 graphs, with TF 1 reference variables, and where one of them lies
+    flat with other slots already.
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or graph.building_function or not all(slots):

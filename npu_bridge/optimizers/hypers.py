@@ -20,7 +20,6 @@ def values_at(
     """The hyper-parameters of the coming update.
 
     Args:
-      treatment: the rule, and what it leaves out for the variables in question.
       updates_done: number of updates before this one, an integer scalar; schedules are read at it.
       dtype: of the results.
       learning_rate: the rate of now, where the face keeps one that can be set; None for the rule's.
