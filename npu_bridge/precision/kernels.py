@@ -13,13 +13,13 @@ import json
 import os
 import pathlib
 import re
-import tempfile
 import time
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import write_whole
 from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features
 from npu_bridge.options import environment
 
@@ -143,6 +143,4 @@ def _remember(place: pathlib.Path, key: str, speed: Float16Speed) -> None:
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         content = {**_read(place), key: list(speed)}
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-            json.dump(content, file, indent=1)
-        os.replace(file.name, place)
+        write_whole(place, json.dumps(content, indent=1))

@@ -15,7 +15,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 
 _LISTS = ("black-list", "white-list")
 _CHANGES = ("to-add", "to-remove")
@@ -74,8 +74,7 @@ def _object(path: str, name: str, value: Any, keys: tuple[str, ...]) -> dict[str
         raise _error(path, f"{name} is not an object", "a JSON object", type(value).__name__, "Write {...}.")
     for key in value:
         if key not in keys:
-            near = nearest(key, keys)
-            mend = f"Did you mean {near!r}?" if near else "Remove it."
+            mend = did_you_mean(key, keys, "Remove it.")
             raise _error(path, f"{name} has an unknown key", " or ".join(map(repr, keys)), repr(key), mend)
     return value
 

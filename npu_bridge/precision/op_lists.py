@@ -10,13 +10,13 @@ themselves: a graph without a mode, and the part of an accelerated training afte
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message, nearest
+from npu_bridge._files import write_whole
+from npu_bridge.options.errors import did_you_mean, message
 from npu_bridge.precision.mixlist import Mixlist
 from npu_bridge.precision.rewriter import has_floating_type
 
@@ -63,13 +63,13 @@ class OpLists(NamedTuple):
             "black-list": {"to-add": sorted(self.floats), "to-remove": following},
             "white-list": {"to-add": sorted(self.half), "to-remove": following},
         }
-        _write(path, json.dumps(content, indent=2) + "\n")
+        write_whole(path, json.dumps(content, indent=2) + "\n")
 
     def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
         """Writes a file for the option `customize_dtypes`, which goes with every precision mode; no `promote` there."""
         dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
         rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
-        _write(path, "".join(rules))
+        write_whole(path, "".join(rules))
 
     def _with(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
         for op_type in op_types:
@@ -125,14 +125,6 @@ def _check(where: str, op_type: Any) -> None:
     is_known = op_type.isidentifier() and hasattr(tf.raw_ops, op_type)
     if is_known and has_floating_type(op_type):
         return
-    near = nearest(op_type, dir(tf.raw_ops)) if not is_known else None
-    mend = f"Did you mean {near!r}?" if near else "op.type tells the type of an operator."
+    mend = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "op.type tells the type of an operator.")
     problem = "this type has no floating dtype to choose" if is_known else "there is no such operator type"
     raise ValueError(message(where, problem, expected, repr(op_type), mend))
-
-
-def _write(path: str, text: str) -> None:
-    temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, nearest
+from npu_bridge.options.errors import did_you_mean, message
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16
 from npu_bridge.precision.op_lists import OpLists
 
@@ -115,13 +115,11 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
       config = NPURunConfig(model_dir="out", **level.options("out"))
     """
     if not isinstance(level, str) or level not in _LEVELS:
-        near = nearest(level, _LEVELS)
-        mend = f"Did you mean {near!r}?" if near else "O1 is the usual one."
+        mend = did_you_mean(level, _LEVELS, "O1 is the usual one.")
         raise ValueError(message("from_opt_level", "there is no such level", ", ".join(_LEVELS), repr(level), mend))
     for name in overrides:
         if name not in _OVERRIDES:
-            near = nearest(name, _OVERRIDES)
-            mend = f"Did you mean {near!r}?" if near else "Remove it: variables are float32 in every level."
+            mend = did_you_mean(name, _OVERRIDES, "Remove it: variables are float32 in every level.")
             raise TypeError(message("from_opt_level", "unknown override", ", ".join(_OVERRIDES), repr(name), mend))
     given = {name: value for name, value in overrides.items() if value is not None}
     facts = _LEVELS[level]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from npu_bridge._files import new_file
 from npu_bridge.reporting.errors import imported
 
 __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
@@ -41,9 +42,8 @@ class CsvWriter:
         self.close()
         kept = _rows_until(step, self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        with open(f"{self.path}.tmp", "w", newline="", encoding="utf-8") as file:
+        with new_file(self.path) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
-        os.replace(f"{self.path}.tmp", self.path)
         self._file = open(self.path, "a", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:

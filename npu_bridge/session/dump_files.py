@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import json
 import os
-import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
+
+from npu_bridge._files import new_file
 
 _LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number come on top
 _NAME_CHARACTERS = str.maketrans(dict.fromkeys("./\\ ", "_"))
@@ -109,25 +109,6 @@ def _make_folder(folder: str) -> None:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             problem = f"dump_path: {folder} is a link or a file, and dumps do not follow links"
             raise FileExistsError(f"{problem}. Expected a folder or nothing; remove it.") from None
-
-
-@contextlib.contextmanager
-def new_file(path: str, mode: str = "w") -> Iterator[Any]:
-    """A file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
-
-    What had the name before, a link to another file for example, is replaced and not written to.
-    """
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    # A name that nobody can know, and only if nothing has it.
-    unfinished = os.path.join(os.path.dirname(path), f".unfinished-{secrets.token_hex(8)}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, mode, **text) as file:
-            yield file
-        os.replace(unfinished, path)
-    except BaseException:
-        os.remove(unfinished)
-        raise
 
 
 def file_name(text: str) -> str:

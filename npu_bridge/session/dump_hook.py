@@ -6,7 +6,7 @@ import logging
 
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.options.errors import nearest, say_once
+from npu_bridge.options.errors import did_you_mean, say_once
 from npu_bridge.options.grammar import parse_dump_step
 from npu_bridge.session.dump_files import write_operators
 from npu_bridge.session.tensor_watch import TensorWatch, places_of
@@ -59,9 +59,8 @@ class DumpHook(TensorWatch):
         graph = run.ops[0].graph
         names = [op.name for op in graph.get_operations()]
         for layer in sorted(self._layers.difference(names)):
-            near = nearest(layer, names)
             say_once(
                 logging.WARNING,
                 f"dump_layer: the graph has no operator {layer!r}. Expected names of operators separated by "
-                f"spaces; got {layer!r}. " + (f"Did you mean {near!r}?" if near else "Look in a dump of all."),
+                f"spaces; got {layer!r}. " + did_you_mean(layer, names, "Look in a dump of all."),
             )

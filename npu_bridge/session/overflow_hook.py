@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 import npu_bridge
+from npu_bridge._files import new_file
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.session.dump_files import new_file, plain
+from npu_bridge.session.dump_files import plain
 from npu_bridge.session.tensor_watch import TensorWatch, places_of
 
 _LOG = logging.getLogger(__name__)

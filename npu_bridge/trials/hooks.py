@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import new_file
 from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.precision.rewriter import has_floating_type
 from npu_bridge.reporting.history import HISTORY_FILE
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.session.dump_files import new_file
 from npu_bridge.session.hooked_session import HookOfTraining
 
 # No precision mode lowers them by themselves: they move values, or hold them.

@@ -86,8 +86,8 @@ def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, caps
 
 
 def test_a_page_that_cannot_be_written_ends_no_training(tmp_path, caplog):
-    (tmp_path / "report.html.tmp").mkdir()
-    (tmp_path / "report.json.tmp").mkdir()
+    (tmp_path / "report.html").mkdir()
+    (tmp_path / "report.json").mkdir()
     with caplog.at_level("WARNING", logger="npu_bridge"):
         run_steps([ReportHook(str(tmp_path))], [3.0, 2.0], [False, False], [4.0, 4.0])
     assert len(History(str(tmp_path / "history.jsonl")).rows) == 2

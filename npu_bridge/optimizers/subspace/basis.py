@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import new_file, write_whole
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.options.errors import did_you_mean, message, nearest, shown
 from npu_bridge.tf_internals.training import keys_in_object_checkpoint
@@ -36,10 +37,9 @@ class Basis:
     def save(self, path: str | os.PathLike) -> str:
         """Writes `path`, a `.npy` file of the rows, and beside it what its columns are; returns the path."""
         path = pathlib.Path(path).with_suffix(".npy")
-        _write_whole(path.with_suffix(".json"), json.dumps({"columns": self.columns}).encode())
-        with open(path.with_suffix(".part"), "wb") as file:
+        write_whole(path.with_suffix(".json"), json.dumps({"columns": self.columns}))
+        with new_file(path, "wb") as file:
             np.save(file, np.asarray(self.rows, np.float32))
-        path.with_suffix(".part").rename(path)  # complete as soon as it is there
         return str(path)
 
     @classmethod
@@ -196,12 +196,6 @@ def _read(path, names):
             mend = did_you_mean(name, known, "Pass the names that it has.")
             raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), mend)
     return [reader.get_tensor(known[name]) for name in names]
-
-
-def _write_whole(path, content):
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.rename(path)
 
 
 def _error(problem, expected, got, mend):
