@@ -1,4 +1,4 @@
-"""Objects that others have made and keep, as objects of another class."""
+"""Changes the class of objects that others have made; the only place that does."""
 
 from __future__ import annotations
 

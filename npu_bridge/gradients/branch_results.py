@@ -1,4 +1,4 @@
-"""Carries what stages make of gradients out of branches, of which each must give the same kinds of tensors."""
+"""Returns gradients from branches of a condition, which must all give the same kinds of tensors, dense or sparse."""
 
 from __future__ import annotations
 

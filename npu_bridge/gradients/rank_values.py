@@ -1,4 +1,4 @@
-"""What stages keep for each rank alone, in the checkpoint that one rank writes.
+"""Saves and restores what stages keep on each rank, such as error feedback, in the one checkpoint that rank 0 writes.
 
 Gradients that a rank did not send, or the sums of its window, differ from rank to rank. So rank 0 has a second variable
 for each of them, with a row for every rank: `gather` fills it for a checkpoint. Whoever finds rows there before a step

@@ -1,4 +1,4 @@
-"""Prepares a checkpoint of rank 0 where ranks keep something for themselves, or are apart between two updates."""
+"""Brings ranks together before rank 0 saves: values that each rank keeps, and variables that differ between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model or a checkpoint of 16 bits as one of float32, for whoever goes on with it."""
+"""Exports a 16-bit model or checkpoint in float32, for programs that go on with it."""
 
 from __future__ import annotations
 

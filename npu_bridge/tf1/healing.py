@@ -1,4 +1,4 @@
-"""Functions for what old files call and newer packages refuse; each behaves as the present one wherever that works."""
+"""Functions of older numpy, Python and other packages that old scripts call, on what is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adasum: what different ranks found is combined in pairs, by how much it points the same way."""
+"""Adasum: combines gradients or updates of ranks in pairs, by how much they point the same way."""
 
 from __future__ import annotations
 
