@@ -8,6 +8,7 @@ import logging
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._plain_config import plain
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
@@ -190,7 +191,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         # own bookkeeping, which must not be shared with the inner optimizer.
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._inner.optimizer, name)
+        found = getattr(self._inner.optimizer, name)
+        # Keras writes it as JSON, and those of its older optimizers hold numbers of numpy.
+        return (lambda: plain(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
         # `optimizer.learning_rate = rate` means the optimizer that has one.

@@ -165,6 +165,8 @@ def is_schedule(value: Any) -> bool:
 
 def _check_hyper(owner, field, value):
     metadata = field.metadata
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     if value is None and metadata["optional"]:
         return None
     if is_number(value):
