@@ -12,7 +12,7 @@ from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
-# When to speak of ranks that have not come, as `npu-run` does of all that wait; at half of the limit where that is less.
+# When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.
 _WARN_SECS = 60.0
 _END_SECS = 5.0
 _LOG = logging.getLogger(__name__)

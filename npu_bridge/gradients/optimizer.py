@@ -19,13 +19,13 @@ from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import KnownKeywords, message
 from npu_bridge.tf_internals.training import track
 
 _LOG = logging.getLogger(__name__)
 
 
-class PipelineOptimizer(tf.compat.v1.train.Optimizer):
+class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
     """Computes gradients with an inner optimizer, takes them through a pipeline and applies them with it.
 
     Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class does

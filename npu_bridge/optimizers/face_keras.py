@@ -37,9 +37,11 @@ class _KerasFace:
 
     Attributes:
       rule_class: set by each optimizer.
+      other_keywords: arguments that are not the rule's.
     """
 
     rule_class: type = Rule
+    other_keywords = _OF_ALL
     iterations: Any
 
     def _take_rule(self, arguments, groups):
