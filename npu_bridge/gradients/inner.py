@@ -77,6 +77,11 @@ class InnerOptimizer(abc.ABC):
         """The optimizer's own variables."""
         return self.optimizer.variables()
 
+    def combine_key(self, variable: Any) -> Any:
+        """What the variables that the optimizer updates as one flat tensor have in common; None where it has none."""
+        key_of = getattr(self.optimizer, "combine_key", None)
+        return None if key_of is None else key_of(variable)
+
 
 def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
     """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.

@@ -34,6 +34,7 @@ class Pipeline:
     Attributes:
       optimizer_variables: gives the variables of the optimizer that updates; set by the wrapper around it, so that
         ranks compare these too before the first step.
+      combined: joins gradients into flat tensors, by what the optimizer says of its variables; None for none.
     Raises:
       TypeError: something is no stage.
       ValueError: more than one stage communicates, two stages cannot be ordered, or a stage lacks what it needs.
@@ -54,6 +55,7 @@ class Pipeline:
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
         self._rank_values = RankValues() if has_own else None
         self.optimizer_variables: Callable[[], Sequence] = list
+        self.combined: Any = None
         self._transforming = [
             stage
             for stage in self._stages

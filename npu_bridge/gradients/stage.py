@@ -44,6 +44,7 @@ class Step:
       is_transformed: True when a stage after the verdict changes gradients.
       needs_recheck: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
+      combined: joins gradients into flat tensors, to be unscaled and judged at once; None where each is by itself.
       waits_for: ops of a graph that must have run before what stages keep is read or changed.
       carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
@@ -69,6 +70,7 @@ class Step:
     is_transformed: bool = False
     needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
+    combined: Any = None
     waits_for: list = dataclasses.field(default_factory=list)
     carried: dict = dataclasses.field(default_factory=dict)
 

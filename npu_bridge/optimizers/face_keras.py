@@ -14,7 +14,7 @@ from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, check_fused, update_together
+from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
 from npu_bridge.options.errors import message
 
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -142,6 +142,10 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         base = super().get_config()
         own = plain({key: base[key] for key in ("name", *_OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
+
+    def combine_key(self, variable):
+        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:

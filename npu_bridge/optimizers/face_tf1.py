@@ -12,7 +12,7 @@ from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, check_fused, update_together
+from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
 
 _COUNT = "update_count"
 
@@ -66,6 +66,10 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     def set_states(self, values: dict, session: tf.compat.v1.Session | None = None) -> None:
         """Goes on from what `get_states` gave, in a session; see `states.set_states`."""
         states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
+
+    def combine_key(self, variable):
+        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
