@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -54,6 +54,33 @@ def run_of(tensors: Sequence[Any]) -> tf.Tensor | None:
         start += tensor.shape.num_elements()
     is_whole = first == 0 and start == flat.shape[0]
     return flat if is_whole else tf.slice(flat, [first], [start - first])
+
+
+def mapped(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
+    """What a transform that treats each element by itself makes of tensors: of a flat one, at once for all its pieces.
+
+    Args:
+      tensors: tensors, or other things that `transform` takes.
+    """
+    made, wholes = [], {id(flat) for flat in with_flats(tensors)}
+    of_flats: dict[int, dict] = {}
+    for tensor in tensors:
+        place = getattr(tensor, _MARK, None)
+        if place is None or id(place.flat) not in wholes:
+            made.append(transform(tensor))
+            continue
+        if id(place.flat) not in of_flats:
+            places = {other.start: each for each in tensors if (other := _place_in(each, place.flat)) is not None}
+            starts = sorted(places)
+            pieces = pieces_of(transform(place.flat), [places[start].shape for start in starts])
+            of_flats[id(place.flat)] = dict(zip(starts, pieces))
+        made.append(of_flats[id(place.flat)][place.start])
+    return made
+
+
+def _place_in(tensor, flat):
+    place = getattr(tensor, _MARK, None)
+    return place if place is not None and place.flat is flat else None
 
 
 def with_flats(tensors: Sequence[Any]) -> list:

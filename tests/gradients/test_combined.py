@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge._flat_tensors import joined, pieces_of, run_of, with_flats
+from npu_bridge._flat_tensors import joined, mapped, pieces_of, run_of, with_flats
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.combined import CombinedGradients, check_pieces
 from npu_bridge.gradients.stage import Step
 from npu_bridge.optimizers import keras, keras_legacy, tf1
-from npu_bridge.stages import Accumulate, ClipByGlobalNorm, Freeze, FreezeSchedule
+from npu_bridge.stages import Accumulate, ClipByGlobalNorm, ClipByValue, Freeze, FreezeSchedule
 
 v1 = tf.compat.v1
 SHAPES = ([4, 6], [5], [], [7], [3, 2])
@@ -22,7 +22,7 @@ SCALE = 1000.0  # no power of two, so that dividing rounds
 GROUPS = [{"match": "v1|v3", "lr": 0.02}]
 PER_STAGES = {
     "alone": lambda: (),
-    "clipped": lambda: [ClipByGlobalNorm(0.5)],
+    "clipped": lambda: [ClipByValue(0.1), ClipByGlobalNorm(0.5)],
     "in a window": lambda: [Accumulate(2)],
     "frozen": lambda: [Freeze(FreezeSchedule([["v0", "v1"], ["v2", "v3", "v4"]], "explicit", sequence=[0, 1]))],
 }
@@ -110,8 +110,8 @@ def test_the_bits_of_keras_are_those_of_single_gradients(made, is_function):
 
 
 def test_one_division_one_check_and_no_second_join_on_the_way_to_a_fused_update():
-    def counts(**options):
-        _, graph = trained_in_a_graph(lambda: tf1.Adam(0.01, fused=True, groups=GROUPS), (), **options)
+    def counts(stages, **options):
+        _, graph = trained_in_a_graph(lambda: tf1.Adam(0.01, fused=True, groups=GROUPS), stages, **options)
         ops = [op for op in graph.get_operations() if "flat_slots" not in op.name]
         in_scope = [op for op in ops if "combined_gradients" in op.name]
         return {
@@ -122,12 +122,14 @@ def test_one_division_one_check_and_no_second_join_on_the_way_to_a_fused_update(
             "updates": sum(op.type == "ResourceApplyAdam" for op in ops),
         }
 
-    single, combined = counts(), counts(combine_grad=True)
+    single, combined = counts(()), counts((), combine_grad=True)
     assert single["checks"] == len(SHAPES) and single["joins"] == 2 and single["updates"] == 2
     # The two groups of the optimizer are what is joined: each has one division, one check and one update.
     assert combined["checks"] == 2 and combined["updates"] == 2
     assert combined["divisions"] == single["divisions"] - len(SHAPES) + 2
     assert combined["joins"] == combined["joins there"] == 2
+    clipped = counts([ClipByValue(0.1), ClipByGlobalNorm(0.5)], combine_grad=True)
+    assert clipped["joins"] == 2
 
 
 def test_pieces_know_where_they_lie():
@@ -141,6 +143,11 @@ def test_pieces_know_where_they_lie():
     for others in ([pieces[0], pieces[2]], pieces[::-1], [pieces[0], tf.identity(pieces[1])], tensors, []):
         assert run_of(others) is None
     assert len(with_flats(pieces[:2])) == 2
+    called = []
+    doubled = mapped([pieces[2], tensors[1], pieces[0], pieces[1]], lambda values: called.append(values) or values * 2)
+    assert len(called) == 2 and run_of([doubled[2], doubled[3], doubled[0]]) is not None
+    np.testing.assert_array_equal(doubled[0], [12.0, 14.0])
+    np.testing.assert_array_equal(doubled[2], [[2.0, 4.0], [6.0, 8.0]])
 
 
 def test_the_check_names_the_first_variable_that_differs():
