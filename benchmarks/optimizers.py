@@ -4,8 +4,8 @@
 
 One core, one thread of each kind. For each case the contenders have a graph and a session each in one process and take
 turns; the order changes from round to round. Printed are median and least processor time of a step, and the median over
-rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one. A step
-of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does not
+rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one. A
+step of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does not
 combine them.
 Processor time is what a step takes on a core of its own, also while others use this one.
 
