@@ -37,7 +37,7 @@ _SCALE_ARGUMENTS = {
     "min_loss_scale": "min_loss_scale",
     "max_loss_scale": "max_loss_scale",
 }
-_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire")
+_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire", "gradient_split_groups")
 
 
 class Configuration:
@@ -224,7 +224,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
         dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
           of the dynamic loss scale; without effect on a fixed one.
         user_cast_preferred: under O1, True: what was registered replaces the entry of a list, as it always does here.
-        is_distributed, is_tailing_optimization, stages, wire: as in `NPUOptimizer`.
+        is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       A `Configuration`, with the new `optimizer` and `model`.
     Raises:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from npu_bridge.collective.fragments import are_ascending_positions
 from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
@@ -36,8 +37,7 @@ def _is_path(value):
 def _are_indices(value):
     if value is None:
         return True
-    is_list = isinstance(value, (list, tuple)) and bool(value)
-    return is_list and all(map(_is_whole(1), value)) and all(first < second for first, second in zip(value, value[1:]))
+    return isinstance(value, (list, tuple)) and are_ascending_positions(value)
 
 
 @dataclasses.dataclass(frozen=True)

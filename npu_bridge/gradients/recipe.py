@@ -12,7 +12,7 @@ from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.all_reduce import AllReduce, OwnSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
@@ -30,6 +30,7 @@ def pipeline_of(
     is_sharded: bool = False,
     stages: Sequence[Stage] = (),
     record: Stage | None = None,
+    first_parameters: tuple | None = None,
     owner: str = "Pipeline",
 ) -> Pipeline:
     """The pipeline of one optimizer.
@@ -46,6 +47,8 @@ def pipeline_of(
       is_sharded: ranks share the work of the update.
       stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
       record: a stage that remembers what was skipped, where a manager makes a step skippable.
+      first_parameters: positions of the parameters at which fragments of the gradients begin; None for the cut that is
+        set for the process.
       owner: who asks, for messages.
     Raises:
       TypeError: `stages` is no list of stages.
@@ -75,6 +78,9 @@ def pipeline_of(
         made += [NarrowVariableGuard()] if is_scaled else []
         made += [record] if is_scaled and record is not None else []
     made += [SharedUpdate()] if is_sharded else []
+    for stage in (*made, *added):
+        if isinstance(stage, AllReduce):
+            stage.split = OwnSplit(first_parameters)
     return Pipeline([*made, *added], owner)
 
 

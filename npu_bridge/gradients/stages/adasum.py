@@ -98,7 +98,8 @@ class Adasum(AllReduce):
         with tf.name_scope(f"{self._name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
             gradients, names = [grad for grad, _ in step.grads_and_vars], [var.name for _, var in step.grads_and_vars]
-            results = _dense(sent, fragments_of(gradients, names), combined, f"{self._name}_adasum")
+            cut = fragments_of(gradients, names, self.split.strategy())
+            results = _dense(sent, cut, combined, f"{self._name}_adasum")
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = of_sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
