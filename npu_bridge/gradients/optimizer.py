@@ -39,6 +39,8 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
       ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
     """
 
+    has_stand_ins = True
+
     def __init__(self, optimizer, pipeline: Pipeline, name: str):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)

@@ -261,7 +261,7 @@ class Pipeline:
         """
         self._watch_graph(step, ())
         self.start_alike(step)
-        update_of = self._update_of(step, apply)
+        update_of = _noted(self._update_of(step, apply))
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
         update = update_of()
@@ -335,6 +335,16 @@ class Pipeline:
         of_this_rank = {id(variable) for variable in self._of_this_rank()}
         shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
+
+
+def _noted(update):
+    """The same function, with the operators that it makes noted as those of an update."""
+
+    def update_of(*arguments):
+        with collections.noting_updates():
+            return update(*arguments)
+
+    return update_of
 
 
 def _takes_pairs(apply):

@@ -161,3 +161,35 @@ def call_by(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceI
     """
     variable._handle_name = name
     variable._set_save_slice_info(slice_info)
+
+
+def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_key: bool) -> tf.Variable:
+    """A variable that is the resource variable `values` for whoever reads or writes it, and `original` by its name.
+
+    Optimizers of all families keep slots by a key, which they ask a `_distributed_container` for (`optimizer._var_key`,
+    TF and Keras 2.15): with `has_key` the slots of the one are those of the other.
+    """
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    made = BaseResourceVariable(
+        trainable=False,
+        shape=original.shape,
+        dtype=dtype,
+        handle=values.handle,
+        constraint=original.constraint,
+        distribute_strategy=getattr(original, "_distribute_strategy", None),
+        unique_id=getattr(original, "_unique_id", None) or values._unique_id,
+        handle_name=original.name.partition(":")[0],
+        initial_value=getattr(values, "_initial_value", None),
+        initializer_op=getattr(values, "_initializer_op", None),
+        is_initialized_op=getattr(values, "_is_initialized_op", None),
+    )
+    made.stands_for = original
+    if has_key:
+        made._distributed_container = lambda: original
+    return made
+
+
+def original_of(variable: Any) -> Any:
+    """The variable that a `stand_in` stands for; any other is itself."""
+    return getattr(variable, "stands_for", variable)

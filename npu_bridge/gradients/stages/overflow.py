@@ -12,6 +12,7 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
 
@@ -130,18 +131,17 @@ def _changed_and_their_sources(step):
 class NarrowVariableGuard(Stage):
     """Keeps the old value of every element of a 16-bit variable or slot whose new value is not finite.
 
-    An optimizer does its arithmetic in the dtype of the variable. In float16 the square of 300 is infinite and Adam's
-    epsilon of 1e-8 is zero, so that a usable gradient can still make an Inf or a NaN. Variables of 32 and 64 bits are
-    left alone, and cost nothing.
+    An optimizer does its arithmetic in float32, but in float16 what is above 65504 is infinite, so that a usable
+    gradient can still make an Inf. Variables of 32 and 64 bits are left alone, and cost nothing.
     """
 
     place = "guard"
 
     def gate(self, step, apply):
         updated = [variable for grad, variable in step.grads_and_vars if grad is not None]
-        if not any(_is_narrow(variable) for variable in updated):
+        if not any(is_narrow(variable) for variable in updated):
             return apply()
-        narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
+        narrow = [variable for variable in [*updated, *step.make_slots()] if is_narrow(variable)]
         old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
             update = apply()
@@ -151,11 +151,6 @@ class NarrowVariableGuard(Stage):
                 new = variable.read_value()
                 kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
         return update if update is None or tf.executing_eagerly() else tf.group(update, *kept)
-
-
-def _is_narrow(variable):
-    dtype = variable.dtype.base_dtype
-    return dtype.is_floating and dtype.size < tf.float32.size
 
 
 class SkipRecord(Stage):
