@@ -220,9 +220,7 @@ TOGETHER = {
     "evaluation": lambda lines: _estimator(_apart, lines, "evaluate"),
     "prediction": lambda lines: _estimator(_apart, lines, "predict"),
     "in place": lambda lines: _session(lambda: npu_distributed_optimizer_wrapper(_sgd()), lines),
-    "in place, Keras": lambda lines: _fit(
-        lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines
-    ),
+    "in place, Keras": lambda lines: _fit(lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines),
     "in place, Keras eagerly": lambda lines: _fit_eagerly(
         lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines
     ),
