@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
-from npu_bridge.gradients import collections
+from npu_bridge.gradients import collections, training_apart
 from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
@@ -50,6 +50,7 @@ class Pipeline:
         self._stages = in_order(stages, owner)
         self._has_compared = False
         self._owner = ""
+        self._exchanges_before = 0 if self.communicates else training_apart.watch_sessions()
         self._seen = SeenVariables()
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
         self._rank_values = RankValues() if has_own else None
@@ -260,6 +261,8 @@ class Pipeline:
           What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
         """
         self._watch_graph(step, ())
+        if not self.communicates:
+            training_apart.note_update(self._exchanges_before)
         self.start_alike(step)
         update_of = _noted(self._update_of(step, apply))
         for stage in reversed(self._stages):

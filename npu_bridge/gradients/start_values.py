@@ -82,7 +82,7 @@ class SeenVariables:
             )
 
 
-class _GraphCheck(first_run.Check):
+class _GraphCheck(first_run.CheckOfTransfers):
     """What the optimizers of one graph train.
 
     Attributes:
@@ -97,7 +97,7 @@ class _GraphCheck(first_run.Check):
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
 
-    def act(self, session):
+    def act(self, session, run):
         new = self.watched[self._done.get(session, 0) :]
         slots = remote_slots.of_graph(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}

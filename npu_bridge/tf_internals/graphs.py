@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -91,6 +91,22 @@ def is_branch_or_body(graph: tf.Graph) -> bool:
     from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
     return isinstance(graph, ControlFlowFuncGraph)
+
+
+def when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
+    """Has something called when the outermost function around a function that is being built is complete.
+
+    Seen in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
+
+    Returns:
+      False, and nothing will be called, where that function is built for a TF 1 graph.
+    """
+    while graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    if graph.outer_graph.get_operations():  # else the empty one that stands behind eager execution
+        return False
+    graph._add_scope_exit_callback(call)
+    return True
 
 
 def is_compiled_by_xla(graph: tf.Graph) -> bool:
