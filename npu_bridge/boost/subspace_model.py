@@ -74,8 +74,8 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     """The basis that the section `dim_reduce` of a configuration names.
 
     A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one
-    rank of each host, and written to the folder `pca_basis` in it, which holds nothing else; the others wait for it, and
-    so does nobody the next time.
+    rank of each host, and written to the folder `pca_basis` in it, which holds nothing else; the others wait for it,
+    and so does nobody the next time.
 
     Raises:
       ValueError: neither is given, or there are too few checkpoints.

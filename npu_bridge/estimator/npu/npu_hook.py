@@ -149,7 +149,8 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     A save in the middle of training for which there is no space is an error in the log: its half-written files are
     deleted, the checkpoint before it stays the latest, and the next one is tried when it is due. At the end, and when a
     session starts, the same is raised. From `begin` to `end` the folder is held: another job that would train there is
-    refused. Of a job that was killed the folder is taken over, and what it has left half-written is deleted. With `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
+    refused. Of a job that was killed the folder is taken over, and what it has left half-written is deleted. With
+    `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
 
     Args:
       checkpoint_dir: folder of the checkpoints.

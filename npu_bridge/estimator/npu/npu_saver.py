@@ -24,8 +24,8 @@ class NPUSaver(tf.compat.v1.train.Saver):
 
     It is for graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks. There every
     rank calls `save`, and rank 0 writes. Make it when the optimizer has built its update. In any other graph it is an
-    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, as long
-    as it lives: another job that would save there is refused.
+    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, as
+    long as it lives: another job that would save there is refused.
     """
 
     def save(
