@@ -127,6 +127,9 @@ def write_named(dump: Dump, folder: str) -> int:
 
     Timestamps ascend in the order of execution. Files are linked where the file system can, else copied. A name that is
     too long for a file is a number, which `mapping.csv` maps to the name.
+
+    Raises:
+      CannotTell: the folder has one of these files.
     """
     os.makedirs(folder, exist_ok=True)
     began = int(os.stat(dump.path).st_mtime) * 1_000_000
@@ -139,7 +142,7 @@ def write_named(dump: Dump, folder: str) -> int:
             name = long[-1][0]
         target = os.path.join(folder, name)
         if os.path.lexists(target):
-            os.remove(target)
+            raise CannotTell(f"{target} is there already; name a new folder.")
         try:
             os.link(os.path.join(dump.path, file), target)
         except OSError:

@@ -10,6 +10,9 @@ import click
 
 from npu_bridge._files import write_whole
 from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file, own_output
+from npu_bridge.reporting.page import PAGE_FILES
 
 __all__ = ["compare"]
 
@@ -51,15 +54,18 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
 
     try:
         if write_names is not None:
-            dump = max(read_dumps(a), key=lambda one: len(one.files))
-            count = write_named(dump, write_names)
+            with own_output(write_names, "--write-names", "npu-run compare") as own:
+                dump = max(read_dumps(a), key=lambda one: len(one.files))
+                own.clear("*")
+                count = write_named(dump, write_names)
             click.echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
+        check_file(page, "--output", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-        write_whole(page, render_comparison(found))
-    except (CannotTell, OSError) as error:
+        write_whole(page, render_comparison(found), PAGE_FILES)
+    except (CannotTell, LaunchError, OSError) as error:
         click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
         sys.exit(2)
     if as_json:

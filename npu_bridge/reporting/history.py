@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any, Callable, NamedTuple, Union
 
-from npu_bridge._files import write_whole
+from npu_bridge._files import NotOursError, write_whole
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
+_FILES = rb'^\{"(step|start)": -?\d'  # how they begin
 _log = logging.getLogger(__name__)
 
 
@@ -90,13 +91,19 @@ class History:
     def begin_session(self, step: int, ranks: int = 1) -> None:
         """Drops what came after global step `step`, marks a new start there and opens the file for rows.
 
-        The file is rewritten in one move, so a crash here leaves either the old or the new one.
+        The file is rewritten in one move, so a crash here leaves either the old or the new one. A file that is no
+        history is left alone, with a warning, and the steps are not written.
         """
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        write_whole(self.path, "".join(map(_to_line, self.entries)))
-        self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
+        path = self.path
+        try:
+            write_whole(path, "".join(map(_to_line, self.entries)), _FILES)
+        except NotOursError as error:
+            _log.warning("no steps are recorded: %s", error)
+            path = os.devnull
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
     @property
     def now(self) -> float:

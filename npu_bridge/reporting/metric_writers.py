@@ -19,6 +19,7 @@ __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
 
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
+_FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how they begin
 _PREFIX = "training"
 
 
@@ -37,12 +38,12 @@ class CsvWriter:
         """Opens the file, which keeps what was written up to `step`.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: it cannot be written, or is a file with other columns.
         """
         self.close()
         kept = _rows_until(step, self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        with new_file(self.path) as file:
+        with new_file(self.path, ours=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
         self._file = open(self.path, "a", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 

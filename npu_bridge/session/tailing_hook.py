@@ -8,6 +8,7 @@ import os
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._files import NotOursError, write_whole
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import say_once
 from npu_bridge.rewrite import TailingReport, free_the_tail
@@ -16,6 +17,7 @@ from npu_bridge.tf_internals.graphs import opened_for_changes
 _LOG = logging.getLogger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only
 REPORT_FILE = "tailing.json"
+_FILES = rb'^\{\n  "fragments": '  # how they begin
 
 
 class TailingHook(tf.estimator.SessionRunHook):
@@ -55,8 +57,10 @@ class TailingHook(tf.estimator.SessionRunHook):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
-            with open(os.path.join(self._folder, REPORT_FILE), "w") as file:
-                file.write(report.json() + "\n")
+            try:
+                write_whole(os.path.join(self._folder, REPORT_FILE), report.json() + "\n", _FILES)
+            except NotOursError as error:
+                _LOG.warning("%s", error)
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:
