@@ -9,12 +9,13 @@ import sys
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import SETTINGS, Command
 
 __all__ = ["compare"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("a")
 @click.argument("b", required=False)
 @click.option(
@@ -53,21 +54,21 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         if write_names is not None:
             dump = max(read_dumps(a), key=lambda one: len(one.files))
             count = write_named(dump, write_names)
-            click.echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
+            echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
         write_whole(page, render_comparison(found))
     except (CannotTell, OSError) as error:
-        click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
+        echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
         sys.exit(2)
     if as_json:
-        click.echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
+        echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
     else:
         for verdict in found.verdicts:
-            click.echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
+            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
-            click.echo(f"note: {note}")
-        click.echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
+            echo(f"note: {note}")
+        echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

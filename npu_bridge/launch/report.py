@@ -6,12 +6,13 @@ import os
 
 import click
 
-from npu_bridge.launch.command_line import SETTINGS, ending_on
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 
 __all__ = ["report"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("folder")
 @click.option("-o", "--output", "page", metavar="FILE", help="Default: FOLDER/report.html.")
 @click.option(
@@ -30,4 +31,4 @@ def report(folder: str, page: str | None, timeline: str | None):
 
     with ending_on(NoRunError, OSError, command="report"):
         made = write_page(folder, page, timeline)
-    click.echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")
+    echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")
