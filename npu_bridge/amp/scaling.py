@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
@@ -16,7 +16,7 @@ from npu_bridge.options.errors import did_you_mean, message, shown
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _PREFIX = "loss_scaler"
 _NAMES = {"loss_scale": "scale", "unskipped": "good_steps", "bad_steps": "bad_steps"}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import tensorflow as tf
 
+from npu_bridge._terminal import logger
 from npu_bridge.gradients import collections
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 def saver_for_older(checkpoint: str, **saver_arguments):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
@@ -21,7 +21,7 @@ from npu_bridge.gradients.step_report import StepReport, report_of
 from npu_bridge.options.errors import message
 from npu_bridge.tf_internals.training import track
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class PipelineOptimizer(tf.compat.v1.train.Optimizer):

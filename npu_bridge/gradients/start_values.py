@@ -18,13 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.tf_internals.sessions import run_quietly
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _SHOWN = 3
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"

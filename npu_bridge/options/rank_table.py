@@ -12,6 +12,7 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import open_file
 from npu_bridge.options import environment
 
 # As many ranks as the documentation names, and a file large enough to list them.
@@ -91,7 +92,7 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         return None
     where = f"rank table {os.fspath(chosen)}"
     try:
-        with open(chosen, "rb") as file:
+        with open_file(chosen, "rb") as file:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")

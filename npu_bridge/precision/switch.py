@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Callable
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.options import AccelerateTrainMode, environment
 from npu_bridge.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class Switch:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import write_whole
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
@@ -50,8 +51,8 @@ class ReplaySteps(HookOfTraining):
         self._losses.append(None if self.training.loss is None else float(run_values.results))
         if len(self._losses) < self._replay.steps:
             return
-        with open(self._verdict, "w", encoding="utf-8") as file:
-            json.dump({"steps": len(self._losses), "differences": self._differences()}, file, indent=1)
+        found = {"steps": len(self._losses), "differences": self._differences()}
+        write_whole(self._verdict, json.dumps(found, indent=1))  # all that a replay is for
         raise SystemExit(0)
 
     def _differences(self) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import tensorflow as tf
 
+from npu_bridge._terminal import logger
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

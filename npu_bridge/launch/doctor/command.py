@@ -8,7 +8,7 @@ import sys
 import click
 from rich.console import Console
 
-from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
@@ -18,7 +18,7 @@ from npu_bridge.options.environment import read_variable, write_variable
 __all__ = ["doctor", "examine"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.option("--config", metavar="FILE", help="A configuration file (TOML): what would it do here?")
 @click.option("--rank-table", metavar="FILE", help="A rank table (JSON): is it right, and which servers are here?")
 @click.option(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import RefusedFileError, open_file, read_text
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
 
@@ -86,9 +87,12 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
 
 def _find_history(path: str, facts: Mapping[str, Any]) -> History:
     """The one the training has named, or the usual one."""
-    names = (facts.get("history"), HISTORY_FILE)
-    paths = [os.path.join(path, name) for name in names if isinstance(name, str)]
-    return History(next(filter(os.path.isfile, paths), paths[-1]))
+    named = facts.get("history")
+    names = [named] if isinstance(named, str) else []
+    for name in [*names, HISTORY_FILE]:
+        with contextlib.suppress(FileNotFoundError), open_file(name, within=path):
+            return History(os.path.join(path, name))
+    return History(os.path.join(path, HISTORY_FILE))
 
 
 def _timeline(folder: str) -> Timeline | None:
@@ -96,7 +100,7 @@ def _timeline(folder: str) -> Timeline | None:
     if not facts:
         return None
     try:
-        picture = Path(folder, _PICTURE).read_text(encoding="utf-8")
+        picture = read_text(_PICTURE, within=folder)
         by_rank: dict[int, list[tuple[float, float]]] = {}
         for trace in facts["traces"]:
             by_rank.setdefault(trace["rank"], []).append((trace["duration_ms"], trace["exposed_ms"]))
@@ -104,13 +108,17 @@ def _timeline(folder: str) -> Timeline | None:
             rank: tuple(statistics.median(column) for column in zip(*pairs)) for rank, pairs in sorted(by_rank.items())
         }
         return Timeline(picture, facts["steps"], facts["step_ms"], facts["exposed_ms"], medians)
+    except RefusedFileError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _json(path: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_text(os.path.basename(path), within=os.path.dirname(path)))
+    except RefusedFileError:
+        raise
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
