@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from npu_bridge.collective.fragments import are_ascending_positions
 from npu_bridge._reading import read_text
+from npu_bridge.collective.fragments import are_ascending_positions
 from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
@@ -27,7 +28,7 @@ def _is_whole(least):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_path(value):

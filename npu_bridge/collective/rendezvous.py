@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 from typing import Any, Callable
@@ -11,7 +12,7 @@ from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
-# When to speak of ranks that have not come, as `npu-run` does of all that wait; at half of the limit where that is less.
+# When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.
 _WARN_SECS = 60.0
 _END_SECS = 5.0
 _LOG = logging.getLogger(__name__)
@@ -61,15 +62,16 @@ def meet(
     first_secs = min(_WARN_SECS, limit / 2)
     thread.join(first_secs)
     if thread.is_alive():
-        _LOG.warning("%s", _missing(store.missing(size), what, f"for {first_secs:g} of {limit} seconds"))
+        _LOG.warning("%s", not_here(store.missing(size), what, f"for {first_secs:g} of {limit} seconds"))
         thread.join(min(limit - first_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end, thread, give_up)
-        raise RanksMissingError(_missing(store.missing(size), what, f"within {limit} seconds"))
+        raise RanksMissingError(not_here(store.missing(size), what, f"within {limit} seconds"))
     if "error" in outcome:
-        absent = store.missing(size)
-        if absent:
-            raise RanksMissingError(_missing(absent, what, "before it ended")) from outcome["error"]
+        with contextlib.suppress(OSError):  # the store of a job that is ending may be gone
+            absent = store.missing(size)
+            if absent:
+                raise RanksMissingError(not_here(absent, what, "before it ended")) from outcome["error"]
         raise outcome["error"]
     return outcome["value"]
 
@@ -80,7 +82,7 @@ def _end(thread, give_up):
     thread.join(_END_SECS)
 
 
-def _missing(missing: list[int], what: str, since: str) -> str:
+def not_here(missing: list[int], what: str, since: str) -> str:
     """The sentence that names the ranks which did not come to make groups."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
     return (

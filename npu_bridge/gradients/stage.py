@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import KnownKeywords, message
 
 
 @dataclasses.dataclass
@@ -125,7 +125,7 @@ PLACES = (
 )
 
 
-class Stage:
+class Stage(KnownKeywords):
     """One gradient transformation. Every hook leaves what it gets unchanged unless a stage overrides it.
 
     A pipeline calls each hook of all its stages before the next hook, in this order:

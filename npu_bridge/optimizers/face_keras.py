@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._plain_config import plain
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
@@ -36,9 +37,11 @@ class _KerasFace:
 
     Attributes:
       rule_class: set by each optimizer.
+      other_keywords: arguments that are not the rule's.
     """
 
     rule_class: type = Rule
+    other_keywords = _OF_ALL
     iterations: Any
 
     def _take_rule(self, arguments, groups):
@@ -57,7 +60,7 @@ class _KerasFace:
             mend = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", mend))
         # Keras puts wrappers of its own around lists and dictionaries that are attributes.
-        return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
+        return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
         treatment = self._groups.of(variable)
@@ -137,7 +140,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """The rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = {key: base[key] for key in ("name", *_OF_ALL)}
+        own = plain({key: base[key] for key in ("name", *_OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
@@ -199,4 +202,4 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
 
     def get_config(self):
         """The rule's arguments and those of every legacy Keras optimizer."""
-        return {**super().get_config(), **self._rule_config()}
+        return {**plain(super().get_config()), **self._rule_config()}

@@ -21,13 +21,13 @@ from npu_bridge.gradients.loss_scale_rule import (
     scale_variable,
     write_values,
 )
-from npu_bridge.options.errors import message, shown
+from npu_bridge.options.errors import KnownKeywords, message, shown
 from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
 
-class LossScaleManager(tf.Module, abc.ABC):
+class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
     """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
 
     @abc.abstractmethod

@@ -20,6 +20,7 @@ from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
+from npu_bridge.options.errors import unknown_keyword
 
 __all__ = [
     "KerasDistributeOptimizer",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _LOG = logger(__name__)
+_WITHOUT_EFFECT = ("clipnorm", "clipvalue", "global_clipnorm", "lr", "decay")
 
 
 class NPUOptimizer(PipelineOptimizer):
@@ -63,8 +65,9 @@ class NPUOptimizer(PipelineOptimizer):
     Raises:
       TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` or
         `gradient_split_groups` is no list.
-      ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or `opt` itself already averages
-        gradients or scales the loss where this optimizer is to be distributed, or `wire` is no wire format.
+      ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or
+        `opt` itself already averages gradients or scales the loss where this optimizer is to be distributed, or `wire`
+        is no wire format.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -217,9 +220,8 @@ def npu_distributed_optimizer_wrapper(optimizer):
 
 
 def _check_without_effect(keywords):
-    unknown = sorted(set(keywords) - {"clipnorm", "clipvalue", "global_clipnorm", "lr", "decay"})
-    if unknown:
-        raise TypeError(f"KerasDistributeOptimizer() got an unexpected keyword argument {unknown[0]!r}")
+    for name in sorted(set(keywords) - set(_WITHOUT_EFFECT)):
+        raise unknown_keyword("KerasDistributeOptimizer", name, ("optimizer", "name", *_WITHOUT_EFFECT))
     if keywords:
         _LOG.warning(
             "KerasDistributeOptimizer: %s has no effect here. Give it to the optimizer inside.", ", ".join(keywords)

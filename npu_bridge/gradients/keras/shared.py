@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._plain_config import plain
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
@@ -92,14 +93,22 @@ class PipelineMixin(delegating_trackable()):
 
     def get_config(self) -> dict:
         """The inner optimizer and the settings, as JSON knows them."""
-        return {"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()}
+        return plain({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The counterpart of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
-        optimizer = tf.keras.optimizers.deserialize(
-            inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
+        # In .h5 files Keras takes an optimizer of a user's that is called as one of its own for that.
+        made_by = tf.keras.utils.get_registered_object(
+            inner.get("registered_name") or inner["class_name"], custom_objects
+        )
+        optimizer = (
+            tf.keras.optimizers.deserialize(
+                inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
+            )
+            if made_by is None
+            else made_by.from_config(inner["config"])
         )
         return cls(optimizer, KerasSettings.from_config(config))
 

@@ -15,7 +15,7 @@ from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_r
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
-from npu_bridge.options.errors import message, say_once, shown
+from npu_bridge.options.errors import check_count, message, say_once, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -53,14 +53,9 @@ class Adasum(AllReduce):
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
-        expected, mend = "ranks, at least 1, or 'host'", "Leave it out to combine every two ranks."
-        if averaged_ranks != "host":
-            if isinstance(averaged_ranks, (bool, str)) or not isinstance(averaged_ranks, int):
-                problem = "averaged_ranks is no number of ranks"
-                raise TypeError(message("Adasum", problem, expected, shown(averaged_ranks), mend))
-            if averaged_ranks < 1:
-                problem, got = "averaged_ranks is out of range", shown(averaged_ranks)
-                raise ValueError(message("Adasum", problem, expected, got, mend))
+        mend = "Leave it out to combine every two ranks."
+        if not isinstance(averaged_ranks, str) or averaged_ranks != "host":
+            check_count("Adasum", "averaged_ranks", averaged_ranks, mend, what="'host', or a number of ranks")
         if on not in ("gradients", "weights"):
             expected, mend = "'gradients' or 'weights'", "Leave it out to combine gradients."
             raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))
