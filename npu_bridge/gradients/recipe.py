@@ -89,7 +89,7 @@ def _words_of_drop(wire_dtype, owner):
     """What is said of the first step that is dropped without a loss scale."""
     if wire_dtype == tf.float16:
         return (
-            f"{owner}: a step was dropped, because a gradient is not finite in float16, in which gradients are sent; no "
+            f"{owner}: a step was dropped, because a gradient is not finite in float16, in which it is sent; no "
             f"loss scale will move, so that every step like it is dropped. Write wire='bfloat16', which has the range "
             f"of float32, or wire='none'."
         )

@@ -1,4 +1,4 @@
-"""Ranks that bring nothing together say so before the first step; those that do, and all that is no training, do not."""
+"""Ranks that bring nothing together say so before the first step; those that do, or do not train, say nothing."""
 
 from __future__ import annotations
 
