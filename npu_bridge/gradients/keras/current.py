@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
-
-_LOG = logging.getLogger(__name__)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -73,12 +70,14 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         """The inner optimizer's variables, then those of the pipeline's stages."""
         return type(self._optimizer.variables)([*self._optimizer.variables, *self.state_variables])
 
+    def save_own_variables(self, store):
+        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        super().save_own_variables(store)
+        note_names(store, len(self._inner_variables()), self.state_variables)
+
     def load_own_variables(self, store):
-        """Takes the values a `.keras` file holds; one that was saved without loss scaling has none for it."""
-        if self.state_variables and len(store.keys()) == len(self._inner_variables()):
-            _LOG.warning("%s: the file holds no loss scale; it starts from its initial value.", self.name)
-            self._optimizer.load_own_variables(store)
-        else:
+        """Takes the values that such a file holds, also where it was saved with other stages."""
+        if not load_by_name(store, self._inner_variables(), self.state_variables):
             super().load_own_variables(store)
 
     def get_config(self):

@@ -52,6 +52,7 @@ class PipelineMixin(delegating_trackable()):
         self._optimizer = optimizer
         self._settings = settings
         self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
+        pipeline.restored_optimizer = lambda: optimizer
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
