@@ -48,6 +48,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
         pipeline.optimizer_variables = lambda: self._inner.variables()
+        pipeline.restored_optimizer = lambda: self
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track(self, state, name)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from npu_bridge._terminal import logger
 from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
-
-_LOG = logger(__name__)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -76,17 +74,15 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
         """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables."""
         return type(self._optimizer.variables)(self._all_variables())
 
+    def save_own_variables(self, store):
+        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        super().save_own_variables(store)
+        note_names(store, len(self._inner_variables()), self._own_variables())
+
     def load_own_variables(self, store):
-        """Takes the values a `.keras` file holds; one that was saved without loss scaling has none for it."""
-        values = [store[str(number)] for number in range(len(store.keys()))]
-        held = self._variables_of([value.shape for value in values])
-        if held is None:
+        """Takes the values that such a file holds, also where it was saved with other stages."""
+        if not load_by_name(store, self._inner_variables(), self._own_variables()):
             super().load_own_variables(store)
-            return
-        if self.state_variables and not {id(held_one) for held_one in held} >= set(map(id, self.state_variables)):
-            _LOG.warning("%s: the file holds no loss scale; it starts from its initial value.", self.name)
-        for variable, value in zip(held, values):
-            variable.assign(value)
 
     def get_config(self):
         return {**super().get_config(), "is_legacy_optimizer": False}

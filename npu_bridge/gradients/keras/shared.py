@@ -56,6 +56,7 @@ class PipelineMixin(delegating_trackable()):
         self._optimizer = optimizer
         self._settings = settings
         self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
+        pipeline.restored_optimizer = lambda: optimizer
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
@@ -122,7 +123,10 @@ class PipelineMixin(delegating_trackable()):
 
     def _all_variables(self):
         """The inner optimizer's variables, those of the stages, and those that stand for variables of 16 bits."""
-        return [*self._inner_variables(), *self.state_variables, *self._pipeline.inner.stand_ins.kept]
+        return [*self._inner_variables(), *self._own_variables()]
+
+    def _own_variables(self):
+        return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
 
     def _variables_of(self, shapes):
         """Those that a file holds whose values have these shapes; it may be without the last ones, or the stages'."""
