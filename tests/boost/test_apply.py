@@ -168,7 +168,7 @@ def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, cap
     config = manual("dim_reduce", dim_reduce={"n_components": 3, "weight_load_dir": str(tmp_path)})
     made = boost.apply(model, config=config)
     assert made is model and "steps along 3 directions" in capsys.readouterr().out
-    (basis,) = tmp_path.glob("pca_basis_*.npy")
+    (basis,) = tmp_path.glob("pca_basis/pca_basis_*.npy")
     moving = model.get_layer("last").moving_mean.numpy()
     before = [variable.numpy() for variable in model.trainable_variables]
     result = made.train_on_batch(*batch(), return_dict=True)
@@ -349,4 +349,4 @@ def test_ranks_take_the_same_steps_in_a_subspace_that_one_of_them_computes(on_ra
     for left, right, start in zip(mine, other, small_model().get_weights()):
         np.testing.assert_array_equal(left, right)
         assert not np.array_equal(left, start)
-    assert len(list(tmp_path.glob("pca_basis_*.npy"))) == 1
+    assert len(list(tmp_path.glob("pca_basis/pca_basis_*.npy"))) == 1
