@@ -8,8 +8,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -22,40 +20,9 @@ from npu_bridge._held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.session import ModelDirInUseError, hold_model_dir
-from tests.warm_python import REPOSITORY
+from tests.holding import LOCK, held_by_another, leave_by_the_dead, python
 
 tf1 = tf.compat.v1
-LOCK = ".training.lock"
-
-
-def python(code, *arguments, **options):
-    """A process without TensorFlow."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, text=True, **options)
-
-
-HOLD = """
-import os, signal, sys
-from npu_bridge._held_folders import hold_folder
-hold = hold_folder(sys.argv[1], "training", "a training")
-print("held", flush=True)
-sys.stdin.read()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def held_by_another(folder):
-    """A process that holds a folder until its input ends; then it dies without a word."""
-    process = python(HOLD, folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def leave_by_the_dead(folder):
-    process = held_by_another(folder)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and (folder / LOCK).exists()
 
 
 def take(folder):
@@ -317,11 +284,9 @@ def test_beside_a_training_others_read_and_do_not_train(tmp_path, warm_python):
     estimator = estimator_of(folder)
     estimator.train(input_fn, hooks=[Beside()], max_steps=4)
     lines = said[0].splitlines()
-    refused = (
-        f"ModelDirInUseError model_dir: {folder} is in use. Expected a folder that no other job uses; got a training, "
-    )
+    refused = f"ModelDirInUseError model_dir: {folder} is in use. Expected a folder that no other job uses; got a "
     for name, line in zip(("train", "train_and_evaluate", "session", "saver"), lines):
-        assert line.startswith(f"{name} {refused}got a training, process {os.getpid()} on "), said[0]
+        assert line.startswith(f"{name} {refused}training, process {os.getpid()} on "), said[0]
     assert lines[4:] == ["evaluate done", "predict done", "export done"], said[0]
     assert LOCK not in os.listdir(folder), "given back in the end"
     ended = warm_python.run([tmp_path / "beside.py", folder], cwd=tmp_path)
@@ -365,19 +330,4 @@ def test_a_killed_job_is_taken_over_and_what_it_left_is_cleared(tmp_path, caplog
     with pytest.raises(ModelDirInUseError):
         estimator_of(tmp_path).train(input_fn, max_steps=3)
     assert left() == leftovers
-    process.communicate()
-
-
-def test_only_the_chief_of_a_cluster_holds_the_folder(tmp_path, monkeypatch):
-    process = held_by_another(tmp_path)
-    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
-    for kind, refuses in (("chief", True), ("worker", False)):
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}}))
-        estimator = estimator_of(tmp_path)
-        monkeypatch.setattr(estimator, "_train_alone", lambda *_: "begun")
-        if refuses:
-            with pytest.raises(ModelDirInUseError):
-                estimator.train(input_fn, max_steps=1)
-        else:
-            assert estimator.train(input_fn, max_steps=1) == "begun"
     process.communicate()
