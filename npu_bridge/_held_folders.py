@@ -343,8 +343,8 @@ def _explain(owner: _Owner, folder: str) -> str:
     stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
     known = f" ({stop})" if process.isdigit() else ""
     return (
-        f"{folder} is in use. Expected a folder that no other job uses; got {_shown(facts, 'what')}, {_name_of(facts)}, "
-        f"since {_shown(facts, 'since')}. Wait for its end, stop it{known}, or name another folder."
+        f"{folder} is in use. Expected a folder that no other job uses; got {_shown(facts, 'what')}, "
+        f"{_name_of(facts)}, since {_shown(facts, 'since')}. Wait for its end, stop it{known}, or name another folder."
     )
 
 

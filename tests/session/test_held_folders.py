@@ -240,7 +240,7 @@ def saver():
     with tf.Graph().as_default(), tf1.Session() as session:
         variable = tf1.get_variable("variable", [])
         session.run(variable.initializer)
-        NPUSaver().save(session, folder + "/model.ckpt", 1)
+        NPUSaver().save(session, folder + "/other", 1, write_state=False)
 
 def export():
     receiver = tf.estimator.export.build_raw_serving_input_receiver_fn({"x": tf.constant([1.0])})
