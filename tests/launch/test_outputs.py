@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -27,6 +28,8 @@ from npu_bridge.launch.explain import explain
 from npu_bridge.launch.predict.command import plan
 from npu_bridge.launch.record import record, replay
 from npu_bridge.launch.report import report
+from npu_bridge.reporting import CsvWriter
+from npu_bridge.reporting.picture_style import PICTURE_FILES, svg_picture
 from tests.launch.launching import ROOT, finish, npu_run, read_until, start, write_script
 from tests.reporting.test_page import write_history
 
@@ -374,6 +377,27 @@ def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypa
             assert ended.exit_code in (0, 1), ended.output
             assert os.path.getsize(made) > 1000
             os.truncate(made, 900)  # so that the second time is seen
+
+
+def test_a_migration_report_is_written_again(tmp_path):
+    write_script(tmp_path, "print('ran')")
+    for _ in range(2):
+        assert npu_run("--report", "r.json", "train.py", cwd=tmp_path)[0] == 0
+        assert json.loads((tmp_path / "r.json").read_text())["script"] == "train.py"
+
+
+def test_what_commands_write_is_known_by_its_beginning(tmp_path):
+    assert re.search(PICTURE_FILES, svg_picture(["<g/>"], 100, 50, "#888", "", attributes=' role="img"').encode())
+    assert not re.search(PICTURE_FILES, b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10">\n<style>')
+    numbers = CsvWriter(str(tmp_path / "numbers.csv"))
+    for step in (0, 1):
+        numbers.begin(step)
+        numbers.write(step + 1, {"loss": 1.0}, None)
+        numbers.close()
+    (tmp_path / "mine.csv").write_text("step,weight\n1,2.0\n")
+    with pytest.raises(FileExistsError, match=r"mine.csv is a file that npu_bridge did not make"):
+        CsvWriter(str(tmp_path / "mine.csv")).begin(0)
+    assert (tmp_path / "mine.csv").read_text() == "step,weight\n1,2.0\n"
 
 
 def test_what_a_command_lists_is_json(tmp_path):
