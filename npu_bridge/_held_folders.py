@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import threading
@@ -239,7 +240,7 @@ def _place(own: str, path: str, text: str) -> bool:
         os.link(own, path)
         return True
     except FileExistsError:
-        return False
+        return _read_text(path) == text  # a file server whose first answer was lost says so of our own link
     except OSError:  # a file system without links: for a moment the file is there and empty
         try:
             with open(path, "x", encoding="utf-8") as file:
@@ -328,23 +329,22 @@ def _start_of(process: int) -> str | None:
 
 
 def _name_of(facts: dict[str, Any]) -> str:
-    host, process = (_shown(facts.get(key, "unknown")) for key in ("host", "process"))
-    return f"process {process} on {host}"
+    return f"process {_shown(facts, 'process')} on {_shown(facts, 'host')}"
 
 
-def _shown(value: Any) -> str:
-    """A word from a lock file, without anything that a terminal would obey."""
-    return "".join(each if each.isprintable() else "?" for each in str(value))[:100]
+def _shown(facts: dict[str, Any], key: str) -> str:
+    """What a lock file says, if it is words and numbers only: anybody can write one, and people copy what they read."""
+    text = str(facts.get(key))
+    return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
 
 
 def _explain(owner: _Owner, folder: str) -> str:
-    facts, process = owner.facts, _shown(owner.facts.get("process", "?"))
-    is_here = facts.get("host") == socket.gethostname()
-    stop = f"kill {process}" if is_here else f"ssh {_shown(facts.get('host', '?'))} kill {process}"
-    what, since = _shown(facts.get("what", "a job")), _shown(facts.get("since", "an unknown time"))
+    facts, process, host = owner.facts, _shown(owner.facts, "process"), _shown(owner.facts, "host")
+    stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
+    known = f" ({stop})" if process.isdigit() else ""
     return (
-        f"{folder} is in use. Expected a folder that no other job uses; got {what}, {_name_of(facts)}, since {since}. "
-        f"Wait for its end, stop it ({stop}), or name another folder."
+        f"{folder} is in use. Expected a folder that no other job uses; got {_shown(facts, 'what')}, "
+        f"{_name_of(facts)}, since {_shown(facts, 'since')}. Wait for its end, stop it{known}, or name another folder."
     )
 
 

@@ -30,8 +30,7 @@ def removals_of(tree):
     for node in ast.walk(tree):  # of a pathlib.Path: a text's `replace` takes two arguments
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
             if node.func.attr in ("replace", "rename") and len(node.args) == 1:
-                if not ast.unparse(node.func.value).endswith("step"):
-                    if ast.unparse(node.func) != "dataclasses.replace":
+                if ast.unparse(node.func) != "dataclasses.replace":
                     yield node.lineno, node.func.attr
 
 

@@ -189,7 +189,8 @@ def run_script(
         _check_script(script)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         plan = plan_job(size, hosts, hostfile, rank_table)
-        _take_outputs(outputs, plan, log_dir, repeat and out, recording, report)
+        repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out))
+        _take_outputs(outputs, plan, log_dir, repeats, recording, report)
         if verbose or environment.is_flag_on(environment.VERBOSE):
             environment.write_variable(environment.VERBOSE, 1)
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -208,8 +209,8 @@ def run_script(
         def run(words: list[str]) -> int:
             return _run_again(functools.partial(run_ranks, script, words, plan, log_dir, stall_secs), restarts)
 
-        if repeat is not None:
-            sys.exit(Repeats(repeat, vary, os.path.abspath(out)).run(given, run, _say))
+        if repeats is not None:
+            sys.exit(repeats.run(given, run, _say))
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
         code = run(given)
@@ -226,7 +227,7 @@ def _take_outputs(
     outputs: contextlib.ExitStack,
     plan: Plan,
     log_dir: str | None,
-    repeats: str | None,
+    repeats: Repeats | None,
     recording: Recording | None,
     report: str | None,
 ) -> None:
@@ -239,7 +240,7 @@ def _take_outputs(
         for rank in range(plan.size):
             check_file(os.path.join(own.path, f"rank_{rank}.log"), "--log-dir", LOG_FILES)
     if repeats is not None:
-        outputs.enter_context(own_output(repeats, "--out", holds=holds))
+        outputs.enter_context(own_output(repeats.folder, "--out", holds=holds)).check(*repeats.names)
     if recording is not None:
         outputs.enter_context(own_output(recording.folder, "--timeline-dir", holds=holds)).clear(*FILES)
 

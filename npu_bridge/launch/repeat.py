@@ -36,6 +36,11 @@ class Repeats(NamedTuple):
     vary: str
     folder: str
 
+    @property
+    def names(self) -> list[str]:
+        """What the folders of the runs are called."""
+        return [os.path.basename(folder_of(self.folder, number)) for number in range(self.count)]
+
     def run(self, arguments: Sequence[str], run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
         """Runs them one after the other; stops at the first that fails.
 
@@ -49,7 +54,7 @@ class Repeats(NamedTuple):
           LaunchError: the folder holds something else than repeats, or cannot be written.
         """
         with own_output(self.folder, "--out") as own:
-            own.check(*(os.path.basename(folder_of("", number)) for number in range(self.count)))
+            own.check(*self.names)
             return self._run_in(own, arguments, run, say)
 
     def _run_in(self, own: OwnFolder, arguments, run, say) -> int:
