@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge._reading import read_text
+from npu_bridge._reading import read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
@@ -98,7 +98,7 @@ class Bisection:
         """
         self._go_on()
         self._measure()
-        operators = [Operator(**each) for each in json.loads(read_text(_OPERATORS, within=self.folder))]
+        operators = [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -120,7 +120,7 @@ class Bisection:
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
-        state = json.loads(read_text(path, within=self.folder))
+        state = read_json(path, within=self.folder)
         if state["asked"] != self._asked:
             changed = ", ".join(name for name, value in self._asked.items() if state["asked"].get(name) != value)
             raise LaunchError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge._files import write_whole
@@ -49,7 +50,7 @@ def summarize(history: History) -> Summary:
         ranks=history.starts[-1].ranks if history.starts else 1,
         steps=rows[-1].step if rows else 0,
         first_loss=losses[0] if losses else None,
-        last_loss=math.fsum(last) / len(last) if last else None,
+        last_loss=_mean(last) if last else None,
         skipped_steps=history.skipped_steps,
         loss_scale=rows[-1].loss_scale if rows else None,
         steps_per_sec=_steps_per_sec(history),
@@ -76,6 +77,13 @@ def format_summary(summary: Summary) -> str:
     if summary.steps_per_sec:
         parts.append(f"{format_rate(summary.steps_per_sec)} steps/s")
     return ", ".join(parts)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:  # of numbers near the largest there is
+        return sum(number / len(numbers) for number in numbers)
 
 
 def _steps_per_sec(history: History) -> float | None:

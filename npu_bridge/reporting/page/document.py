@@ -12,6 +12,7 @@ from typing import Any
 
 from npu_bridge import __version__
 from npu_bridge._files import write_whole
+from npu_bridge._terminal import visible
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
@@ -80,8 +81,9 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
       title: of the page, as text.
       body, scripts: HTML; the latter stands behind the former.
       command: what makes such pages.
+    Control characters are shown: a page that has them is no valid HTML.
     """
-    return (
+    return visible(
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
