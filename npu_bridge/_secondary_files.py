@@ -99,7 +99,7 @@ class Secondary:
             return
         self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
         self.is_stopped, self.reason = True, reason_of(error)
-        self._say(f"{self.what} is not written any more: {self.reason}; the training goes on without it")
+        self._say(f"{self.what} is not written any more: {self.reason}; the rest goes on without it")
 
 
 class GrowingFile:

@@ -9,7 +9,8 @@ import sys
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge._terminal import echo
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import echo, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 
 __all__ = ["compare"]
@@ -59,16 +60,19 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-        write_whole(page, render_comparison(found))
     except (CannotTell, OSError) as error:
-        echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
+        problem = json_text(json.dumps({"inside": None, "problem": str(error)}))
+        echo(problem if as_json else f"cannot be told: {error}")
         sys.exit(2)
+    written = Secondary(f"the page {page}", say=found.notes.append)
+    is_written = written.attempt(write_whole, page, render_comparison(found))
     if as_json:
-        echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
+        echo(json_text(json.dumps({**found.plain(), "page": os.path.abspath(page) if is_written else None}, indent=1)))
     else:
         for verdict in found.verdicts:
             echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
             echo(f"note: {note}")
-        echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
+        if is_written:
+            echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.reporting.history import History, laid_out
 from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
 
@@ -60,10 +61,10 @@ def summarize(history: History) -> Summary:
 def write_summary(summary: Summary, path: str) -> None:
     """Writes the summary as a JSON object with the names above; it appears complete or not at all.
 
-    A number that is not finite is written as null: JSON has no NaN.
+    A number that is not finite is written as null: JSON has no NaN. Where it cannot be written, a warning says why.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    write_whole(path, json.dumps(fields, indent=2) + "\n")
+    Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
