@@ -98,11 +98,9 @@ def test_what_is_written_beside_a_training_is_attempted():
 def test_files_are_read_in_one_way():
     found = []
     for path, _, call in calls_in(READING):
-        is_reading = (opens(call) == "r" and "devnull" not in ast.unparse(call)) or (
-            name_of(call) in READERS
-            and owner_of(call)
-            and (name_of(call) != "load" or owner_of(call) in ("np", "json"))
-        )
+        is_reading = opens(call) == "r" and "devnull" not in ast.unparse(call)
+        if name_of(call) in READERS and owner_of(call):
+            is_reading = name_of(call) != "load" or owner_of(call) in ("np", "json")
         # Of an array that is open; of what is no file.
         is_open = call.args and ast.unparse(call.args[0]) in ("file", "session")
         if is_reading and not is_open and path not in READ_OTHERWISE:

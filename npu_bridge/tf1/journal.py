@@ -9,6 +9,8 @@ import types
 import zlib
 from typing import NamedTuple
 
+from npu_bridge._terminal import echo
+
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
 
 # What is below `contrib` asks like anybody else.
