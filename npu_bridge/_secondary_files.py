@@ -6,6 +6,7 @@ a training that cannot keep its state ends.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import secrets
@@ -120,15 +121,15 @@ class GrowingFile:
         what: str,
         begin: Callable[[], None] | None = None,
         gap: str = "",
-        kept_bytes: int = _KEPT_BYTES,
+        kept_bytes: int | None = None,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.path = os.fspath(path)
         self.secondary = Secondary(f"{what} {self.path}", say=say, clock=clock)
-        self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes
+        self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes or _KEPT_BYTES
         self._file: int | None = None
-        self._kept: list[bytes] = []
+        self._kept: collections.deque[bytes] = collections.deque()
         self._lost = 0
 
     def open(self) -> None:
@@ -161,23 +162,23 @@ class GrowingFile:
             self._close()  # somebody has removed it
         if self._file is None:
             self.open()
-        text = b"".join(self._kept)
-        if self._lost and self._gap:
-            text = self._gap.format(count=self._lost, reason=self.secondary.reason).encode() + text
         try:
-            _append(self._file, text)
+            if self._lost and self._gap:
+                _append(self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode())
+            self._lost = 0
+            while self._kept:  # one by one: there may be room for some
+                _append(self._file, self._kept[0])
+                self._kept.popleft()
         except OSError:
             self._close()  # a file system may be gone for good and come back under the same name
             raise
-        self._kept.clear()
-        self._lost = 0
 
     def _forget(self) -> None:
         """Keeps the latest of what could not be written."""
         size = sum(map(len, self._kept))
         while size > self._kept_bytes:
             size -= len(self._kept[0])
-            self._lost += len(self._kept.pop(0))
+            self._lost += len(self._kept.popleft())
 
     def _close(self) -> None:
         if self._file is not None:

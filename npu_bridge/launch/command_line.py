@@ -13,7 +13,7 @@ from typing import Any, Callable, NoReturn
 
 import click
 
-from npu_bridge._terminal import echo, silence
+from npu_bridge._terminal import echo, flush_or_silence, silence
 
 __all__ = ["EPILOG", "SETTINGS", "Command", "ending_on", "fail", "launcher_options"]
 
@@ -45,6 +45,8 @@ class Command(click.Command):
             fail(text.getvalue().rstrip("\n"), error.exit_code)
         except click.Abort:
             fail("Aborted!", 1)
+        finally:
+            flush_or_silence()
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click has it, which would take a reader that is gone for exit code 1, and so for an answer."""
