@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_bridge._reading import open_file
+from npu_bridge._reading import RefusedFileError, open_file
 from npu_bridge.compare.verdict import CannotTell
 from npu_bridge.reporting.history import for_json
 
@@ -112,6 +112,8 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, kind = read(file)
             offset, there = file.tell(), os.fstat(file.fileno()).st_size
+    except RefusedFileError:
+        raise  # whoever names such a file is not trusted with the others
     except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is no array of numpy: {reason}.") from None

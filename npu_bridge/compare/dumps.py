@@ -14,7 +14,7 @@ import shutil
 from typing import Any, NamedTuple
 
 from npu_bridge._files import new_file
-from npu_bridge._reading import open_file, read_json, whole_number
+from npu_bridge._reading import RefusedFileError, open_file, read_json, whole_number
 from npu_bridge._terminal import in_line
 from npu_bridge.compare.arrays import Stored, open_npy
 from npu_bridge.compare.names import plain_name
@@ -120,6 +120,8 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     try:
         with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except RefusedFileError:
+        raise
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
     pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
@@ -256,5 +258,7 @@ def _rank_of(path: str) -> int:
 def _read_json(folder: str, name: str) -> Any:
     try:
         return read_json(name, within=folder)
+    except RefusedFileError:
+        raise
     except (OSError, ValueError) as error:
         raise CannotTell(f"{os.path.join(folder, name)} cannot be read: {error}.") from None

@@ -1,20 +1,33 @@
-"""Good files of every kind that commands read, and the ways in which they are damaged; a seed gives the same again."""
+"""Good files of every kind that commands read, what reads them, and ways in which they are damaged, by a seed."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import random
 import re
+import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.launch.compare import compare
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.job.hosts import plan_job
+from npu_bridge.launch.predict.command import plan
+from npu_bridge.launch.predict.split import announce_split
+from npu_bridge.launch.report import report
 from tests.launch.test_hosts import write_table
 from tests.reporting.test_page import write_history
+
+# Only what hangs takes as long as this, however busy the machine is.
+LIMIT_SECS = 200
 
 WRONG = (None, True, -1, 0, 10**23, 2**63, -(2**63) - 1, 1e308, float("nan"), float("inf"), 0.5, "", "x", "nan", [], {})
 WRONG += ("\x1b[2J\x07", "../../../etc/passwd", "/etc/passwd", "1" * 300, [[]], [None], {"a": None}, "\ud800", "\0")
@@ -152,3 +165,44 @@ def _other(good: bytes, chance: random.Random) -> bytes:
     others += [b"{" * 9 + good, b"\xff\xfe" + good, good * 3, b"\x93NUMPY\x09\0" + good[8:]]
     others += [good.replace(b"<f4", b"|O8"), good.replace(b"<f4", b"|S0"), good.replace(b"False", b"True")]
     return chance.choice(others)
+
+
+@contextlib.contextmanager
+def limited():
+    def stop(*_):
+        raise AssertionError(f"more than {LIMIT_SECS} s in vain")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def run(command, path, folder, good):
+    """Exit code and output of a command about a damaged path."""
+    commands = {
+        "compare": (compare, [good, path, "-o", folder / "page.html"]),
+        "name": (compare, [path, "--write-names", folder / "out"]),
+        "pairs": (compare, [good, path, "--names", folder / "names.csv", "-o", folder / "page.html"]),
+        "report": (report, [path, "-o", folder / "page.html"]),
+        "plan": (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--ranks", "1,2", "--from-summary", path]),
+    }
+    if command in commands:
+        entry, arguments = commands[command]
+        with limited(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            done = click.testing.CliRunner().invoke(entry, list(map(str, arguments)), catch_exceptions=False)
+        return done.exit_code, done.output
+    reader = {
+        "split": lambda: announce_split(str(path)),
+        "table": lambda: plan_job(None, rank_table=str(path)),
+        "hosts": lambda: plan_job(None, hostfile=str(path)),
+    }[command]
+    try:
+        with limited():
+            reader()
+    except LaunchError as error:
+        return 2, f"npu-run: {error}\n"
+    return 0, ""
