@@ -210,7 +210,7 @@ def run_script(
         if recording is not None:
             echo(recording.conclude(plan.size), err=True)
     except LaunchError as error:
-        fail(f"npu-run: {error}")
+        fail(f"npu-run: {in_line(str(error))}")
     sys.exit(code)
 
 

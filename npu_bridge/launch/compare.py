@@ -10,7 +10,7 @@ import click
 
 from npu_bridge._files import write_whole
 from npu_bridge._secondary_files import Secondary
-from npu_bridge._terminal import echo, json_text
+from npu_bridge._terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 
 __all__ = ["compare"]
@@ -62,7 +62,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
     except (CannotTell, OSError) as error:
         problem = json_text(json.dumps({"inside": None, "problem": str(error)}))
-        echo(problem if as_json else f"cannot be told: {error}")
+        echo(problem if as_json else f"cannot be told: {in_line(str(error))}")
         sys.exit(2)
     written = Secondary(f"the page {page}", say=found.notes.append)
     is_written = written.attempt(write_whole, page, render_comparison(found))
@@ -70,9 +70,9 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         echo(json_text(json.dumps({**found.plain(), "page": os.path.abspath(page) if is_written else None}, indent=1)))
     else:
         for verdict in found.verdicts:
-            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
+            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {in_line(verdict.sentence)}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
-            echo(f"note: {note}")
+            echo(f"note: {in_line(note)}")
         if is_written:
             echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

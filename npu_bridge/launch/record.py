@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from npu_bridge._reading import read_json
+from npu_bridge._reading import open_file, read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
@@ -84,9 +84,20 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     )
 
 
+def _check_record(folder: str) -> None:
+    """Ranks read these files with numpy and TensorFlow alone, which follow links and wait for pipes."""
+    for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
+        try:
+            with open_file(path, "rb", within=folder):
+                pass
+        except OSError as error:
+            raise LaunchError(f"the record cannot be used: {error}.") from error
+
+
 def _replay(recorded: str, out: str, command: list[str]) -> int:
     if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
         raise LaunchError(f"{recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
+    _check_record(recorded)
     if os.path.exists(os.path.join(out, "replay_rank_0.json")):
         shutil.rmtree(out)
     code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
