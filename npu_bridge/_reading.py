@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 from npu_bridge._terminal import in_line
 
-__all__ = ["RefusedFileError", "open_file", "read_text", "without_links"]
+__all__ = ["RefusedFileError", "open_file", "parse_json", "read_json", "read_text", "whole_number"]
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -63,7 +65,56 @@ def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, 
     return content.decode("utf-8")
 
 
-def without_links(folder: str | os.PathLike, path: str | os.PathLike) -> str:
+def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+      OSError: as `open_file`.
+      ValueError: as `parse_json`; a UnicodeDecodeError where it is no text.
+    """
+    return parse_json(read_text(path, within))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a text of JSON, whose numbers fit into 64 bits.
+
+    Raises:
+      ValueError: it is no JSON, nested too deeply, or has a number that does not.
+    """
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
+    """A whole number that a file gives, as a number or as a text, within bounds.
+
+    Raises:
+      TypeError, ValueError: it is none, or not within them.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a whole number; got {value}")
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"expected a number from {least} to {most}; got {str(number)[:40]}")
+    return number
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise ValueError(f"the number {digits[:30]} has more than 64 bits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:30]} is larger than any of 64 bits")
+    return number
+
+
+def _relative(folder: str | os.PathLike, path: str | os.PathLike) -> str:
     """A path below a folder, relative to it and in one form.
 
     Args:
@@ -75,7 +126,8 @@ def without_links(folder: str | os.PathLike, path: str | os.PathLike) -> str:
     folder, path = os.fspath(folder), os.fspath(path)
     inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
     parts = [part for part in inside.split(os.sep) if part not in ("", ".")]
-    if os.path.isabs(inside) or ".." in parts or not parts or "\0" in inside:
+    _check_name(inside)
+    if os.path.isabs(inside) or ".." in parts or not parts:
         raise RefusedFileError(
             f"{in_line(inside)!r} leads out of {in_line(folder)}, where it was found, and is not read; expected a file "
             f"in that folder"
@@ -84,15 +136,14 @@ def without_links(folder: str | os.PathLike, path: str | os.PathLike) -> str:
 
 
 def _opened(path: str) -> int:
-    if "\0" in path:
-        raise RefusedFileError(f"{in_line(path)} is the name of no file")
+    _check_name(path)
     _check(os.stat(path), path)
     return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
 
 
 def _opened_below(path: str, folder: str) -> int:
     """Goes down one folder after the other, so that none can become a link in between."""
-    *folders, name = without_links(folder, path).split(os.sep)
+    *folders, name = _relative(folder, path).split(os.sep)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     shown = folder
     try:
@@ -112,6 +163,15 @@ def _opened_below(path: str, folder: str) -> int:
             raise FileNotFoundError(error.errno, error.strerror, shown) from None
     finally:
         os.close(place)
+
+
+def _check_name(path: str) -> None:
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise RefusedFileError(f"{in_line(path[:200])} is the name of no file")
 
 
 def _checked(file: int, path: str) -> int:

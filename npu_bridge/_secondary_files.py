@@ -6,44 +6,27 @@ a training that cannot keep its state ends.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
-import secrets
 import time
 from typing import Any, Callable
 
 from npu_bridge._terminal import in_line, logger
 
-__all__ = ["GrowingFile", "Secondary", "check_room", "reason_of"]
+__all__ = ["GrowingFile", "Secondary", "reason_of"]
 
 _LOG = logger(__name__)
 # After a failure nothing is tried for a second, after the next for two, and so on: a disk that is nearly full takes
 # some writes and others not, and neither lines about that nor a slow network disk may get in a training's way.
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _KEPT_BYTES = 1 << 20
-_PROBE_BYTES = 1 << 14
 
 
 def reason_of(error: BaseException) -> str:
     """Why something could not be written, in one line."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
     return in_line(text)
-
-
-def check_room(folder: str | os.PathLike) -> None:
-    """Tries whether a folder, which is made, takes some bytes, for writers that do not say when they fail.
-
-    Raises:
-      OSError: it does not.
-    """
-    os.makedirs(folder, exist_ok=True)
-    name = os.path.join(folder, f".room-{secrets.token_hex(8)}")
-    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        _append(file, bytes(_PROBE_BYTES))
-    finally:
-        os.close(file)
-        os.remove(name)
 
 
 class Secondary:
@@ -99,7 +82,7 @@ class Secondary:
             return
         self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
         self.is_stopped, self.reason = True, reason_of(error)
-        self._say(f"{self.what} is not written any more: {self.reason}; the training goes on without it")
+        self._say(f"{self.what} is not written any more: {self.reason}; the rest goes on without it")
 
 
 class GrowingFile:
@@ -120,15 +103,15 @@ class GrowingFile:
         what: str,
         begin: Callable[[], None] | None = None,
         gap: str = "",
-        kept_bytes: int = _KEPT_BYTES,
+        kept_bytes: int | None = None,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.path = os.fspath(path)
         self.secondary = Secondary(f"{what} {self.path}", say=say, clock=clock)
-        self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes
+        self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes or _KEPT_BYTES
         self._file: int | None = None
-        self._kept: list[bytes] = []
+        self._kept: collections.deque[bytes] = collections.deque()
         self._lost = 0
 
     def open(self) -> None:
@@ -161,23 +144,23 @@ class GrowingFile:
             self._close()  # somebody has removed it
         if self._file is None:
             self.open()
-        text = b"".join(self._kept)
-        if self._lost and self._gap:
-            text = self._gap.format(count=self._lost, reason=self.secondary.reason).encode() + text
         try:
-            _append(self._file, text)
+            if self._lost and self._gap:
+                _append(self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode())
+            self._lost = 0
+            while self._kept:  # one by one: there may be room for some
+                _append(self._file, self._kept[0])
+                self._kept.popleft()
         except OSError:
             self._close()  # a file system may be gone for good and come back under the same name
             raise
-        self._kept.clear()
-        self._lost = 0
 
     def _forget(self) -> None:
         """Keeps the latest of what could not be written."""
         size = sum(map(len, self._kept))
         while size > self._kept_bytes:
             size -= len(self._kept[0])
-            self._lost += len(self._kept.pop(0))
+            self._lost += len(self._kept.popleft())
 
     def _close(self) -> None:
         if self._file is not None:

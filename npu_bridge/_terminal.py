@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any, TextIO
 
-__all__ = ["echo", "in_line", "json_text", "logger", "put", "silence", "visible"]
+__all__ = ["echo", "flush_or_silence", "in_line", "json_text", "logger", "put", "silence", "visible"]
 
 # C0 but for tab and newline, DEL, C1, what turns the direction of writing, what some terminals take for a newline, and
 # halves of pairs, which no file and no terminal can be given.
@@ -51,12 +51,30 @@ def put(stream: TextIO | None, text: str, before: str = "", after: str = "") -> 
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Prints lines on standard output, or on standard error.
+    """Prints lines on standard output, or on standard error; the latter where it can be.
 
     Raises:
-      OSError: the stream cannot be written.
+      OSError: standard output cannot be written, or nobody reads any more.
     """
-    put(sys.stderr if err else sys.stdout, f"{text}\n")
+    if not err:
+        put(sys.stdout, f"{text}\n")
+        return
+    try:
+        put(sys.stderr, f"{text}\n")
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError):  # a file on a full disk, or closed by a script
+        pass
+
+
+def flush_or_silence() -> None:
+    """Has nothing left to be written when Python ends, which would turn a stream that fails into an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            silence(stream)
 
 
 def silence(stream: TextIO | None) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import tokenize
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from npu_bridge._reading import open_file
+from npu_bridge._reading import RefusedFileError, open_file
 from npu_bridge.compare.verdict import CannotTell
 from npu_bridge.reporting.history import for_json
 
@@ -111,9 +112,13 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, kind = read(file)
             offset, there = file.tell(), os.fstat(file.fileno()).st_size
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except RefusedFileError:
+        raise  # whoever names such a file is not trusted with the others
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is no array of numpy: {reason}.") from None
+    if any(dimension < 0 for dimension in shape):
+        raise CannotTell(f"{path} is no array of numpy: its shape is {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
         raise CannotTell(f"{path} holds no numbers but {kind}.")
     needed = offset + math.prod(shape) * kind.itemsize

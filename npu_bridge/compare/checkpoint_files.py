@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from npu_bridge._reading import open_file
+from npu_bridge._reading import RefusedFileError, open_file
 from npu_bridge._secondary_files import reason_of
 from npu_bridge.compare.arrays import Stored
 from npu_bridge.compare.events import fields_of, varint
@@ -67,6 +67,8 @@ def read_checkpoint(prefix: str) -> tuple[dict[str, Stored], list[str]]:
     try:
         with open_file(index, "rb", os.path.dirname(index)) as file:
             table = file.read(_MOST_BYTES)
+    except RefusedFileError:
+        raise
     except OSError as error:
         raise CannotTell(f"{index} cannot be read: {reason_of(error)}.") from None
     tensors, others, shards = {}, [], 1
@@ -93,9 +95,11 @@ def _placed(prefix: str, tensors: dict, shards: int) -> dict[str, Stored]:
     for name, (dtype, shape, shard, offset, size) in tensors.items():
         path = f"{prefix}.data-{shard:05}-of-{shards:05}"
         if path not in sizes:
-            if not os.path.isfile(path):
-                raise CannotTell(f"{path} is not there, which holds {name}.")
-            sizes[path] = os.path.getsize(path)
+            try:
+                with open_file(path, "rb", os.path.dirname(path)) as file:
+                    sizes[path] = os.fstat(file.fileno()).st_size
+            except FileNotFoundError:
+                raise CannotTell(f"{path} is not there, which holds {name}.") from None
         if size != math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize):
             raise CannotTell(f"{prefix}.index is damaged: {name} of shape {list(shape)} has {size} bytes.")
         if offset + size > sizes[path]:

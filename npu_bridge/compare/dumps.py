@@ -8,14 +8,14 @@ file beside them maps the name of the file to the one it should have.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import shutil
 from typing import Any, NamedTuple
 
 from npu_bridge._files import new_file
-from npu_bridge._reading import open_file, read_text
+from npu_bridge._reading import RefusedFileError, open_file, read_json, whole_number
+from npu_bridge._terminal import in_line
 from npu_bridge.compare.arrays import Stored, open_npy
 from npu_bridge.compare.names import plain_name
 from npu_bridge.compare.verdict import CannotTell, NothingThereError
@@ -120,6 +120,8 @@ def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     try:
         with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except RefusedFileError:
+        raise
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
     pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
@@ -143,7 +145,7 @@ def write_named(dump: Dump, folder: str) -> int:
     long: list[tuple[str, str]] = []
     outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
     for count, (place, file) in enumerate(outputs, 1):
-        name = f"{plain_name(place.op)}.{place.slot}.{began + count}.npy"
+        name = f"{in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
             name = long[-1][0]
@@ -172,10 +174,10 @@ def _folders(folder: str) -> list[tuple[str, set[str]]]:
 def _of_ours(path: str) -> Dump:
     index = _read_json(path, _INDEX)
     try:
-        rows = [(Place(row["op"], row["side"], int(row["slot"])), row) for row in index["tensors"]]
+        rows = [(Place(str(row["op"]), str(row["side"]), whole_number(row["slot"])), row) for row in index["tensors"]]
         files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
         types = {place.op: str(row["type"]) for place, row in rows}
-        key = Key(int(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+        key = Key(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CannotTell(f"{os.path.join(path, _INDEX)} is no index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _inputs(path, rows, types))
@@ -259,6 +261,8 @@ def _rank_of(path: str) -> int:
 
 def _read_json(folder: str, name: str) -> Any:
     try:
-        return json.loads(read_text(name, within=folder))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(name, within=folder)
+    except RefusedFileError:
+        raise
+    except (OSError, ValueError) as error:
         raise CannotTell(f"{os.path.join(folder, name)} cannot be read: {error}.") from None

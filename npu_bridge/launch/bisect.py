@@ -13,7 +13,7 @@ import click
 
 from npu_bridge._files import write_whole
 from npu_bridge._own_folders import OwnFolder
-from npu_bridge._reading import read_text
+from npu_bridge._reading import read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
@@ -105,7 +105,7 @@ class Bisection:
     def _search(self) -> int:
         self._go_on()
         self._measure()
-        operators = [Operator(**each) for each in json.loads(read_text(_OPERATORS, within=self.folder))]
+        operators = self._read_operators()
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -117,6 +117,15 @@ class Bisection:
         self._conclude(found, len(operators))
         return 0
 
+    def _read_operators(self) -> list[Operator]:
+        try:
+            return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
+        except (OSError, ValueError, TypeError) as error:
+            path = os.path.join(self._shown, _OPERATORS)
+            raise LaunchError(
+                f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
+            ) from error
+
     @property
     def _shown(self) -> str:
         return os.path.relpath(self.folder)
@@ -126,14 +135,23 @@ class Bisection:
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
-        state = json.loads(read_text(path, within=self.folder))
-        if state["asked"] != self._asked:
-            changed = ", ".join(name for name, value in self._asked.items() if state["asked"].get(name) != value)
+        try:
+            state = read_json(path, within=self.folder)
+            before, runs = dict(state["asked"]), [{**run, "kept": list(run["kept"])} for run in state["runs"]]
+            if not all(isinstance(run["passes"], bool) for run in runs):
+                raise TypeError("a run has neither passed nor failed")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"{os.path.join(self._shown, _STATE)} is not as a search writes it ({error}). Remove the folder, or "
+                f"choose another one with --out."
+            ) from error
+        if before != self._asked:
+            changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
             raise LaunchError(
                 f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
                 f"folder with --out."
             )
-        self._runs = state["runs"]
+        self._runs = runs
         self._say(f"goes on after {len(self._runs)} runs in low precision")
 
     def _measure(self) -> None:

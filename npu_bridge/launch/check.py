@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npu_bridge._terminal import echo, json_text
+from npu_bridge._terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.source_choice import SourceChoice
 
@@ -67,7 +67,7 @@ def _row(each: Finding | Entry) -> dict[str, str]:
 
 def page_of(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Lines for people: a block for each kind of finding, and a verdict."""
-    lines = [f"{script}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
+    lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():
         rows = list(entries) if kind == "met" else blocks[kind]

@@ -217,7 +217,7 @@ def run_script(
         if recording is not None:
             echo(recording.conclude(plan.size), err=True)
     except (LaunchError, NotOursError) as error:
-        fail(f"npu-run: {error}")
+        fail(f"npu-run: {in_line(str(error))}")
     finally:
         outputs.close()
     sys.exit(code)

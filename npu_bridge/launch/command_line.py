@@ -13,7 +13,7 @@ from typing import Any, Callable, NoReturn
 
 import click
 
-from npu_bridge._terminal import echo, silence
+from npu_bridge._terminal import echo, flush_or_silence, in_line, silence
 
 __all__ = ["EPILOG", "SETTINGS", "Command", "ending_on", "fail", "launcher_options"]
 
@@ -45,17 +45,30 @@ class Command(click.Command):
             fail(text.getvalue().rstrip("\n"), error.exit_code)
         except click.Abort:
             fail("Aborted!", 1)
+        finally:
+            flush_or_silence()
+
+    def make_context(self, info_name, args, parent=None, **extra):
+        """As click has it; here help is printed."""
+        with _failing_with_a_sentence(info_name):
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click has it, which would take a reader that is gone for exit code 1, and so for an answer."""
-        try:
+        with _failing_with_a_sentence(ctx.command_path):
             return super().invoke(ctx)
-        except BrokenPipeError:
-            silence(sys.stdout)
-            fail(f"{ctx.command_path}: nobody reads the output any more")
-        except OSError as error:
-            silence(sys.stdout)
-            fail(f"{ctx.command_path}: {error}")
+
+
+@contextlib.contextmanager
+def _failing_with_a_sentence(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        silence(sys.stdout)
+        fail(f"{name}: nobody reads the output any more")
+    except OSError as error:
+        silence(sys.stdout)
+        fail(f"{name}: {in_line(str(error))}")
 
 
 def fail(text: str, code: int = 2) -> NoReturn:
@@ -93,7 +106,7 @@ def ending_on(*errors: type[Exception], command: str) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        fail(f"npu-run {command}: {error}")
+        fail(f"npu-run {command}: {in_line(str(error))}")
 
 
 def launcher_options(command: Callable) -> Callable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from npu_bridge._reading import read_text
+from npu_bridge._reading import open_file, read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
@@ -61,7 +60,7 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
     code = run_trial(trial, [*command, *arguments], _ONE_STEP)
-    found = [json.loads(read_text(path, within=out)) for path in sorted(Path(out).glob("rank_*/record.json"))]
+    found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
@@ -87,9 +86,16 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     )
 
 
-def _check_record(recorded: str) -> None:
-    if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
-        raise LaunchError(f"{recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
+def _check_record(folder: str) -> None:
+    """Ranks read these files with numpy and TensorFlow alone, which follow links and wait for pipes."""
+    if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
+        raise LaunchError(f"{folder} holds no record. Expected a folder that npu-run record wrote; got none.")
+    for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
+        try:
+            with open_file(path, "rb", within=folder):
+                pass
+        except OSError as error:
+            raise LaunchError(f"the record cannot be used: {error}.") from error
 
 
 def _replay(recorded: str, out: str, command: list[str]) -> int:
@@ -98,7 +104,7 @@ def _replay(recorded: str, out: str, command: list[str]) -> int:
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [json.loads(read_text(path, within=out)) for path in paths]
+    verdicts = [read_json(path, within=out) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
     differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
     if not differences:

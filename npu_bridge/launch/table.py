@@ -9,9 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from npu_bridge._terminal import visible
+from npu_bridge._terminal import in_line, visible
 
-__all__ = ["print_table", "print_text"]
+__all__ = ["PlainConsole", "print_table", "print_text"]
+
+
+class PlainConsole(Console):
+    """A console without highlighting, which does not end the process itself when nobody reads it any more."""
+
+    def __init__(self):
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the error."""
+        raise BrokenPipeError
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
@@ -38,10 +49,10 @@ def print_table(
             heading = headings[number] if headings else ""
             table.add_column(heading, justify="right" if number < right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))
+            table.add_row(*(Text(in_line(cell)) for cell in row))
         console.print(table)
         return
-    lines = [[visible(cell) for cell in line] for line in ([headings, *rows] if headings else rows)]
+    lines = [[in_line(cell) for cell in line] for line in ([headings, *rows] if headings else rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     if title:
         print_text(console, title)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Union
 
 from npu_bridge._files import write_whole
-from npu_bridge._reading import open_file
+from npu_bridge._reading import open_file, parse_json, whole_number
 from npu_bridge._secondary_files import GrowingFile
 from npu_bridge._terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _FILES = rb'^\{"(step|start)": -?\d'  # how they begin
+_MOST_RANKS = 1 << 20
+_LAST_SECOND = 253402300800.0  # of the year 9999
 _KEPT_BYTES = 1 << 26  # some half a million steps, while the file cannot be written
 _log = logger(__name__)
 
@@ -171,17 +173,24 @@ def _read(path: str) -> Iterator[Entry]:
 
 
 def _from_line(line: str) -> Entry:
-    fields = json.loads(line)
+    fields = parse_json(line)
+    if not isinstance(fields, dict):
+        raise TypeError("the line is no object")
     if "start" in fields:
-        return SessionStart(int(fields["start"]), float(fields["time"]), int(fields["ranks"]))
+        return SessionStart(
+            whole_number(fields["start"]), _time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
+        )
+    precision = fields.get("precision")
+    if not isinstance(precision, (str, type(None))):
+        raise TypeError("precision is no name of a dtype")
     return StepRow(
-        int(fields["step"]),
+        whole_number(fields["step"]),
         _number(fields["loss"]),
-        _number(fields["loss_scale"]),
+        _scale(fields["loss_scale"]),
         bool(fields["skipped"]),
-        float(fields["time"]),
+        _time(fields["time"]),
         _number(fields.get("learning_rate")),
-        fields.get("precision"),
+        precision,
     )
 
 
@@ -197,6 +206,20 @@ def _to_line(entry: Entry) -> str:
 def for_json(value: Any) -> Any:
     """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _time(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < _LAST_SECOND:
+        raise ValueError(f"{value!r} is no time")
+    return seconds
+
+
+def _scale(value: Any) -> float | None:
+    scale = _number(value)
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"{value!r} is no loss scale")
+    return scale
 
 
 def _number(value) -> float | None:

@@ -149,7 +149,7 @@ class _Entries:
         check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
-        self._secondary = Secondary(f"what {type(writer).__name__} writes", failures)
+        self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)
         self._has_begun = False
         self.writes = False
         self._every_n_steps = every_n_steps

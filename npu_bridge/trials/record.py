@@ -12,6 +12,7 @@ A folder has `rank_<n>` for each rank with
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -117,8 +118,10 @@ class RecordSteps(HookOfTraining):
 
     def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
         os.makedirs(self._folder, exist_ok=True)
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
+        np.savez(archive, **{key: plain(value) for key, value in values.items()})
         with new_file(os.path.join(self._folder, name), "wb") as file:
-            np.savez(file, **{key: plain(value) for key, value in values.items()})
+            file.write(archive.getbuffer())
 
 
 def folder_of_rank(folder: str, rank: int) -> str:

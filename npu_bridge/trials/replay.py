@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge._files import write_whole
+from npu_bridge._reading import open_file
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
@@ -63,7 +64,10 @@ class ReplaySteps(HookOfTraining):
             if there != here and not (there != there and here != here)
         ]
         path = os.path.join(self._folder, "weights_after.npz")
-        recorded = np.load(path) if os.path.exists(path) else {}
+        recorded: dict[str, np.ndarray] = {}
+        if os.path.lexists(path):
+            with open_file(path, "rb", within=self._folder) as file:
+                recorded = dict(np.load(file))
         weights = weights_of(self._session)
         for name in recorded:
             if name not in weights:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from npu_bridge._terminal import in_line
 from npu_bridge.launch.table import print_table, print_text
 
 __all__ = ["Page", "Problem", "Section", "print_page"]
@@ -68,7 +69,7 @@ def print_page(page: Page, console: Console) -> None:
     words = {True: "problem", False: "note"}
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
         style = "red" if problem.is_fatal else "yellow"
-        print_text(console, f"{words[problem.is_fatal]} {number}: {problem.what}", style)
+        print_text(console, f"{words[problem.is_fatal]} {number}: {in_line(problem.what)}", style)
         if problem.mend:
             print_text(console, f"  mend: {problem.mend}")
     print_text(console, page.verdict, "bold")

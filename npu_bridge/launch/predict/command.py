@@ -6,7 +6,7 @@ import json
 
 import click
 
-from npu_bridge._reading import read_text
+from npu_bridge._reading import read_json
 from npu_bridge._terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
@@ -88,7 +88,7 @@ def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
 def _secs_of_summary(path: str) -> float:
     """The step time of a run that has not waited for other ranks."""
     try:
-        facts = json.loads(read_text(path))
+        facts = read_json(path)
         ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -98,7 +98,8 @@ def _secs_of_summary(path: str) -> float:
             f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
             f"one rank. Run one, or give --compute-secs."
         )
-    if not isinstance(steps_per_sec, (int, float)) or steps_per_sec <= 0:
+    is_number = isinstance(steps_per_sec, (int, float)) and not isinstance(steps_per_sec, bool)
+    if not is_number or not 1e-9 <= steps_per_sec <= 1e9:
         raise LaunchError(
             f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
         )
