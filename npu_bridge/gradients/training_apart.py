@@ -11,7 +11,6 @@ Nothing is added to graphs, Horovod is not started for it, and only rank 0 looks
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import weakref
 
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 from npu_bridge import horovod_internals
 from npu_bridge._after_import import when_loaded
+from npu_bridge._terminal import logger
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
@@ -30,7 +30,7 @@ from npu_bridge.graph.search import search
 from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
 from npu_bridge.tf_internals.graphs import when_function_is_built
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # Operators of Horovod, and of TensorFlow's own strategies for several workers.
 _EXCHANGE = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Reducescatter)|Collective(Reduce|Gather|AllTo)")
 _BROADCAST = re.compile(r"HorovodBroadcast")
