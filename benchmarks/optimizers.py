@@ -5,8 +5,8 @@
 One core, one thread of each kind. For each case the contenders have a graph and a session each in one process and take
 turns; the order changes from round to round. Printed are median and least processor time of a step, and the median over
 rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one. A
-step of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does not
-combine them.
+step of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does
+not combine them.
 Processor time is what a step takes on a core of its own, also while others use this one.
 
 Aims: LAMB at most 0.40 on 60 x 333,000 and 0.15 on 1,000 x 512; Adam 0.5 and momentum 0.7 on 1,000 x 512; neither above

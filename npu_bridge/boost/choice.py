@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import echo
 from npu_bridge.boost.config import BoostConfig
 from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
@@ -85,7 +86,7 @@ def apply(
         if is_in_subspace:
             train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed, starts)
     if collective.current().rank == 0:
-        print("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]), flush=True)
+        echo("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]))
     return made
 
 

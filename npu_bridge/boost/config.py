@@ -6,12 +6,12 @@ import dataclasses
 import json
 import math
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from npu_bridge._reading import read_text
 from npu_bridge.collective.fragments import are_ascending_positions
 from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
@@ -140,7 +140,7 @@ class BoostConfig:
           OSError: the file cannot be read.
         """
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
-        text = str(source) if is_text else pathlib.Path(source).read_text(encoding="utf-8")
+        text = str(source) if is_text else read_text(source)
         return cls._parsed(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
 
     @classmethod
@@ -155,7 +155,7 @@ class BoostConfig:
             import tomllib
         else:
             import tomli as tomllib
-        return cls._parsed(tomllib.loads, pathlib.Path(path).read_text(encoding="utf-8"), "TOML", os.fspath(path))
+        return cls._parsed(tomllib.loads, read_text(path), "TOML", os.fspath(path))
 
     @classmethod
     def _parsed(cls, parse, text, form, where):

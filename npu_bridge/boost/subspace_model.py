@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._own_folders import own_folder
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
@@ -19,6 +20,7 @@ from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 from npu_bridge.options.errors import message, shown
 
 _POLL_SECS = 0.5
+_FOLDER = "pca_basis"
 
 
 def train_in_subspace(
@@ -79,10 +81,12 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     """The basis that the section `dim_reduce` of a configuration names.
 
     A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one
-    rank of each host, and written there; the others wait for it, and so does nobody the next time.
+    rank of each host, and written to the folder `pca_basis` in it, which holds nothing else; the others wait for it,
+    and so does nobody the next time.
 
     Raises:
       ValueError: neither is given, or there are too few checkpoints.
+      OSError: the folder `pca_basis` there holds something else, or cannot be written.
       RuntimeError: it is not there after `timeout` seconds.
     """
     path, folder, k = settings["pca_mat_path"], settings["weight_load_dir"], settings["n_components"]
@@ -95,9 +99,14 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     names = [name_of(variable) for variable in variables]
     indices = sorted(pathlib.Path(folder).glob("*.index"))
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
-    made = pathlib.Path(folder) / f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
+    name = f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
+    made, earlier = pathlib.Path(folder) / _FOLDER / name, pathlib.Path(folder) / name
+    if earlier.exists():  # where it was written before it had a folder of its own
+        return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
-        compute_pca_basis(os.fspath(folder), k, names).save(made)
+        # Not held: other hosts may write the same.
+        with own_folder(os.fspath(made.parent), "boost", "dim_reduce", holds=False) as own:
+            compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]
     while not made.exists():
         if time.monotonic() > deadline:

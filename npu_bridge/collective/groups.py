@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import json
 import platform
-import sys
 import zlib
 from collections.abc import Sequence
 
+from npu_bridge._terminal import echo
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
 from npu_bridge.collective.measured_split import VARIABLE, Speeds, describe_cut, fastest_cut
@@ -181,7 +181,7 @@ def _split_of_this_job() -> SplitStrategy:
 
 @functools.cache
 def _say_once(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    echo(text, err=True)
 
 
 def check_name(name, where: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import threading
 from typing import Any, Callable
 
+from npu_bridge._terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
@@ -15,7 +15,7 @@ DEFAULT_LIMIT_SECS = 120
 # When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.
 _WARN_SECS = 60.0
 _END_SECS = 5.0
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class RanksMissingError(RuntimeError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge._plain_config import plain
+from npu_bridge._terminal import logger
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
@@ -22,7 +22,7 @@ from npu_bridge.gradients.step_report import StepReport, report_of
 from npu_bridge.options.errors import KnownKeywords, message
 from npu_bridge.tf_internals.training import track
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
@@ -40,6 +40,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
       ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
     """
 
+    has_stand_ins = True
+
     def __init__(self, optimizer, pipeline: Pipeline, name: str):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)
@@ -48,6 +50,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         pipeline.optimizer_variables = lambda: self._inner.variables()
         if pipeline.combined is not None:
             pipeline.combined.key_of = self._inner.combine_key
+        pipeline.restored_optimizer = lambda: self
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track(self, state, name)

@@ -16,7 +16,7 @@ from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.all_reduce import AllReduce, OwnSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
-from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.overflow import DropNotice, NarrowVariableGuard, OverflowCheck
 from npu_bridge.options.errors import message, shown
 
 
@@ -80,6 +80,7 @@ def pipeline_of(
         )
         made += [NarrowVariableGuard()] if is_scaled else []
         made += [record] if is_scaled and record is not None else []
+        made += [] if is_scaled else [DropNotice(_words_of_drop(wire_dtype, owner))]
     made += [SharedUpdate()] if is_sharded else []
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
@@ -87,6 +88,20 @@ def pipeline_of(
     pipeline = Pipeline([*made, *added], owner)
     pipeline.combined = combined
     return pipeline
+
+
+def _words_of_drop(wire_dtype, owner):
+    """What is said of the first step that is dropped without a loss scale."""
+    if wire_dtype == tf.float16:
+        return (
+            f"{owner}: a step was dropped, because a gradient is not finite in float16, in which it is sent; no "
+            f"loss scale will move, so that every step like it is dropped. Write wire='bfloat16', which has the range "
+            f"of float32, or wire='none'."
+        )
+    return (
+        f"{owner}: a step was dropped, because a gradient is NaN or infinite; no loss scale will move, so that every "
+        f"step like it is dropped. Look for the cause in the loss or in the learning rate."
+    )
 
 
 def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):

@@ -166,6 +166,7 @@ class Stage(KnownKeywords):
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
       leaves_out: True for a stage that leaves variables out of some steps.
+      keeps_replicas: True for a stage that lets trained variables or their slots differ between ranks.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
     """
 
@@ -180,6 +181,7 @@ class Stage(KnownKeywords):
     needs_variables = False
     spans_batches = False
     leaves_out = False
+    keeps_replicas = False
     copes_with_left_out = False
 
     def get_config(self) -> dict:
@@ -216,6 +218,13 @@ class Stage(KnownKeywords):
         """Variables of `state` whose values are this rank's own and differ between ranks.
 
         They are there from `prepare` on. `sync_all` puts the values of all ranks into rank 0's checkpoint.
+        """
+        return []
+
+    def replicas_of_this_rank(self, step: Step) -> list:
+        """Trained variables and slots that differ between ranks with this stage, asked for before an update is made.
+
+        `sync_all` puts those of all ranks into rank 0's checkpoint, from which each rank gets its own.
         """
         return []
 

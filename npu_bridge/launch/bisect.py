@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,12 @@ from typing import Any
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
+from npu_bridge._own_folders import OwnFolder
+from npu_bridge._reading import read_json
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
 from npu_bridge.launch.trial import run_trial
 from npu_bridge.trials.search import Found, Operator, OutOfRuns, smallest_kept
@@ -29,12 +32,12 @@ LOW_MODES = (
     "force_fp16",
     "cube_fp16in_fp32out",
 )
-_STATE, _OPERATORS = "state.json", "operators.json"
+_STATE, _OPERATORS, _KEPT, _MIXLIST = "state.json", "operators.json", "kept.txt", "mixlist.json"
 _REFERENCES = 3
 _FULL = {"precision_mode": "must_keep_origin_dtype"}
 
 
-@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
 @click.option(
     "--low", type=click.Choice(LOW_MODES), default=LOW_MODES[0], show_default=True, help="The precision mode to try."
 )
@@ -87,6 +90,7 @@ class Bisection:
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
         self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
         self._band: Any = None
+        self._own: OwnFolder
 
     def run(self) -> int:
         """Searches, prints and writes what was found; gives 0, or 2 where nothing can be told.
@@ -94,9 +98,14 @@ class Bisection:
         Raises:
           LaunchError: the script fails in float32, or does not train where it can be seen.
         """
+        with own_output(self.folder, "--out", "npu-run bisect") as self._own:
+            self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
+            return self._search()
+
+    def _search(self) -> int:
         self._go_on()
         self._measure()
-        operators = [Operator(**each) for each in json.loads(Path(self.folder, _OPERATORS).read_text("utf-8"))]
+        operators = self._read_operators()
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -108,24 +117,41 @@ class Bisection:
         self._conclude(found, len(operators))
         return 0
 
+    def _read_operators(self) -> list[Operator]:
+        try:
+            return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
+        except (OSError, ValueError, TypeError) as error:
+            path = os.path.join(self._shown, _OPERATORS)
+            raise LaunchError(
+                f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
+            ) from error
+
     @property
     def _shown(self) -> str:
         return os.path.relpath(self.folder)
 
     def _go_on(self) -> None:
         """Reads what an earlier search in this folder has found out, if it asked the same."""
-        os.makedirs(self.folder, exist_ok=True)
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
-        state = json.loads(path.read_text("utf-8"))
-        if state["asked"] != self._asked:
-            changed = ", ".join(name for name, value in self._asked.items() if state["asked"].get(name) != value)
+        try:
+            state = read_json(path, within=self.folder)
+            before, runs = dict(state["asked"]), [{**run, "kept": list(run["kept"])} for run in state["runs"]]
+            if not all(isinstance(run["passes"], bool) for run in runs):
+                raise TypeError("a run has neither passed nor failed")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"{os.path.join(self._shown, _STATE)} is not as a search writes it ({error}). Remove the folder, or "
+                f"choose another one with --out."
+            ) from error
+        if before != self._asked:
+            changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
             raise LaunchError(
                 f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
                 f"folder with --out."
             )
-        self._runs = state["runs"]
+        self._runs = runs
         self._say(f"goes on after {len(self._runs)} runs in low precision")
 
     def _measure(self) -> None:
@@ -177,7 +203,7 @@ class Bisection:
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:
-        shutil.rmtree(trial.folder, ignore_errors=True)  # of a search that was interrupted there
+        self._own.clear(os.path.basename(trial.folder))  # of a search that was interrupted there
         os.makedirs(trial.folder)
         imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
         return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
@@ -199,33 +225,33 @@ class Bisection:
         runs = len(self._runs) + _REFERENCES
         what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs were all there may be"
         self._say(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
-        names = self._write_names([operator.name for operator in found.kept], "kept.txt")
+        names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
-        mixlist = os.path.join(self.folder, "mixlist.json")
+        mixlist = os.path.join(self.folder, _MIXLIST)
         Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
         lines = [f"\noperators, exactly: customize_dtypes={os.path.relpath(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
         lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
         lines += [f"\nall operators of their types: modify_mixlist={os.path.relpath(mixlist)!r} ({', '.join(types)})"]
-        click.echo("\n".join(lines))
+        echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
-            click.echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
+            echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
             return
         known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
         try:
             passes = known[0]["passes"] if known else self._try_types(types, mixlist)
         except OutOfRuns:
-            click.echo("  not tried: no runs are left")
+            echo("  not tried: no runs are left")
             return
-        click.echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
+        echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
 
     def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
         label = f"mix list of {', '.join(types)}"
         return self._try([label], {"modify_mixlist": mixlist}, label)
 
     def _say(self, text: str) -> None:
-        click.echo(f"npu-run bisect: {text}", err=True)
+        echo(f"npu-run bisect: {text}", err=True)
 
 
 def _scopes(kept: Sequence[Operator]) -> str:

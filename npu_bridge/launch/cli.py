@@ -6,6 +6,7 @@ script.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -18,14 +19,19 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
+from npu_bridge._files import NotOursError
+from npu_bridge._terminal import echo, in_line
+from npu_bridge.launch.command_line import Command, fail
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, plan_job
+from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
-from npu_bridge.launch.job.supervisor import Outcome, run_ranks
+from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
+from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.repeat import WAYS, Repeats
-from npu_bridge.launch.source_choice import SourceChoice
-from npu_bridge.launch.timeline import Recording
+from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
+from npu_bridge.launch.timeline import FILES, Recording
 from npu_bridge.options import environment
 
 __all__ = ["COMMANDS", "main", "run_script"]
@@ -62,6 +68,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
 
 
 @click.command(
+    cls=Command,
     # The first word that is no option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
@@ -177,10 +184,13 @@ def run_script(
     One rank runs as a plain process, without Horovod. When a rank fails, the others are stopped, and the last
     lines tell which rank it was and how it ended; its exit code is that of npu-run.
     """
+    outputs = contextlib.ExitStack()
     try:
         _check_script(script)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         plan = plan_job(size, hosts, hostfile, rank_table)
+        repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out))
+        _take_outputs(outputs, plan, log_dir, repeats, recording, report)
         if verbose or environment.is_flag_on(environment.VERBOSE):
             environment.write_variable(environment.VERBOSE, 1)
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -199,17 +209,40 @@ def run_script(
         def run(words: list[str]) -> int:
             return _run_again(functools.partial(run_ranks, script, words, plan, log_dir, stall_secs), restarts)
 
-        if repeat is not None:
-            sys.exit(Repeats(repeat, vary, os.path.abspath(out)).run(given, run, _say))
+        if repeats is not None:
+            sys.exit(repeats.run(given, run, _say))
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
         code = run(given)
         if recording is not None:
-            click.echo(recording.conclude(plan.size), err=True)
-    except LaunchError as error:
-        _say(str(error))
-        code = 2
+            echo(recording.conclude(plan.size), err=True)
+    except (LaunchError, NotOursError) as error:
+        fail(f"npu-run: {in_line(str(error))}")
+    finally:
+        outputs.close()
     sys.exit(code)
+
+
+def _take_outputs(
+    outputs: contextlib.ExitStack,
+    plan: Plan,
+    log_dir: str | None,
+    repeats: Repeats | None,
+    recording: Recording | None,
+    report: str | None,
+) -> None:
+    """Holds the folders that the job writes to, until `outputs` is closed; before anything is started."""
+    # Where another launcher has started one npu-run for each rank, they share these folders.
+    holds = plan.size > 1 or environment.launched() is None
+    check_file(report, "--report", REPORT_FILES)
+    if log_dir is not None:
+        own = outputs.enter_context(own_output(log_dir, "--log-dir", holds=holds))
+        for rank in range(plan.size):
+            check_file(os.path.join(own.path, f"rank_{rank}.log"), "--log-dir", LOG_FILES)
+    if repeats is not None:
+        outputs.enter_context(own_output(repeats.folder, "--out", holds=holds)).check(*repeats.names)
+    if recording is not None:
+        outputs.enter_context(own_output(recording.folder, "--timeline-dir", holds=holds)).clear(*FILES)
 
 
 def _announce_start(script: str, plan: Plan) -> None:
@@ -219,11 +252,11 @@ def _announce_start(script: str, plan: Plan) -> None:
         return
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
-    click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
+    echo(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
 
 
 def _say(text: str) -> None:
-    click.echo(f"npu-run: {text}", err=True)
+    echo(f"npu-run: {text}", err=True)
 
 
 def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
@@ -232,7 +265,7 @@ def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
     for attempt in range(1, restarts + 1):
         if not outcome.has_failed:
             break
-        click.echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
+        echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
         outcome = run()
     return outcome.exit_code
 
@@ -250,5 +283,6 @@ def _check_script(script: str) -> None:
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
     """Becomes the script's process: signals, terminal and exit code are then the script's own."""
+    check_thread()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
     os.execv(sys.executable, rank_command(script, arguments, plan.devices))

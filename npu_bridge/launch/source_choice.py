@@ -7,11 +7,15 @@ import os
 import sys
 from typing import NamedTuple
 
+from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import echo
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 
-__all__ = ["SourceChoice", "take_choice"]
+__all__ = ["REPORT_FILES", "SourceChoice", "take_choice"]
 
+REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
 _CHOICE = "NPU_RUN_SOURCE"
 _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
@@ -82,10 +86,10 @@ class SourceChoice(NamedTuple):
         from npu_bridge.tf1.journal import entries
 
         found = survey(script, self.roots_of(script), self.era)
-        with open(self.report, "w", encoding="utf-8") as file:
-            json.dump(facts_of(script, found, entries()), file, indent=1)
+        facts = json.dumps(facts_of(script, found, entries()), indent=1)
+        Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
-        print(page_of(script, found, entries()), file=sys.stderr)
+        echo(page_of(script, found, entries()), err=True)
 
 
 def take_choice() -> SourceChoice:

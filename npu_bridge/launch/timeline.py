@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import read_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 from npu_bridge.trials.start import watch_training
 
-__all__ = ["Recording", "record_sessions", "take_recording"]
+__all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
 PICTURE, FACTS = "tail.svg", "tail.json"
+FILES = ("timeline_rank_*.json", PICTURE, FACTS)
 
 
 class Recording(NamedTuple):
@@ -43,16 +42,13 @@ class Recording(NamedTuple):
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce(self, ranks: int) -> None:
-        """Tells the ranks, which inherit the environment, and clears the folder of files of an earlier run.
+        """Tells the ranks, which inherit the environment.
 
         Raises:
           LaunchError: the folder cannot be written.
         """
         try:
             os.makedirs(self.folder, exist_ok=True)
-            for path in [*map(self.path_of, range(ranks)), *(os.path.join(self.folder, n) for n in (PICTURE, FACTS))]:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
         except OSError as error:
             raise LaunchError(f"--timeline-dir {self.folder} cannot be written ({error}). Name a folder.") from error
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")
@@ -125,7 +121,7 @@ def _named(steps: Sequence[int]) -> str:
 
 def _facts_of(path: str) -> dict[str, Any] | None:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))["npu_bridge"]
+        return read_json(path, within=os.path.dirname(path))["npu_bridge"]
     except (OSError, ValueError, KeyError):
         return None
 

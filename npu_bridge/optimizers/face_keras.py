@@ -51,6 +51,7 @@ class _KerasFace:
         self._group_arguments = groups
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
+        self._to_come = states.StatesToCome()
         return base
 
     def _rule_config(self):
@@ -76,11 +77,22 @@ class _KerasFace:
 
     def get_states(self) -> dict:
         """The number of updates and the slots; see `states.get_states`."""
-        return states.get_states(self.iterations, self._slots_by_name())
+        return self._to_come.added_to(states.get_states(self.iterations, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
-        """Goes on from what `get_states` gave; see `states.set_states`."""
-        states.set_states(type(self).__name__, values, self.iterations, self._slots_by_name())
+        """Goes on from what `get_states` gave; see `states.set_states`.
+
+        An optimizer that has not seen its variables yet keeps the states until it makes its slots, with `build` or the
+        first update, which then raises what is wrong with them.
+        """
+        slots = self._slots_by_name()
+        if slots or not tf.executing_eagerly():
+            states.set_states(type(self).__name__, values, self.iterations, slots)
+        else:
+            self._to_come.keep(type(self).__name__, values, self.iterations)
+
+    def _take_states_to_come(self):
+        self._to_come.assign(type(self).__name__, self.iterations, self._slots_by_name())
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -124,6 +136,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
                 }
             self._slots.append(made)
         self._built = True
+        self._take_states_to_come()
 
     def _rate_of_now(self):
         return self.learning_rate
@@ -185,6 +198,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
             with _working_dtype_of(variable) as dtype:
                 for slot, start in self._groups.of(variable).rule.slots().items():
                     self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
+        self._take_states_to_come()
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         return self._update(var, grad)

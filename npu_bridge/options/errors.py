@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import logging
 import numbers
 from collections.abc import Iterable
 from typing import Any
 
-_log = logging.getLogger(__name__)
+from npu_bridge._terminal import logger
+
+_log = logger(__name__)
 LONGEST_MESSAGE = 499  # characters, whatever a message quotes
 _LONGEST_VALUE = 80
 _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between

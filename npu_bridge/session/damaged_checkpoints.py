@@ -7,17 +7,18 @@ the file `checkpoint`, which says which one is the newest, cannot be read, it st
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge._files import replace_list
+from npu_bridge._terminal import logger
 from npu_bridge.options.environment import RESTARTS, read_variable
 from npu_bridge.options.errors import shortened
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _STATE = "checkpoint"
 _LONGEST_REASON = 400
 # What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
@@ -143,11 +144,7 @@ def _make_newest(folder, paths):
     names = [json.dumps(_name_in(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
-    if tf.io.gfile.isdir(path):
-        tf.io.gfile.rmtree(path)
-    with tf.io.gfile.GFile(f"{path}.tmp_{os.getpid()}", "w") as file:
-        file.write("\n".join([*lines, ""]))
-    tf.io.gfile.rename(f"{path}.tmp_{os.getpid()}", path, overwrite=True)
+    replace_list(path, "\n".join([*lines, ""]))
 
 
 def _explain(damage, mend):

@@ -13,6 +13,7 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective, session
+from npu_bridge._terminal import logger
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -41,7 +42,7 @@ from npu_bridge.tf_internals.training import checkpoint_interval, log_step_count
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
 # Arguments of a TPUEstimator that scripts carry over.
@@ -128,8 +129,14 @@ class NPUEstimator(tf.estimator.Estimator):
         Raises:
           DamagedCheckpointError: (a RuntimeError) the checkpoint to go on from is damaged; under `npu-run --restarts`,
             only if no other one is intact.
+          ModelDirInUseError: (a RuntimeError) another job trains in `model_dir`.
         Ranks: collective.
         """
+        saves = collective.current().rank == 0 and self.config.is_chief
+        with session.hold_model_dir(self.model_dir if saves else None):
+            return self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
+
+    def _train_alone(self, input_fn, hooks, steps, max_steps, saving_listeners):
         ranks = collective.current()
         if ranks.rank == 0:
             self._check_start()

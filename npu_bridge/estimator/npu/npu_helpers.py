@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
+from npu_bridge._terminal import logger
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
@@ -44,7 +44,7 @@ __all__ = [
     "shutdown_resource",
 ]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _JIT_OFF = tf.compat.v1.OptimizerOptions.OFF
 
 # Kept because scripts may read it; nothing here does.

@@ -148,6 +148,11 @@ class MovingLossScaleManager(_Saved):
             return self._fetched
         return tf.convert_to_tensor(self._loss_scale)
 
+    @property
+    def scale_shape(self) -> tf.TensorShape:
+        """() for one scale, (n,) for n of them that move each by itself."""
+        return self._loss_scale.shape
+
     def agreed_constants(self):
         """The arguments of the constructor."""
         return self._constants()

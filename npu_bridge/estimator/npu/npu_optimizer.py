@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
@@ -33,7 +33,7 @@ __all__ = [
     "reduce",
 ]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _WITHOUT_EFFECT = ("clipnorm", "clipvalue", "global_clipnorm", "lr", "decay")
 
 

@@ -61,6 +61,7 @@ class Adasum(AllReduce):
             raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))
         self._averaged_ranks = averaged_ranks
         self._is_of_weights = on == "weights"
+        self.keeps_replicas = self._is_of_weights
         if self._is_of_weights:
             self.place, self.gives = "synchronise", ()
 
@@ -103,6 +104,9 @@ class Adasum(AllReduce):
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
+
+    def replicas_of_this_rank(self, step):
+        return step.make_slots() if self._is_of_weights else []  # weights are alike after each update
 
     def gate(self, step, apply):
         ranks = collective.current()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class AllReduce(Stage):

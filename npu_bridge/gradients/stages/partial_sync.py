@@ -42,6 +42,7 @@ class PartialSync(Stage):
     place = "synchronise"
     needs = ("a verdict",)
     communicates = True
+    keeps_replicas = True
 
     def __init__(self, threshold: int = 2**21):
         mend = "Use 1 to average one variable after each update."
@@ -73,6 +74,9 @@ class PartialSync(Stage):
         if collective.current().size > 1:
             plan.owner = self._name
             plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
+
+    def replicas_of_this_rank(self, step):
+        return [*(variable for grad, variable in step.grads_and_vars if grad is not None), *step.make_slots()]
 
     def gate(self, step, apply):
         update = apply()
