@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge._flat_tensors import joined, pieces_of
+from npu_bridge._terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import message
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class CombinedGradients:

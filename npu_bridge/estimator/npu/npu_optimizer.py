@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 
 import tensorflow as tf
 
