@@ -12,7 +12,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import building_graph, in_written_order
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
 from npu_bridge.tf_internals import training
 from npu_bridge.tf_internals.graphs import original_of, shared_name, update_input
@@ -242,15 +242,7 @@ class _KerasOptimizer(_KerasFamily):
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
         # A tf.function keeps them, and orders them as written.
-        gradients = [grad for grad, _ in grads_and_vars]
-        variables = [variable for _, variable in grads_and_vars]
-
-        @tf.function(autograph=False)
-        def update(gradients):
-            self.optimizer.apply_gradients(zip(gradients, variables))
-            return tf.constant(True)
-
-        return update(gradients).op
+        return in_written_order(lambda: self.optimizer.apply_gradients(grads_and_vars))
 
     def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)
