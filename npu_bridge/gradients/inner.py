@@ -14,6 +14,7 @@ import tensorflow as tf
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import building_graph, in_written_order
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.tf_internals import training
 from npu_bridge.tf_internals.graphs import original_of, shared_name, update_input
 
@@ -271,9 +272,11 @@ def _start_after_variables(next_creator, **arguments):
     Keras' moving averages do.
     """
     origin = arguments.get("initial_value")
-    if isinstance(origin, tf.Variable) and building_graph():
+    if not isinstance(origin, tf.Variable) or not building_graph():
+        return next_creator(**arguments)
+    with classic_control_flow():  # the other kind reads a reference variable before it knows whether it should
         arguments["initial_value"] = tf.cast(_value_or_start(original_of(origin)), origin.dtype)
-    return next_creator(**arguments)
+        return next_creator(**arguments)
 
 
 def _start_rate_after_counter(optimizer):
