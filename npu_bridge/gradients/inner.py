@@ -144,7 +144,9 @@ class _Tf1Optimizer(InnerOptimizer):
 
     def make_slots_apart(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(lambda some: training.create_slots(self.optimizer, self.stand_ins.of(some)), own, others, creator)
+            _make_apart(
+                lambda some: training.create_slots(self.optimizer, self.stand_ins.of(some)), own, others, creator
+            )
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)

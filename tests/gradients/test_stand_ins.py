@@ -159,7 +159,11 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         session.run(weights.assign(tf.fill([6, 3], tf.constant(2.0, BRAIN))))
         run(session, step, 1)
         assert np.all(np.abs(session.run(stand_in) - 2.0) < 0.01)
-    assert {name for name, _ in tf.train.list_variables(path)} >= {f"w/{BRAIN}", f"w/{BRAIN}/float32", f"w/{BRAIN}/Adam"}
+    assert {name for name, _ in tf.train.list_variables(path)} >= {
+        f"w/{BRAIN}",
+        f"w/{BRAIN}/float32",
+        f"w/{BRAIN}/Adam",
+    }
     with tf.Graph().as_default(), tf1.Session() as session:
         weights, stand_in, step = training()
         saver = tf1.train.Saver()
@@ -167,7 +171,9 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         run(session, step, 5)
         assert [value.tobytes() for value in session.run([weights, stand_in])] == [v.tobytes() for v in expected]
         session.run(tf1.global_variables_initializer())
-        tf1.train.Saver([variable for variable in tf1.global_variables() if variable is not stand_in]).restore(session, path)
+        tf1.train.Saver([variable for variable in tf1.global_variables() if variable is not stand_in]).restore(
+            session, path
+        )
         before = session.run(tf.cast(weights, tf.float32))
         run(session, step, 1)
         assert np.all(np.abs(session.run(stand_in) - before) < 0.002)  # Adam's steps are of 0.001
@@ -204,7 +210,9 @@ def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
 
 def test_optimizers_that_cannot_be_given_stand_ins_are_refused_by_name():
     inside = tf1.train.GradientDescentOptimizer(0.1)
-    with pytest.raises(ValueError, match="O3: SyncReplicasOptimizer updates variables in a thread.*master_weights=True"):
+    with pytest.raises(
+        ValueError, match="O3: SyncReplicasOptimizer updates variables in a thread.*master_weights=True"
+    ):
         amp.configure("O3", tf1.train.SyncReplicasOptimizer(inside, 1))
     amp.configure("O3", inside)
     with tf.Graph().as_default():
