@@ -139,14 +139,15 @@ def is_distributed(optimizer: Any) -> bool:
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
-            training.create_slots(self.optimizer, self.stand_ins.of(variables))
+            self._make(variables)
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(
-                lambda some: training.create_slots(self.optimizer, self.stand_ins.of(some)), own, others, creator
-            )
+            _make_apart(self._make, own, others, creator)
+
+    def _make(self, variables):
+        training.create_slots(self.optimizer, self.stand_ins.of(variables))
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)

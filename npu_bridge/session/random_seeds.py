@@ -37,15 +37,13 @@ def seed_operators(graph: tf.Graph, seed: int) -> list[str]:
     Graph: adds changed copies of functions that hold such operators, and has these called instead.
     """
     number_of = functools.partial(_number_of, collective.current().rank)
-    names = []
+    names, find = [], graph.get_operation_by_name
     for op in graph.get_operations():
         if _where_seeds_are(op.type) is None:
             continue
-        changes = _changes(
-            op.node_def, lambda name: graph.get_operation_by_name(name).node_def, seed, number_of(op.name)
-        )
+        changes = _changes(op.node_def, lambda name: find(name).node_def, seed, number_of(op.name))
         for name, attribute, value in changes:
-            set_attribute(graph.get_operation_by_name(name), attribute, value)
+            set_attribute(find(name), attribute, value)
         names += [op.name] if changes else []
     return [*names, *_seed_functions(graph, seed, number_of)]
 

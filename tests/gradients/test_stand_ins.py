@@ -171,9 +171,8 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         run(session, step, 5)
         assert [value.tobytes() for value in session.run([weights, stand_in])] == [v.tobytes() for v in expected]
         session.run(tf1.global_variables_initializer())
-        tf1.train.Saver([variable for variable in tf1.global_variables() if variable is not stand_in]).restore(
-            session, path
-        )
+        others = [variable for variable in tf1.global_variables() if variable is not stand_in]
+        tf1.train.Saver(others).restore(session, path)
         before = session.run(tf.cast(weights, tf.float32))
         run(session, step, 1)
         assert np.all(np.abs(session.run(stand_in) - before) < 0.002)  # Adam's steps are of 0.001
