@@ -133,7 +133,10 @@ def _():
     with v1.Session() as session, sessions.run_options_buffer(wanted) as options, sessions.empty_buffer() as metadata:
         session._do_run(None, [], [drawn], {}, options, metadata)
         graphs = v1.RunMetadata.FromString(sessions.content_of(metadata)).partition_graphs
-    expect(any(node.op == "RandomUniform" for graph in graphs for node in graph.node), "a run tells no graph it was executed as")
+    expect(
+        any(node.op == "RandomUniform" for graph in graphs for node in graph.node),
+        "a run tells no graph it was executed as",
+    )
 
 
 @canary_of(sessions.collected_function_graphs, eagerly=True)
@@ -146,4 +149,4 @@ def _():
             called()
         called()
     counts = [len(metadata.function_graphs) for metadata in (inner, outer)]
-    expect(counts == [1, 2], f"{counts} functions were collected")
+    expect(0 < counts[0] < counts[1], f"{counts} functions were collected")
