@@ -69,7 +69,8 @@ class NPUEstimator(tf.estimator.Estimator):
     `save_summary_steps`, where that is set) and makes the page `report.html` with a `ReportHook`, unless hooks contain
     such; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
     contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
-    all ranks, unless hooks contain a saver.
+    all ranks, unless hooks contain a saver. With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`,
+    ranks with unequal numbers of batches end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
     prediction.
 
