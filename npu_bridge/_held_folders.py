@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
+_UNKNOWN = "unknown"  # when a process started that runs
 _GUARD_TRIES = 200
 # What tells jobs of several ranks apart, one for each launcher.
 _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMIX_NAMESPACE",), ("PMI_JOBID",))
@@ -195,6 +196,9 @@ def _acquire(path: str, what: str) -> _Lock | None:
         return None
     try:
         return _acquire_with(path, own, text)
+    except OSError as error:  # somebody else's file, say, in a folder where only owners remove theirs
+        _LOG.debug("%s: not held (%s).", path, error)
+        return None
     finally:
         _remove(own, text)
 
@@ -286,7 +290,7 @@ def _is_gone(owner: _Owner) -> bool:
     if owner.facts.get("machine") != _machine() or owner.facts.get("host") != socket.gethostname():
         return False
     process = owner.facts.get("process")
-    return not isinstance(process, int) or _start_of(process) != owner.facts.get("started")
+    return not isinstance(process, int) or _start_of(process) not in (owner.facts.get("started"), _UNKNOWN)
 
 
 def _this_process() -> dict[str, Any]:
@@ -317,15 +321,14 @@ def _start_of(process: int) -> str | None:
             fields = file.read().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
-        if os.path.isdir("/proc/self"):
-            return None
+        pass  # there is no such process, or no such file, or it is hidden from other users
     try:
         os.kill(process, 0)
-        return "running"
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except OSError:
-        return "running"
+        pass
+    return _UNKNOWN
 
 
 def _name_of(facts: dict[str, Any]) -> str:

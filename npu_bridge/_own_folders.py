@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npu_bridge._files import NotOursError, check_home, new_file, remove_own, walk
+from npu_bridge._files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
 from npu_bridge._held_folders import FolderHeldError, hold_folder
 
 __all__ = ["MARKER", "FolderHeldError", "NotOursError", "OwnFolder", "own_folder"]
@@ -142,7 +142,7 @@ def _check(path: str, command: str, option: str) -> None:
 
 
 def _is_ignored(name: str) -> bool:
-    return name == MARKER or name.startswith(f".{_PURPOSE}.lock")
+    return name == MARKER or name.startswith((f".{_PURPOSE}.lock", UNFINISHED))
 
 
 def _refusal(option: str, command: str, path: str, example: str) -> NotOursError:

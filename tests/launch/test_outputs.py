@@ -362,6 +362,14 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     assert code == 0 and "begun" in output, "what a killed job has left is taken over"
 
 
+def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
+    write_script(tmp_path, "import time\ntime.sleep(1)\nprint('ran')")
+    ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"} for rank in range(2)]
+    jobs = [start("--log-dir", "logs", "train.py", cwd=tmp_path, **variables) for variables in ranks]
+    for code, output in map(finish, jobs):
+        assert code == 0 and "ran" in output
+
+
 def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypatch):
     for name in ("run_c", "run_d"):
         (tmp_path / name).mkdir()
