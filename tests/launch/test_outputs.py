@@ -11,15 +11,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from npu_bridge import _held_folders
 from npu_bridge._own_folders import own_folder
 from npu_bridge.launch.bisect import bisect
 from npu_bridge.launch.cli import run_script
@@ -406,6 +409,35 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
     with pytest.raises(FileExistsError, match=r"mine.csv is a file that npu_bridge did not make"):
         CsvWriter(str(tmp_path / "mine.csv")).begin(0)
     assert (tmp_path / "mine.csv").read_text() == "step,weight\n1,2.0\n"
+
+
+KILLED = """
+import os, signal, sys
+from npu_bridge._own_folders import own_folder
+with own_folder(sys.argv[1], "npu-run record", "--out") as own:
+    os.mkdir(os.path.join(own.path, "rank_0"))
+    open(os.path.join(own.path, "rank_0", "record.json"), "w").close()
+    os.utime(os.path.join(own.path, ".npu_bridge.lock"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, folder], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr(_held_folders, "BEAT_SECS", 0.05)  # that much later it may be the command's last word
+    time.sleep(0.1)
+    (folder / "rank_0" / "notes.txt").write_text("mine")
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="holds 'rank_0/notes.txt'"):
+            with own_folder(str(folder), "npu-run record", "--out") as own:
+                own.clear("rank_*")
+    (folder / "rank_0" / "notes.txt").rename(tmp_path / "notes.txt")
+    with own_folder(str(folder), "npu-run record", "--out") as own:
+        own.clear("rank_*")
+    assert not (folder / "rank_0").exists()
 
 
 def test_what_a_command_lists_is_json(tmp_path):
