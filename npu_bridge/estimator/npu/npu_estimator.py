@@ -228,9 +228,14 @@ class NPUEstimator(tf.estimator.Estimator):
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        return super()._train_with_estimator_spec(
-            estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
-        )
+        try:
+            return super()._train_with_estimator_spec(
+                estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
+            )
+        finally:
+            for hook in (*given, *estimator_spec.training_chief_hooks):
+                if isinstance(hook, NPUCheckpointSaverHook):
+                    hook.let_go()
 
     def _checked_end(self, hooks):
         """The hook that ends all ranks together, if it is among those given, and can work."""
