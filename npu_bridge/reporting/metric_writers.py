@@ -12,6 +12,7 @@ import csv
 import functools
 import io
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
 _PREFIX = "training"
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class CsvWriter:
@@ -140,5 +142,5 @@ def _rows_until(step: int, path: str) -> list[list[str]]:
     if not os.path.exists(path):
         return []
     with open_file(path, newline="", errors="replace") as file:
-        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
+        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and _NUMBER.fullmatch(row[0])]
     return [row for row in rows if int(row[0]) <= step]
