@@ -1,22 +1,57 @@
-"""Writes files that appear complete or not at all."""
+"""Writes files that appear complete or not at all; the one module that removes or replaces files.
+
+Everybody else asks here, and says how a file of this package is told from somebody else's.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
-__all__ = ["new_file", "write_whole"]
+__all__ = [
+    "NotOursError",
+    "check_home",
+    "check_output",
+    "check_room",
+    "new_file",
+    "remove_own",
+    "remove_text",
+    "remove_unfinished",
+    "replace_list",
+    "walk",
+    "write_whole",
+]
+
+_PROBE_BYTES = 1 << 14
+_HEAD_BYTES = 8192  # what tells a file of ours stands within its first bytes
+# What TensorFlow calls files and folders that it has not moved to their place yet.
+_UNFINISHED = re.compile(r".*(_temp(_\w+)?|\.(tempstate|tmp)\w*)")
+
+
+class NotOursError(FileExistsError):
+    """What would be overwritten or removed was not made by this package; the message says what to do."""
 
 
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike, mode: str = "w") -> Iterator[Any]:
+def new_file(path: str | os.PathLike, mode: str = "w", ours: bytes | None = None) -> Iterator[Any]:
     """A file to write, text ("w") or bytes ("wb"), that takes its name when it is complete.
 
     What had the name before, a link to another file for example, is replaced and not written to.
+
+    Args:
+      path: its name.
+      mode: "w" or "wb".
+      ours: a pattern in the beginning of the files that may be replaced; None for any, because the user has named it.
+    Raises:
+      NotOursError: there is another file of that name.
     """
+    if ours is not None:
+        check_output(path, ours)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A name that nobody can know, and only if nothing has it.
     unfinished = os.path.join(os.path.dirname(path), f".unfinished-{secrets.token_hex(8)}")
@@ -30,7 +65,145 @@ def new_file(path: str | os.PathLike, mode: str = "w") -> Iterator[Any]:
         raise
 
 
-def write_whole(path: str | os.PathLike, text: str) -> None:
-    """Writes a text in one move: a crash leaves what was there, or all of the new one."""
-    with new_file(path) as file:
+def write_whole(path: str | os.PathLike, text: str, ours: bytes | None = None) -> None:
+    """Writes a text in one move: a crash leaves what was there, or all of the new one. `ours` as in `new_file`."""
+    with new_file(path, ours=ours) as file:
         file.write(text)
+
+
+def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:
+    """Sees that a file can be written without loss: its folder is there, and nothing of somebody else's has its name.
+
+    An empty file may be replaced.
+
+    Args:
+      path: the file to write.
+      ours: a pattern in the beginning of files that this package made.
+      option: what named the file, for messages.
+    Raises:
+      NotOursError: something else has the name.
+      OSError: the folder is not there, or cannot be written to.
+    """
+    check_home(path, option)
+    where, folder = f"{option} {os.fspath(path)}".strip(), os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{where}: there is no folder {folder!r}. Expected one; make it, or name another file.")
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        found = None
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        raise NotOursError(f"{where} is no ordinary file. Expected a new file, or one made before; name another file.")
+    if found is not None and found.st_size:
+        with open(path, "rb") as file:
+            if not re.search(ours, file.read(_HEAD_BYTES)):
+                raise NotOursError(
+                    f"{where} is a file that npu_bridge did not make. Expected a new file, or one made before; name "
+                    f"another file, or move that one away."
+                )
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{where} cannot be written: the folder {folder!r} is read-only. Name another file.")
+
+
+def check_room(folder: str | os.PathLike) -> None:
+    """Tries whether a folder, which is made, takes some bytes, for writers that do not say when they fail.
+
+    Raises:
+      OSError: it does not.
+    """
+    os.makedirs(folder, exist_ok=True)
+    name = os.path.join(folder, f".room-{secrets.token_hex(8)}")
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            written = 0
+            while written < _PROBE_BYTES:  # a disk that is nearly full takes a part
+                written += file.write(bytes(_PROBE_BYTES - written))
+    finally:
+        os.remove(name)
+
+
+def check_home(path: str | os.PathLike, option: str = "") -> None:
+    """Raises NotOursError for a `~` that no shell has read: who deletes such a folder may delete the home folder."""
+    if "~" in os.fspath(path).split(os.sep):
+        raise NotOursError(
+            f"{option} {os.fspath(path)}: the shell has left '~' as it is. Expected a path; write $HOME instead of '~'."
+        )
+
+
+def remove_own(path: str, is_own: Callable[[str, os.stat_result], bool]) -> None:
+    """Removes a file, a link, or a folder with all that is in it; links are removed and never followed.
+
+    Args:
+      path: what to remove; if it is not there, nothing happens.
+      is_own: whether a file or link, with its `lstat`, was made by the caller; folders belong to what is in them.
+    Raises:
+      NotOursError: there is something else in it; then nothing is removed.
+    """
+    files, folders = [], []
+    for each, found in walk(path):
+        if stat.S_ISDIR(found.st_mode):
+            folders.append(each)
+        elif is_own(each, found):
+            files.append(each)
+        else:
+            raise NotOursError(each)
+    for each in files:
+        os.unlink(each)
+    for each in reversed(folders):  # what is inside comes behind
+        os.rmdir(each)
+
+
+def walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """A path and all below it with their `lstat`, folders before what is in them; links are not followed."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    yield path, found
+    if stat.S_ISDIR(found.st_mode):
+        for name in sorted(os.listdir(path)):
+            yield from walk(os.path.join(path, name))
+
+
+def remove_text(path: str, text: str) -> bool:
+    """Removes a file if it is ours by holding this very text; tells whether it did."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            is_own = file.read() == text
+        if is_own:
+            os.unlink(path)
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+    return is_own
+
+
+def remove_unfinished(path: str, is_new: bool = False) -> None:
+    """Removes what a save of TensorFlow has not finished, in any file system that TensorFlow knows.
+
+    Args:
+      path: a file, or a folder of half-written files, whose name says that it is unfinished.
+      is_new: it came into being in a save of this process that has failed, whatever its name is.
+    Raises:
+      NotOursError: its name is another one.
+    """
+    from tensorflow import io
+
+    if not is_new and not _UNFINISHED.fullmatch(os.path.basename(path)):
+        raise NotOursError(f"{path} is not what an unfinished save leaves.")
+    is_link = os.path.islink(path)  # a link is removed, and not what it leads to
+    (io.gfile.rmtree if io.gfile.isdir(path) and not is_link else io.gfile.remove)(path)
+
+
+def replace_list(path: str, text: str) -> None:
+    """Writes TensorFlow's list of checkpoints in one move, in any file system that TensorFlow knows.
+
+    A folder that has its name is kept under another one.
+    """
+    from tensorflow import io
+
+    if io.gfile.isdir(path):
+        io.gfile.rename(path, f"{path}.folder_{secrets.token_hex(4)}")
+    with io.gfile.GFile(f"{path}.tmp_{secrets.token_hex(8)}", "w") as file:
+        file.write(text)
+    io.gfile.rename(file.name, path, overwrite=True)

@@ -9,42 +9,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import secrets
 import time
 from typing import Any, Callable
 
 from npu_bridge._terminal import in_line, logger
 
-__all__ = ["GrowingFile", "Secondary", "check_room", "reason_of"]
+__all__ = ["GrowingFile", "Secondary", "reason_of"]
 
 _LOG = logger(__name__)
 # After a failure nothing is tried for a second, after the next for two, and so on: a disk that is nearly full takes
 # some writes and others not, and neither lines about that nor a slow network disk may get in a training's way.
 _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _KEPT_BYTES = 1 << 20
-_PROBE_BYTES = 1 << 14
 
 
 def reason_of(error: BaseException) -> str:
     """Why something could not be written, in one line."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
     return in_line(text)
-
-
-def check_room(folder: str | os.PathLike) -> None:
-    """Tries whether a folder, which is made, takes some bytes, for writers that do not say when they fail.
-
-    Raises:
-      OSError: it does not.
-    """
-    os.makedirs(folder, exist_ok=True)
-    name = os.path.join(folder, f".room-{secrets.token_hex(8)}")
-    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        _append(file, bytes(_PROBE_BYTES))
-    finally:
-        os.close(file)
-        os.remove(name)
 
 
 class Secondary:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._own_folders import own_folder
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
@@ -19,10 +20,15 @@ from npu_bridge.optimizers.subspace.newton import SubspaceNewton
 from npu_bridge.options.errors import message, shown
 
 _POLL_SECS = 0.5
+_FOLDER = "pca_basis"
 
 
 def train_in_subspace(
-    model: tf.keras.Model, newton: SubspaceNewton, loss_scale_manager: Any = None, is_distributed: bool = True
+    model: tf.keras.Model,
+    newton: SubspaceNewton,
+    loss_scale_manager: Any = None,
+    is_distributed: bool = True,
+    gradient_split_groups: Sequence[int] | None = None,
 ) -> Any:
     """Has `model.fit` make steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
 
@@ -30,7 +36,7 @@ def train_in_subspace(
       model: a compiled model, with the `train_step` of Keras. What evaluating its loss changes, moving statistics and
         metrics, is given back after each trial.
       newton: the optimizer, with a basis of the model's trainable variables.
-      loss_scale_manager, is_distributed: as in `NPUOptimizer`.
+      loss_scale_manager, is_distributed, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       The `NPUOptimizer` around `newton`, which is also the model's attribute `subspace_newton`, so that checkpoints of
       the model hold what it has learnt.
@@ -40,7 +46,10 @@ def train_in_subspace(
     if model.optimizer is None:
         mend = "Call model.compile first."
         raise ValueError(message("train_in_subspace", "the model has no loss", "a compiled model", model.name, mend))
-    optimizer = NPUOptimizer(newton, loss_scale_manager, is_distributed, loss_scale_manager is not None)
+    is_loss_scale = loss_scale_manager is not None
+    optimizer = NPUOptimizer(
+        newton, loss_scale_manager, is_distributed, is_loss_scale, gradient_split_groups=gradient_split_groups
+    )
     newton.keep(lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)])
 
     def train_step(data):
@@ -72,10 +81,12 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     """The basis that the section `dim_reduce` of a configuration names.
 
     A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one
-    rank of each host, and written there; the others wait for it, and so does nobody the next time.
+    rank of each host, and written to the folder `pca_basis` in it, which holds nothing else; the others wait for it,
+    and so does nobody the next time.
 
     Raises:
       ValueError: neither is given, or there are too few checkpoints.
+      OSError: the folder `pca_basis` there holds something else, or cannot be written.
       RuntimeError: it is not there after `timeout` seconds.
     """
     path, folder, k = settings["pca_mat_path"], settings["weight_load_dir"], settings["n_components"]
@@ -88,9 +99,14 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     names = [name_of(variable) for variable in variables]
     indices = sorted(pathlib.Path(folder).glob("*.index"))
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
-    made = pathlib.Path(folder) / f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
+    name = f"pca_basis_{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}.npy"
+    made, earlier = pathlib.Path(folder) / _FOLDER / name, pathlib.Path(folder) / name
+    if earlier.exists():  # where it was written before it had a folder of its own
+        return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
-        compute_pca_basis(os.fspath(folder), k, names).save(made)
+        # Not held: other hosts may write the same.
+        with own_folder(os.fspath(made.parent), "boost", "dim_reduce", holds=False) as own:
+            compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]
     while not made.exists():
         if time.monotonic() > deadline:

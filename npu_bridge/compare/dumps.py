@@ -138,6 +138,7 @@ def write_named(dump: Dump, folder: str) -> int:
     maps to the name.
 
     Raises:
+      CannotTell: the folder has one of these files.
       OSError: a file is not in the folder of the dump, cannot be read, or cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
@@ -149,8 +150,11 @@ def write_named(dump: Dump, folder: str) -> int:
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
             name = long[-1][0]
-        with open_file(file, "rb", dump.path) as given, new_file(os.path.join(folder, name), "wb") as target:
-            shutil.copyfileobj(given, target)
+        target = os.path.join(folder, name)
+        if os.path.lexists(target):
+            raise CannotTell(f"{target} is there already; name a new folder.")
+        with open_file(file, "rb", dump.path) as given, new_file(target, "wb") as copy:
+            shutil.copyfileobj(given, copy)
     if long:
         with new_file(os.path.join(folder, "mapping.csv")) as out:
             csv.writer(out).writerows(long)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 import click
 
 from npu_bridge._files import write_whole
+from npu_bridge._own_folders import OwnFolder
 from npu_bridge._reading import read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
 from npu_bridge.launch.trial import run_trial
 from npu_bridge.trials.search import Found, Operator, OutOfRuns, smallest_kept
@@ -31,7 +32,7 @@ LOW_MODES = (
     "force_fp16",
     "cube_fp16in_fp32out",
 )
-_STATE, _OPERATORS = "state.json", "operators.json"
+_STATE, _OPERATORS, _KEPT, _MIXLIST = "state.json", "operators.json", "kept.txt", "mixlist.json"
 _REFERENCES = 3
 _FULL = {"precision_mode": "must_keep_origin_dtype"}
 
@@ -89,6 +90,7 @@ class Bisection:
         self._asked = {"low": low, "steps": steps, "tolerance": tolerance, "command": self._command}
         self._runs: list[dict[str, Any]] = []  # what was kept and whether it passed, in order
         self._band: Any = None
+        self._own: OwnFolder
 
     def run(self) -> int:
         """Searches, prints and writes what was found; gives 0, or 2 where nothing can be told.
@@ -96,6 +98,11 @@ class Bisection:
         Raises:
           LaunchError: the script fails in float32, or does not train where it can be seen.
         """
+        with own_output(self.folder, "--out", "npu-run bisect") as self._own:
+            self._own.check("repeat-*", "run-*", _STATE, _OPERATORS, _KEPT, _MIXLIST)
+            return self._search()
+
+    def _search(self) -> int:
         self._go_on()
         self._measure()
         operators = self._read_operators()
@@ -125,7 +132,6 @@ class Bisection:
 
     def _go_on(self) -> None:
         """Reads what an earlier search in this folder has found out, if it asked the same."""
-        os.makedirs(self.folder, exist_ok=True)
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
@@ -197,7 +203,7 @@ class Bisection:
         return passes
 
     def _train(self, trial: Trial, options: dict[str, Any]) -> int:
-        shutil.rmtree(trial.folder, ignore_errors=True)  # of a search that was interrupted there
+        self._own.clear(os.path.basename(trial.folder))  # of a search that was interrupted there
         os.makedirs(trial.folder)
         imposed = {"precision_mode_v2": None, "iterations_per_loop": 1, "accelerate_train_mode": None, **options}
         return run_trial(trial, self._command, imposed, os.path.join(trial.folder, "output.log"))
@@ -219,9 +225,9 @@ class Bisection:
         runs = len(self._runs) + _REFERENCES
         what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs were all there may be"
         self._say(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
-        names = self._write_names([operator.name for operator in found.kept], "kept.txt")
+        names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
-        mixlist = os.path.join(self.folder, "mixlist.json")
+        mixlist = os.path.join(self.folder, _MIXLIST)
         Path(mixlist).write_text(json.dumps({"black-list": {"to-add": types}}, indent=1) + "\n", "utf-8")
         lines = [f"\noperators, exactly: customize_dtypes={os.path.relpath(names)!r}"]
         lines += [f"  {operator.name} ({operator.type})" for operator in found.kept[:20]]

@@ -6,6 +6,7 @@ script.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -18,16 +19,19 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
+from npu_bridge._files import NotOursError
 from npu_bridge._terminal import echo, in_line
 from npu_bridge.launch.command_line import Command, fail
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, plan_job
+from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
 from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
+from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.repeat import WAYS, Repeats
-from npu_bridge.launch.source_choice import SourceChoice
-from npu_bridge.launch.timeline import Recording
+from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
+from npu_bridge.launch.timeline import FILES, Recording
 from npu_bridge.options import environment
 
 __all__ = ["COMMANDS", "main", "run_script"]
@@ -180,10 +184,13 @@ def run_script(
     One rank runs as a plain process, without Horovod. When a rank fails, the others are stopped, and the last
     lines tell which rank it was and how it ended; its exit code is that of npu-run.
     """
+    outputs = contextlib.ExitStack()
     try:
         _check_script(script)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir)
         plan = plan_job(size, hosts, hostfile, rank_table)
+        repeats = None if repeat is None else Repeats(repeat, vary, os.path.abspath(out))
+        _take_outputs(outputs, plan, log_dir, repeats, recording, report)
         if verbose or environment.is_flag_on(environment.VERBOSE):
             environment.write_variable(environment.VERBOSE, 1)
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
@@ -202,16 +209,40 @@ def run_script(
         def run(words: list[str]) -> int:
             return _run_again(functools.partial(run_ranks, script, words, plan, log_dir, stall_secs), restarts)
 
-        if repeat is not None:
-            sys.exit(Repeats(repeat, vary, os.path.abspath(out)).run(given, run, _say))
+        if repeats is not None:
+            sys.exit(repeats.run(given, run, _say))
         if plan.is_local and plan.size == 1 and log_dir is None and not restarts and recording is None:
             _run_alone(script, given, plan)
         code = run(given)
         if recording is not None:
             echo(recording.conclude(plan.size), err=True)
-    except LaunchError as error:
+    except (LaunchError, NotOursError) as error:
         fail(f"npu-run: {in_line(str(error))}")
+    finally:
+        outputs.close()
     sys.exit(code)
+
+
+def _take_outputs(
+    outputs: contextlib.ExitStack,
+    plan: Plan,
+    log_dir: str | None,
+    repeats: Repeats | None,
+    recording: Recording | None,
+    report: str | None,
+) -> None:
+    """Holds the folders that the job writes to, until `outputs` is closed; before anything is started."""
+    # Where another launcher has started one npu-run for each rank, they share these folders.
+    holds = plan.size > 1 or environment.launched() is None
+    check_file(report, "--report", REPORT_FILES)
+    if log_dir is not None:
+        own = outputs.enter_context(own_output(log_dir, "--log-dir", holds=holds))
+        for rank in range(plan.size):
+            check_file(os.path.join(own.path, f"rank_{rank}.log"), "--log-dir", LOG_FILES)
+    if repeats is not None:
+        outputs.enter_context(own_output(repeats.folder, "--out", holds=holds)).check(*repeats.names)
+    if recording is not None:
+        outputs.enter_context(own_output(recording.folder, "--timeline-dir", holds=holds)).clear(*FILES)
 
 
 def _announce_start(script: str, plan: Plan) -> None:

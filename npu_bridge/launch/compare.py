@@ -12,6 +12,9 @@ from npu_bridge._files import write_whole
 from npu_bridge._secondary_files import Secondary
 from npu_bridge._terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file, own_output
+from npu_bridge.reporting.page import PAGE_FILES
 
 __all__ = ["compare"]
 
@@ -53,19 +56,22 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
 
     try:
         if write_names is not None:
-            dump = max(read_dumps(a), key=lambda one: len(one.files))
-            count = write_named(dump, write_names)
+            with own_output(write_names, "--write-names", "npu-run compare") as own:
+                dump = max(read_dumps(a), key=lambda one: len(one.files))
+                own.clear("*")
+                count = write_named(dump, write_names)
             echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
+        check_file(page, "--output", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-    except (CannotTell, OSError) as error:
+    except (CannotTell, LaunchError, OSError) as error:
         problem = json_text(json.dumps({"inside": None, "problem": str(error)}))
         echo(problem if as_json else f"cannot be told: {in_line(str(error))}")
         sys.exit(2)
     written = Secondary(f"the page {page}", say=found.notes.append)
-    is_written = written.attempt(write_whole, page, render_comparison(found))
+    is_written = written.attempt(write_whole, page, render_comparison(found), PAGE_FILES)
     if as_json:
         echo(json_text(json.dumps({**found.plain(), "page": os.path.abspath(page) if is_written else None}, indent=1)))
     else:

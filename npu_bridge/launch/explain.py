@@ -7,8 +7,10 @@ import click
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.units import parse_count
 from npu_bridge.options.environment import read_variable, write_variable
+from npu_bridge.reporting.picture_style import PICTURE_FILES
 
 __all__ = ["explain"]
 
@@ -25,6 +27,7 @@ def explain(config: str, ranks: int, params: str, svg: str | None):
     """
     with ending_on(LaunchError, OSError, TypeError, ValueError, command="explain"):
         count = parse_count(params, "--params")
+        check_file(svg, "--svg", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
         echo(_explained(config, ranks, count, svg))

@@ -14,6 +14,7 @@ from npu_bridge._reading import open_file, read_json
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import run_trial
 from npu_bridge.trials.trial import Trial
 
@@ -33,7 +34,8 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
     last of these steps.
     """
-    with ending_on(LaunchError, command="record"):
+    with ending_on(LaunchError, command="record"), own_output(out, "--out", "npu-run record") as own:
+        own.clear("rank_*", "run", SNIPPET)
         _record(os.path.abspath(out), steps, [*launcher, script], arguments)
 
 
@@ -49,13 +51,13 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
     recorded = os.path.abspath(recorded)
     out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
     with ending_on(LaunchError, command="replay"):
-        sys.exit(_replay(recorded, out, [*launcher, script, *arguments]))
+        _check_record(recorded)
+        with own_output(out, "--out", "npu-run replay") as own:
+            own.clear("*")
+            sys.exit(_replay(recorded, out, [*launcher, script, *arguments]))
 
 
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
-    if os.path.exists(os.path.join(out, "rank_0")):
-        for old in (*Path(out).glob("rank_*"), Path(out, "run")):
-            shutil.rmtree(old, ignore_errors=True)
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
     code = run_trial(trial, [*command, *arguments], _ONE_STEP)
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
@@ -86,6 +88,8 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
 
 def _check_record(folder: str) -> None:
     """Ranks read these files with numpy and TensorFlow alone, which follow links and wait for pipes."""
+    if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
+        raise LaunchError(f"{folder} holds no record. Expected a folder that npu-run record wrote; got none.")
     for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
         try:
             with open_file(path, "rb", within=folder):
@@ -95,11 +99,6 @@ def _check_record(folder: str) -> None:
 
 
 def _replay(recorded: str, out: str, command: list[str]) -> int:
-    if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
-        raise LaunchError(f"{recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
-    _check_record(recorded)
-    if os.path.exists(os.path.join(out, "replay_rank_0.json")):
-        shutil.rmtree(out)
     code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
     paths = sorted(Path(out).glob("replay_rank_*.json"))
     if code or not paths:

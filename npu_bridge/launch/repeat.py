@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 from npu_bridge._machine import usable_cores
+from npu_bridge._own_folders import OwnFolder
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import arguments_in, variables_of
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.trials.trial import Trial
@@ -35,6 +36,11 @@ class Repeats(NamedTuple):
     vary: str
     folder: str
 
+    @property
+    def names(self) -> list[str]:
+        """What the folders of the runs are called."""
+        return [os.path.basename(folder_of(self.folder, number)) for number in range(self.count)]
+
     def run(self, arguments: Sequence[str], run: Callable[[list[str]], int], say: Callable[[str], None]) -> int:
         """Runs them one after the other; stops at the first that fails.
 
@@ -45,8 +51,13 @@ class Repeats(NamedTuple):
         Returns:
           The exit code of the last run.
         Raises:
-          LaunchError: the folder cannot be written.
+          LaunchError: the folder holds something else than repeats, or cannot be written.
         """
+        with own_output(self.folder, "--out") as own:
+            own.check(*self.names)
+            return self._run_in(own, arguments, run, say)
+
+    def _run_in(self, own: OwnFolder, arguments, run, say) -> int:
         before = dict(os.environ)
         for number in range(self.count):
             folder = folder_of(self.folder, number)
@@ -55,7 +66,7 @@ class Repeats(NamedTuple):
                 seed=number if self.vary == "seed" else 0,
                 rounding=number if self.vary == "rounding" else 0,
             )
-            _prepare(trial)
+            _prepare(trial, own)
             os.environ.update({**self._variables(number), **variables_of(trial)})
             try:
                 say(f"repeat {number}, {self._difference(number)}, in {os.path.relpath(folder)}")
@@ -119,19 +130,12 @@ def folder_of(folder: str, number: int) -> str:
     return os.path.join(folder, f"repeat-{number}")
 
 
-def _prepare(trial: Trial) -> None:
-    """Empties the folder of a run of an earlier job: a repeat goes on with nothing. Others are left alone."""
-    note = os.path.join(trial.folder, _NOTE)
+def _prepare(trial: Trial, own: OwnFolder) -> None:
+    """Empties the folder of a run of an earlier job: a repeat goes on with nothing."""
+    own.clear(os.path.basename(trial.folder))
     try:
-        if os.path.isdir(trial.folder) and os.listdir(trial.folder):
-            if not os.path.exists(note):
-                raise LaunchError(
-                    f"--out: {trial.folder} holds something else than a repeat. Expected an empty folder, or one of an "
-                    f"earlier --repeat; got no {_NOTE} in it. Name another folder."
-                )
-            shutil.rmtree(trial.folder)
-        os.makedirs(trial.folder, exist_ok=True)
-        with open(note, "w", encoding="utf-8") as file:
+        os.makedirs(trial.folder)
+        with open(os.path.join(trial.folder, _NOTE), "w", encoding="utf-8") as file:
             file.write(trial.as_text())
     except OSError as error:
         raise LaunchError(f"--out {trial.folder} cannot be written ({error}). Name another folder.") from error

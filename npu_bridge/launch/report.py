@@ -8,6 +8,8 @@ import click
 
 from npu_bridge._terminal import echo
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file
 
 __all__ = ["report"]
 
@@ -26,9 +28,11 @@ def report(folder: str, page: str | None, timeline: str | None):
     The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
     says how other trainings get one.
     """
-    from npu_bridge.reporting.page import write_page
+    from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError
 
-    with ending_on(NoRunError, OSError, command="report"):
+    with ending_on(LaunchError, NoRunError, OSError, command="report"):
+        if page is not None or os.path.isdir(folder):
+            check_file(page or os.path.join(folder, PAGE_FILE), "--output", PAGE_FILES)
         made = write_page(folder, page, timeline)
     echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

@@ -13,8 +13,9 @@ from npu_bridge._terminal import echo
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 
-__all__ = ["SourceChoice", "take_choice"]
+__all__ = ["REPORT_FILES", "SourceChoice", "take_choice"]
 
+REPORT_FILES = rb'^\{\n "script": .*\n "tensorflow": '  # how migration reports begin
 _CHOICE = "NPU_RUN_SOURCE"
 _OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
@@ -86,7 +87,7 @@ class SourceChoice(NamedTuple):
 
         found = survey(script, self.roots_of(script), self.era)
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
-        Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts)
+        Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
         echo(page_of(script, found, entries()), err=True)
 

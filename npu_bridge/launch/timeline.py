@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -13,11 +12,12 @@ from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 from npu_bridge.trials.start import watch_training
 
-__all__ = ["Recording", "record_sessions", "take_recording"]
+__all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
 PICTURE, FACTS = "tail.svg", "tail.json"
+FILES = ("timeline_rank_*.json", PICTURE, FACTS)
 
 
 class Recording(NamedTuple):
@@ -42,16 +42,13 @@ class Recording(NamedTuple):
         return os.path.join(self.folder, f"timeline_rank_{rank}.json")
 
     def announce(self, ranks: int) -> None:
-        """Tells the ranks, which inherit the environment, and clears the folder of files of an earlier run.
+        """Tells the ranks, which inherit the environment.
 
         Raises:
           LaunchError: the folder cannot be written.
         """
         try:
             os.makedirs(self.folder, exist_ok=True)
-            for path in [*map(self.path_of, range(ranks)), *(os.path.join(self.folder, n) for n in (PICTURE, FACTS))]:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
         except OSError as error:
             raise LaunchError(f"--timeline-dir {self.folder} cannot be written ({error}). Name a folder.") from error
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")

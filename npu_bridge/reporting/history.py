@@ -16,6 +16,7 @@ from npu_bridge._secondary_files import GrowingFile
 from npu_bridge._terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
+_FILES = rb'^\{"(step|start)": -?\d'  # how they begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
 _KEPT_BYTES = 1 << 26  # some half a million steps, while the file cannot be written
@@ -97,11 +98,12 @@ class History:
         """Drops what came after global step `step`, marks a new start there and opens the file for rows.
 
         The file is rewritten in one move, so a crash here leaves either the old or the new one. Where it cannot be
-        written, the training goes on, and what happens is written later, when it can.
+        written, the training goes on, and what happens is written later, when it can; a file that is no history is
+        left alone.
         """
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
-        begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)))
+        begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
         self._file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
         self._file.write(b"")
 

@@ -25,6 +25,7 @@ __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
 
 _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_norm", "steps_per_sec")
 _COLUMNS = ("step", *_NUMBERS, "precision")
+_FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how they begin
 _PREFIX = "training"
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -41,14 +42,17 @@ class CsvWriter:
         self._file: GrowingFile | None = None  # from `begin` to `close`
 
     def begin(self, step: int) -> None:
-        """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later."""
+        """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
+
+        A file with other columns is left alone.
+        """
         self.close()
         self._file = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
         self._file.write(b"")
 
     def _keep_until(self, step: int) -> None:
         kept = _rows_until(step, self.path)
-        with new_file(self.path) as file:
+        with new_file(self.path, ours=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:

@@ -13,6 +13,7 @@ from npu_bridge import collective
 from npu_bridge._secondary_files import Secondary
 from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
+from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import steps_per_run
@@ -145,8 +146,7 @@ class _Entries:
     """Hands named numbers of a step to a writer when they are due."""
 
     def __init__(self, owner: str, writer: Any, every_n_steps: int, clock: Callable[[], float]):
-        if every_n_steps < 1:
-            raise ValueError(f"{owner}: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
+        check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
         self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)

@@ -11,6 +11,9 @@ from npu_bridge.reporting.errors import imported
 INK = "#1f2933"
 QUIET = "#8592a3"
 GRID = "#e4e8ee"
+SOFTWARE = "npu_bridge"  # that drew a PNG
+PLAN_FILES = rb"^\x89PNG(.|\n)*tEXtSoftware\x00" + SOFTWARE.encode()  # how a picture of a plan begins
+PICTURE_FILES = rb"^<svg [^>]*>\n<style>text \{ font-family: system-ui, 'Segoe UI', "  # how `svg_picture` begins
 
 
 def new_figure(who: str, height: float) -> Any:

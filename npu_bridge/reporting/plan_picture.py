@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, SOFTWARE, new_figure, tidy
 
 __all__ = ["draw_plan"]
 
@@ -42,4 +42,4 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     axis.set_ylabel("ms")
     axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
     tidy(axis)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", metadata={"Software": SOFTWARE})

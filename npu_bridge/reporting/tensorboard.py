@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge._secondary_files import check_room
+from npu_bridge._files import check_room
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 

@@ -5,7 +5,14 @@ of its own. `effects.py` is where others come in: settings for a session, hooks 
 hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Session` alike.
 """
 
-from npu_bridge.session.checkpoints import CarefulSaver, CheckpointNotSavedError, remove_leftovers, space_for
+from npu_bridge.session.checkpoints import (
+    CarefulSaver,
+    CheckpointNotSavedError,
+    ModelDirInUseError,
+    hold_model_dir,
+    remove_leftovers,
+    space_for,
+)
 from npu_bridge.session.damaged_checkpoints import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
 from npu_bridge.session.effects import (
     close_hooks,
@@ -27,6 +34,7 @@ __all__ = [
     "CheckpointNotSavedError",
     "DamagedCheckpointError",
     "HostCallHook",
+    "ModelDirInUseError",
     "call_on_host",
     "check_checkpoint",
     "check_host_call",
@@ -35,6 +43,7 @@ __all__ = [
     "close_hooks",
     "create_loop_variables",
     "has_entry",
+    "hold_model_dir",
     "hooks_for",
     "load_loop_variables",
     "loop_variable",

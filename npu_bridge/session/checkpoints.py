@@ -1,4 +1,7 @@
-"""Saves checkpoints so that a save that fails or is killed leaves no files behind and keeps the older checkpoints."""
+"""Saves checkpoints so that a save that fails or is killed leaves no files behind and keeps the older checkpoints.
+
+A job holds the folder that it saves to, so that two of them never write over each other.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._files import remove_unfinished
+from npu_bridge._held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge._terminal import logger
 from npu_bridge.options.errors import message
 
@@ -23,6 +28,28 @@ class CheckpointNotSavedError(OSError):
     """There was no space for a checkpoint; the one before it is still the latest."""
 
 
+class ModelDirInUseError(RuntimeError):
+    """Another job trains in the folder; the message says which, since when, and what to do."""
+
+
+def hold_model_dir(folder: str | None) -> Hold:
+    """Holds a folder of checkpoints for this process's training, until `release`; who only reads need not.
+
+    A folder that is made if need be. One that is remote, or cannot be written to, is not held.
+
+    Raises:
+      ModelDirInUseError: another job trains there.
+    Ranks: local; for rank 0, and in a cluster for the chief, who save.
+    """
+    if folder and "://" not in folder:
+        with contextlib.suppress(OSError):  # told by who writes there
+            os.makedirs(folder, exist_ok=True)
+    try:
+        return hold_folder(folder or "", "training", "a training")
+    except FolderHeldError as error:
+        raise ModelDirInUseError(f"model_dir: {error}") from None
+
+
 class CarefulSaver:
     """A saver around a `tf.compat.v1.train.Saver` that clears away what it could not finish.
 
@@ -33,8 +60,8 @@ class CarefulSaver:
     Ranks: local.
     """
 
-    def __init__(self, saver: Any):
-        self._saver = saver
+    def __init__(self, saver: Any, hold: Hold | None = None):
+        self._saver, self._hold = saver, hold
         self.saver_def = saver.saver_def
 
     def save(self, session: Any, save_path: str, global_step: int, write_meta_graph: bool = True) -> str | None:
@@ -42,7 +69,10 @@ class CarefulSaver:
 
         Raises:
           CheckpointNotSavedError: there is no space.
+          FolderHeldError: another job has taken the folder over.
         """
+        if self._hold is not None:
+            self._hold.check()
         prefix = f"{save_path}-{global_step}"
         kept, files = list(self._saver.last_checkpoints), set(tf.io.gfile.glob(f"{prefix}.*"))
         try:
@@ -57,9 +87,9 @@ class CarefulSaver:
     def _clear_away(self, prefix, files, kept):
         self._saver.recover_last_checkpoints(kept)
         if tf.io.gfile.exists(f"{prefix}_temp"):
-            tf.io.gfile.rmtree(f"{prefix}_temp")
+            remove_unfinished(f"{prefix}_temp")
         for file in set(tf.io.gfile.glob(f"{prefix}.*")) - files:
-            tf.io.gfile.remove(file)
+            remove_unfinished(file, is_new=True)
 
 
 @contextlib.contextmanager
@@ -69,23 +99,24 @@ def space_for(file: str) -> Iterator[None]:
     Raises:
       CheckpointNotSavedError: there is no space; what was half-written is deleted.
     """
+    before = set(tf.io.gfile.glob(f"{file}.tmp*"))
     try:
         yield
     except _NO_SPACE as error:
-        for half_written in tf.io.gfile.glob(f"{file}.tmp*"):
-            tf.io.gfile.remove(half_written)
+        for half_written in set(tf.io.gfile.glob(f"{file}.tmp*")) - before:
+            remove_unfinished(half_written, is_new=True)
         raise CheckpointNotSavedError(_explain(os.path.basename(file), os.path.dirname(file), error)) from error
 
 
 def remove_leftovers(folder: str, basename: str) -> None:
-    """Deletes what a process that was killed while saving has left half-written in a folder where nobody else saves."""
+    """Deletes what a process that is known to be dead, and held the folder, has left half-written."""
     of_checkpoint = rf"{re.escape(basename)}-\d+(_temp(_\w+)?|\..*\.(tempstate|tmp)\w+)"
     half_written = re.compile(rf"{of_checkpoint}|(checkpoint|graph\.pbtxt)\.tmp\w+")
     for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():
         path = os.path.join(folder, name.rstrip("/"))
         if half_written.fullmatch(name.rstrip("/")):
             _LOG.info("Removed %s, which a save that was interrupted has left.", path)
-            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+            remove_unfinished(path)
 
 
 def _explain(what, folder, error):

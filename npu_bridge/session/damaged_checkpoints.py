@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge._files import replace_list
 from npu_bridge._terminal import logger
 from npu_bridge.options.environment import RESTARTS, read_variable
 from npu_bridge.options.errors import shortened
@@ -143,11 +144,7 @@ def _make_newest(folder, paths):
     names = [json.dumps(_name_in(folder, path), ensure_ascii=False) for path in paths]
     lines = [f"model_checkpoint_path: {names[-1]}", *(f"all_model_checkpoint_paths: {name}" for name in names)]
     path = os.path.join(folder, _STATE)
-    if tf.io.gfile.isdir(path):
-        tf.io.gfile.rmtree(path)
-    with tf.io.gfile.GFile(f"{path}.tmp_{os.getpid()}", "w") as file:
-        file.write("\n".join([*lines, ""]))
-    tf.io.gfile.rename(f"{path}.tmp_{os.getpid()}", path, overwrite=True)
+    replace_list(path, "\n".join([*lines, ""]))
 
 
 def _explain(damage, mend):

@@ -19,6 +19,7 @@ from npu_bridge.tf_internals.graphs import opened_for_changes
 _LOG = logger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only
 REPORT_FILE = "tailing.json"
+_FILES = rb'^\{\n  "fragments": '  # how they begin
 
 
 class TailingHook(tf.estimator.SessionRunHook):
@@ -63,7 +64,7 @@ class TailingHook(tf.estimator.SessionRunHook):
 
 def _write(path: str, text: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    write_whole(path, text)
+    write_whole(path, text, _FILES)
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge import boost, collective, stages
-from npu_bridge.collective import groups
+from npu_bridge import amp, boost, collective, stages
+from npu_bridge.boost.subspace_model import basis_of
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.gradients import AllReduce
 from tests.stage_models import adasum_tree
 
 tf1 = tf.compat.v1
@@ -160,6 +161,28 @@ def test_what_is_refused(what, arguments, kind, text):
         boost.apply(what(), **arguments)
 
 
+def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(tmp_path):
+    model = compiled()
+    for number in range(3):
+        model.fit(*batch(), batch_size=4, verbose=0)
+        tf.train.Checkpoint(model=model).write(str(tmp_path / f"weights_{number}"))
+    settings = {"pca_mat_path": None, "weight_load_dir": str(tmp_path), "n_components": 2, "timeout": 1}
+    users = sorted(tmp_path.iterdir())
+    rows = basis_of(settings, model.trainable_variables).rows
+    assert sorted(tmp_path.iterdir()) == sorted([*users, tmp_path / "pca_basis"])
+    for path in list((tmp_path / "pca_basis").iterdir()):
+        path.rename(tmp_path / path.name) if path.name.startswith("pca_basis_") else path.unlink()
+    (tmp_path / "pca_basis").rmdir()
+    np.testing.assert_array_equal(basis_of(settings, model.trainable_variables).rows, rows)
+    assert not (tmp_path / "pca_basis").exists()
+    for path in tmp_path.glob("pca_basis_*"):
+        path.unlink()
+    (tmp_path / "pca_basis").mkdir()
+    (tmp_path / "pca_basis" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"dim_reduce: .*pca_basis holds 'notes.txt', which boost did not make"):
+        basis_of(settings, model.trainable_variables)
+
+
 def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, capsys):
     model = compiled()
     for number in range(4):
@@ -168,7 +191,7 @@ def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, cap
     config = manual("dim_reduce", dim_reduce={"n_components": 3, "weight_load_dir": str(tmp_path)})
     made = boost.apply(model, config=config)
     assert made is model and "steps along 3 directions" in capsys.readouterr().out
-    (basis,) = tmp_path.glob("pca_basis_*.npy")
+    (basis,) = tmp_path.glob("pca_basis/pca_basis_*.npy")
     moving = model.get_layer("last").moving_mean.numpy()
     before = [variable.numpy() for variable in model.trainable_variables]
     result = made.train_on_batch(*batch(), return_dict=True)
@@ -198,16 +221,24 @@ def test_loss_scale_group_takes_a_manager_of_groups(capsys):
 
 
 def test_gradient_split_groups_cut_where_parameters_begin(capsys):
-    strategies = groups.of_this_process().strategies
+    """Of this optimizer, not of the next one in the same process."""
+
+    def cut(optimizer):
+        (stage,) = (stage for stage in stages_of(optimizer) if isinstance(stage, AllReduce))
+        return stage.split.strategy().cut([4] * 5)
+
+    def stages_of(optimizer):
+        return optimizer.backward_passes.pipeline.stages
+
+    starts, usual = [[0], [1, 2], [3, 4]], [[0, 1, 2, 3, 4]]
     config = {"boost": {"mode": "disable_all"}, "common": {"gradient_split_groups": [2, 4, 50]}}
-    try:
-        boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
-        assert "fragments begin at the parameters 2, 4, 50" in capsys.readouterr().out
-        assert strategies.of(groups.WORLD).cut([4] * 5) == [[0], [1, 2], [3, 4]]
-        boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
-        assert "a split was set before" in capsys.readouterr().out
-    finally:
-        strategies.forget(groups.WORLD)
+    made = boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
+    assert "fragments begin at the parameters 2, 4, 50" in capsys.readouterr().out
+    assert cut(made) == cut(type(made).from_config(made.get_config())) == starts
+    assert cut(boost.apply(tf.keras.optimizers.SGD(0.1), config={"boost": {"mode": "disable_all"}})) == usual
+    assert cut(boost.apply(tf.compat.v1.train.GradientDescentOptimizer(0.1), config=config)) == starts
+    by_level = amp.configure("O0", tf.keras.optimizers.SGD(0.1), gradient_split_groups=[2, 4], is_distributed=True)
+    assert cut(by_level.optimizer) == starts
 
 
 def test_cosine_head_is_what_numpy_computes():
@@ -243,7 +274,6 @@ def of_two_ranks():
             variables = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
             optimizer.minimize(lambda v=variables: tf.add_n([tf.reduce_sum(x * x) for x in v]), variables)
         said.append((printed.getvalue(), "Adasum" in stages.explain(optimizer), [x.numpy() for x in variables]))
-        groups.of_this_process().strategies.forget(groups.WORLD)
     return collective.current().rank, said
 
 
@@ -349,4 +379,4 @@ def test_ranks_take_the_same_steps_in_a_subspace_that_one_of_them_computes(on_ra
     for left, right, start in zip(mine, other, small_model().get_weights()):
         np.testing.assert_array_equal(left, right)
         assert not np.array_equal(left, start)
-    assert len(list(tmp_path.glob("pca_basis_*.npy"))) == 1
+    assert len(list(tmp_path.glob("pca_basis/pca_basis_*.npy"))) == 1

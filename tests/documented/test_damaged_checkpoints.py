@@ -15,6 +15,7 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
 from npu_bridge.options.environment import RESTARTS
 from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
+from tests.holding import leave_by_the_dead
 
 tf1 = tf.compat.v1
 NEWEST, INTACT = "model.ckpt-6", "model.ckpt-4"
@@ -184,6 +185,15 @@ def test_a_job_that_is_restarted_goes_on_from_the_newest_intact_one(folder, monk
     check_newest_checkpoint(str(folder))
 
 
+def test_a_folder_in_place_of_the_list_keeps_what_is_in_it(folder, monkeypatch):
+    become_folder(folder / STATE)
+    (folder / STATE / "notes.txt").write_text("mine")
+    monkeypatch.setenv(RESTARTS, "1")
+    check_newest_checkpoint(str(folder), may_go_back=True)
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / NEWEST)
+    assert [path.read_text() for path in folder.glob("checkpoint.folder_*/notes.txt")] == ["mine"]
+
+
 def test_what_a_killed_save_has_left_is_removed_at_the_start(folder):
     leftovers = ["model.ckpt-8_temp/part-00000-of-00001.data-00000-of-00001", "model.ckpt-10_temp_0a1b/part"]
     leftovers += [
@@ -198,6 +208,7 @@ def test_what_a_killed_save_has_left_is_removed_at_the_start(folder):
         (folder / name).write_text("half")
     estimator_of(folder).evaluate(input_fn, steps=1)
     assert all((folder / name).exists() for name in leftovers), "only who saves may clear away"
+    leave_by_the_dead(folder)
     estimator_of(folder).train(input_fn, max_steps=7)
     assert [name for name in leftovers if (folder / name.split("/")[0]).exists()] == []
     assert [name for name in kept if not (folder / name).exists()] == []

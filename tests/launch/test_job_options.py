@@ -9,6 +9,7 @@ import termios
 
 import pytest
 
+from npu_bridge._own_folders import own_folder
 from npu_bridge.launch import cli
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan
@@ -33,14 +34,15 @@ def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
         print("10 %\\r20 %\\r30 %", end="")
         """,
     )
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "rank_1.log").write_text("of an earlier run\n")
+    earlier = ["--- 2026-01-02 03:04:05 rank 1 of 2: train.py", "of an earlier run"]
+    with own_folder(str(tmp_path / "logs"), "npu-run", "--log-dir"):
+        (tmp_path / "logs" / "rank_1.log").write_text("\n".join([*earlier, ""]))
     code, output = npu_run("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path)
     assert code == 0
     assert "word of 0" in output.splitlines() and "[rank 1] word of 1" in output.splitlines()
     for rank in (0, 1):
         *before, title, first, second, third = log_lines(tmp_path, rank)
-        assert before == ["of an earlier run"] * rank
+        assert before == earlier * rank
         assert title.startswith("--- ") and title.endswith(f"rank {rank} of 2: train.py")
         assert sorted([first, second, third]) == sorted([f"word of {rank}", f"error of {rank}", "30 %"])
 

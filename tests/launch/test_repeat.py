@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,12 +99,21 @@ def test_what_is_odd_about_repeats_is_said(tmp_path, rows, said):
 
 
 def test_only_folders_of_repeats_are_emptied(tmp_path):
-    repeated(tmp_path / "out", "seed", lambda number: [(1, 1.0)])
-    (tmp_path / "out" / "repeat-1" / "model.ckpt").write_text("of a run before")
-    repeated(tmp_path / "out", "seed", lambda number: [(1, 1.0)])
+    def one_step(number, checkpoint=None):
+        if checkpoint:
+            Path(os.environ["NPU_RUN_OUT"], checkpoint).write_text("of this run")
+        return [(1, 1.0)]
+
+    repeated(tmp_path / "out", "seed", functools.partial(one_step, checkpoint="model.ckpt"))
+    repeated(tmp_path / "out", "seed", one_step)
     assert not (tmp_path / "out" / "repeat-1" / "model.ckpt").exists()
+    (tmp_path / "out" / "repeat-1" / "thesis.txt").write_text("years")
+    with pytest.raises(LaunchError, match=r"holds 'repeat-1/thesis.txt', which npu-run did not make"):
+        repeated(tmp_path / "out", "seed", one_step)
+    assert (tmp_path / "out" / "repeat-1" / "thesis.txt").exists()
+    assert (tmp_path / "out" / "repeat-0" / "history.jsonl").exists(), "nothing was begun"
     (tmp_path / "mine" / "repeat-0").mkdir(parents=True)
     (tmp_path / "mine" / "repeat-0" / "thesis.txt").write_text("years")
-    with pytest.raises(LaunchError, match=r"repeat-0 holds something else than a repeat"):
+    with pytest.raises(LaunchError, match=r"mine holds 'repeat-0', which npu-run did not make"):
         repeated(tmp_path / "mine", "seed", lambda number: [(1, 1.0)])
     assert (tmp_path / "mine" / "repeat-0" / "thesis.txt").exists()

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from npu_bridge._own_folders import own_folder
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.timeline import Recording, take_recording
@@ -77,8 +78,8 @@ def facts_of(folder, rank):
 def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     write_script(tmp_path, PLAIN_SESSION)
     folder = tmp_path / "seen"
-    folder.mkdir()
-    (folder / "timeline_rank_1.json").write_text("of an earlier run")
+    with own_folder(str(folder), "npu-run", "--timeline-dir"):
+        (folder / "timeline_rank_1.json").write_text("of an earlier run")
     code, output = npu_run("-np", "2", "--timeline", "3:5", "--timeline-dir", "seen", "train.py", cwd=tmp_path)
     assert code == 0
     # The run metadata that a script asks for stays its own.

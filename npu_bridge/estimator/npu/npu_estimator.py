@@ -129,8 +129,14 @@ class NPUEstimator(tf.estimator.Estimator):
         Raises:
           DamagedCheckpointError: (a RuntimeError) the checkpoint to go on from is damaged; under `npu-run --restarts`,
             only if no other one is intact.
+          ModelDirInUseError: (a RuntimeError) another job trains in `model_dir`.
         Ranks: collective.
         """
+        saves = collective.current().rank == 0 and self.config.is_chief
+        with session.hold_model_dir(self.model_dir if saves else None):
+            return self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
+
+    def _train_alone(self, input_fn, hooks, steps, max_steps, saving_listeners):
         ranks = collective.current()
         if ranks.rank == 0:
             self._check_start()

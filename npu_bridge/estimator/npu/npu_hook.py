@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from typing import Any, TextIO
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from npu_bridge.session import (
     CheckpointNotSavedError,
     HostCallHook,
     create_loop_variables,
+    hold_model_dir,
     load_loop_variables,
     remove_leftovers,
     space_for,
@@ -147,8 +149,9 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     A save in the middle of training for which there is no space is an error in the log: its half-written files are
     deleted, the checkpoint before it stays the latest, and the next one is tried when it is due. At the end, and when a
-    session starts, the same is raised. What a process that was killed while it saved has left half-written is deleted
-    at the start. With `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
+    session starts, the same is raised. From `begin` to `end` the folder is held: another job that would train there is
+    refused. Of a job that was killed the folder is taken over, and what it has left half-written is deleted. With
+    `iterations_per_loop` above 1 a checkpoint that is due inside a loop is saved after it.
 
     Args:
       checkpoint_dir: folder of the checkpoints.
@@ -161,6 +164,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     Raises:
       ValueError: not exactly one of `save_secs` and `save_steps` is given, or both `saver` and `scaffold` are.
       OSError: at the start or the end, when there is no space.
+      ModelDirInUseError: (a RuntimeError) at the start, when another job trains in the folder.
     Ranks: local; give it to rank 0. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
     """
 
@@ -177,9 +181,15 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         super().__init__(checkpoint_dir, save_secs, save_steps, saver, checkpoint_basename, scaffold, listeners)
         self._checkpoint_basename = checkpoint_basename
         self._is_behind = False
+        self._hold = None
+        self._release = None
 
     def begin(self):
-        remove_leftovers(self._checkpoint_dir, self._checkpoint_basename)
+        self._let_go()
+        self._hold = hold_model_dir(self._checkpoint_dir)
+        self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
+        if self._hold.has_taken_over:
+            remove_leftovers(self._checkpoint_dir, self._checkpoint_basename)
         super().begin()
 
     def after_create_session(self, session, coord):
@@ -197,6 +207,11 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         if self._is_behind:
             self._timer.reset()  # else a checkpoint of this very step would count as saved
         super().end(session)
+        self._let_go()
+
+    def _let_go(self):
+        if self._release is not None:
+            self._release()
 
     def _save(self, session, step):
         should_stop = super()._save(session, step)
@@ -205,7 +220,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
 
     def _get_saver(self):
         saver = super()._get_saver()
-        return saver and CarefulSaver(saver)
+        return saver and CarefulSaver(saver, self._hold)
 
 
 class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 
 import tensorflow as tf
 
 from npu_bridge.gradients import remote_slots
+from npu_bridge.session import hold_model_dir
 from npu_bridge.tf_internals.training import bulk_saver_builder
 
 __all__ = ["NPUBulkSaverBuilder", "NPUSaver"]
@@ -21,7 +24,8 @@ class NPUSaver(tf.compat.v1.train.Saver):
 
     It is for graphs with `NPUDistributedOptimizer(..., is_weight_update_sharding=True)` on several ranks. There every
     rank calls `save`, and rank 0 writes. Make it when the optimizer has built its update. In any other graph it is an
-    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`.
+    ordinary saver. Arguments are those of `tf.compat.v1.train.Saver`. From its first save on it holds the folder, as
+    long as it lives: another job that would save there is refused.
     """
 
     def save(
@@ -41,12 +45,15 @@ class NPUSaver(tf.compat.v1.train.Saver):
         Returns:
           The path prefix of the checkpoint. In a graph that shards weight updates, None on ranks above 0: they write
           nothing.
+        Raises:
+          ModelDirInUseError: (a RuntimeError) another job trains in the folder.
         Ranks: collective where weight updates are sharded, else local.
         """
         slots = remote_slots.of_graph(sess.graph)
         if slots is not None and slots.ranks.rank > 0:
             slots.listen(sess)
             return None
+        self._hold(os.path.dirname(save_path) or ".")
         with contextlib.nullcontext() if slots is None else slots.listened_to(sess):
             return super().save(
                 sess,
@@ -59,3 +66,14 @@ class NPUSaver(tf.compat.v1.train.Saver):
                 strip_default_attrs,
                 save_debug_info,
             )
+
+    def _hold(self, folder):
+        held = self.__dict__.setdefault("_held", {})
+        if folder not in held:
+            hold = hold_model_dir(folder)
+            if not hold.is_first:
+                hold.release()  # whoever holds it in this process does so for as long as it trains
+                return
+            held[folder] = hold
+            weakref.finalize(self, hold.release)
+        held[folder].check()

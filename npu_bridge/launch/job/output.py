@@ -13,10 +13,11 @@ from typing import BinaryIO, Callable
 from npu_bridge._secondary_files import GrowingFile, Secondary, reason_of
 from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
+__all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
 
 # How many of its last lines are shown of a rank that could not report how it failed.
 TAIL_LINES = 40
+LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 
 # Python's unbuffered `print` writes the newline by itself: long enough for it to arrive, too short to notice.
 _PARTIAL_LINE_SECS = 0.05

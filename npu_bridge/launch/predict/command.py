@@ -11,8 +11,10 @@ from npu_bridge._terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.page import as_facts, print_plan
 from npu_bridge.launch.predict.units import parse_bytes_per_sec, parse_count, parse_ranks, parse_secs
+from npu_bridge.reporting.picture_style import PLAN_FILES
 
 __all__ = ["plan"]
 
@@ -59,6 +61,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
         )
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
         if picture:
+            check_file(picture, "--picture", PLAN_FILES)
             _draw(predictions, training, picture)
     if as_json:
         echo(json_text(json.dumps(as_facts(predictions, training, link), indent=2)))

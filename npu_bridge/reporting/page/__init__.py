@@ -7,6 +7,8 @@
 from npu_bridge._lazy import attributes
 
 _PLACES = {
+    "PAGE_FILE": f"{__name__}.document:PAGE_FILE",
+    "PAGE_FILES": f"{__name__}.document:PAGE_FILES",
     "RunFolder": f"{__name__}.run_folder:RunFolder",
     "note_run": f"{__name__}.facts:note_run",
     "read_run_folder": f"{__name__}.run_folder:read_run_folder",

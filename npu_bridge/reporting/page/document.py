@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -22,7 +23,7 @@ from npu_bridge.reporting.page.style import STYLE
 from npu_bridge.reporting.progress_line import format_duration, format_loss, format_rate, format_scale, format_steps
 from npu_bridge.reporting.summary import Summary, summarize
 
-__all__ = ["PAGE_FILE", "render_page", "section", "table", "whole_page", "write_page"]
+__all__ = ["PAGE_FILE", "PAGE_FILES", "render_page", "section", "table", "whole_page", "write_page"]
 
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
@@ -30,6 +31,11 @@ _TABLE_ROWS = 20
 _MOST_PICTURE_BYTES = 600_000
 # No request leaves the page, whatever a run has put into its names.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_BEGINNING = (
+    f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+)
+PAGE_FILES = b"^" + re.escape(_BEGINNING.encode())  # how pages begin
 
 
 def write_page(
@@ -45,10 +51,10 @@ def write_page(
       The path of the page.
     Raises:
       NoRunError: the folder holds no steps.
-      OSError: the page cannot be written.
+      OSError: the page cannot be written, or its name is that of a file that is no such page.
     """
     page = os.path.join(folder, PAGE_FILE) if page is None else page
-    write_whole(page, render_page(read_run_folder(folder, timeline, history)))
+    write_whole(page, render_page(read_run_folder(folder, timeline, history)), PAGE_FILES)
     return page
 
 
@@ -84,9 +90,8 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
     Control characters are shown: a page that has them is no valid HTML.
     """
     return visible(
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        f'{_BEGINNING}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n"
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'
         f"<h1>{escape(title)}</h1>\n{body}"
         f"<footer>Made by npu_bridge {escape(__version__)} with <code>{escape(command)}</code>. This page needs no "

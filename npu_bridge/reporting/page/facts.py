@@ -24,6 +24,7 @@ from npu_bridge.options.environment_table import VARIABLES
 __all__ = ["FACTS_FILE", "command_line", "note_run"]
 
 FACTS_FILE = "report.json"
+_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
 _SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
 _SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
 _LEFT_OUT = "***"
@@ -46,7 +47,7 @@ def note_run(
       ranks: for each rank in order its facts, such as `host` and `cores`.
       gpus: what TensorFlow sees; None when it was not asked.
     Raises:
-      OSError: the file cannot be written.
+      OSError: the file cannot be written, or is somebody else's.
     """
     hosts = [str(rank["host"]) for rank in ranks if "host" in rank]
     by_launcher = environment.read_variable("RANK_SIZE") is not None
@@ -62,7 +63,7 @@ def note_run(
         "ranks": [dict(rank) for rank in ranks],
     }
     os.makedirs(folder, exist_ok=True)
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1))
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
 
 
 def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import collections
 import csv
 import os
+import shutil
 import urllib.request
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+from npu_bridge._files import new_file
 
 Dataset = collections.namedtuple("Dataset", ("data", "target"))
 Datasets = collections.namedtuple("Datasets", ("train", "validation", "test"))
@@ -41,7 +44,6 @@ def maybe_download(filename, work_directory, source_url):
     tf.gfile.MakeDirs(work_directory)
     path = os.path.join(work_directory, filename)
     if not tf.gfile.Exists(path):
-        partial = path + ".part"
-        urllib.request.urlretrieve(source_url, partial)
-        os.replace(partial, path)
+        with urllib.request.urlopen(source_url) as source, new_file(path, "wb") as file:
+            shutil.copyfileobj(source, file)
     return path

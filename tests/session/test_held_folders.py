@@ -1,0 +1,345 @@
+"""A job holds the folder it trains in: who is refused, who is not, and what is taken over from the dead."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import _held_folders
+from npu_bridge._held_folders import FolderHeldError, hold_folder
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
+from npu_bridge.session import ModelDirInUseError, hold_model_dir
+from tests.holding import LOCK, held_by_another, leave_by_the_dead, python
+
+tf1 = tf.compat.v1
+
+
+def take(folder):
+    return hold_folder(str(folder), "training", "a training")
+
+
+def test_who_holds_it_is_told_and_the_dead_hold_nothing(tmp_path):
+    process = held_by_another(tmp_path)
+    with pytest.raises(FolderHeldError) as refused:
+        take(tmp_path)
+    text = str(refused.value)
+    assert f"{tmp_path} is in use. Expected a folder that no other job uses; got a training, process " in text
+    assert f"process {process.pid} on {os.uname().nodename}, since 20" in text and "\n" not in text
+    assert f"stop it (kill {process.pid}), or name another folder." in text
+    with hold_folder(str(tmp_path), "npu_bridge", "a command"):
+        pass  # of another purpose
+    process.communicate()
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over
+    assert os.listdir(tmp_path) == []
+    with take(tmp_path) as hold:
+        assert not hold.has_taken_over
+
+
+def test_one_process_holds_it_as_often_as_it_likes(tmp_path):
+    first, second = take(tmp_path), take(tmp_path)
+    assert first.is_first and not second.is_first
+    first.release()
+    first.release()
+    assert (tmp_path / LOCK).exists()
+    child = os.fork()
+    if not child:
+        second.release()  # nobody's: the child holds nothing
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / LOCK).exists()
+    second.release()
+    assert os.listdir(tmp_path) == []
+
+
+RACE = """
+import os, random, signal, sys, time
+from npu_bridge._held_folders import FolderHeldError, hold_folder
+folder, number = sys.argv[1], int(sys.argv[2])
+inside = os.path.join(folder, "inside")
+draw = random.Random(number)
+done, end = 0, time.monotonic() + 60
+while done < 12 and time.monotonic() < end:
+    try:
+        hold = hold_folder(folder, "training", "a race")
+    except FolderHeldError:
+        time.sleep(draw.uniform(0, 0.01))
+        continue
+    if os.path.exists(inside):
+        with open(inside) as file:
+            before = file.read()
+        if before and os.path.exists(f"/proc/{before}") and open(f"/proc/{before}/stat").read().split()[2] != "Z":
+            print("two at once", flush=True)
+    with open(inside, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(draw.uniform(0, 0.005))
+    done += 1
+    if done == 12 and number % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.truncate(inside, 0)
+    hold.release()
+print("done", done)
+"""
+
+
+def test_of_many_at_once_one_has_it_also_when_holders_are_killed(tmp_path):
+    processes = [python(RACE, tmp_path, number, stdout=subprocess.PIPE) for number in range(8)]
+    said = [process.communicate()[0] for process in processes]
+    assert "two at once" not in "".join(said)
+    assert [process.returncode for process in processes] == [0, -signal.SIGKILL] * 4
+    assert [text for text in said if text] == ["done 12\n"] * 4
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(_held_folders, "SILENT_SECS", 0.6)
+    monkeypatch.setattr(_held_folders, "_POLL_SECS", 0.02)
+
+
+def write_lock(folder, **facts):
+    """A lock as this machine's `init` would have written it, but for some facts."""
+    with take(folder):
+        text = (folder / LOCK).read_text()
+    (folder / LOCK).write_text(json.dumps({**json.loads(text), "process": 1, **facts}))
+
+
+def test_a_process_number_that_is_another_ones_now_is_no_holder(tmp_path):
+    write_lock(tmp_path, started="1")
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over
+
+
+def test_a_holder_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path, quick, caplog):
+    write_lock(tmp_path, host="elsewhere", machine="another")
+    ended = threading.Event()
+
+    def live():
+        while not ended.wait(0.1):
+            os.utime(tmp_path / LOCK)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        for _ in range(3):
+            with pytest.raises(FolderHeldError, match=r"process 1 on elsewhere.*stop it \(ssh elsewhere kill 1\)"):
+                take(tmp_path)
+    finally:
+        ended.set()
+        thread.join()
+    assert "waiting for a sign of life of process 1 on elsewhere" in caplog.text
+    with take(tmp_path) as hold:  # it has died: not at once, but after its silence
+        assert hold.has_taken_over
+
+
+def test_a_long_silence_needs_no_waiting(tmp_path):
+    write_lock(tmp_path, host="elsewhere")
+    os.utime(tmp_path / LOCK, (time.time() - 3600,) * 2)
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0\1\x1b[31m", '{"process": "1; rm -rf /", "machine": []}'])
+def test_a_lock_that_says_nothing_is_judged_by_its_age(text, tmp_path, quick):
+    (tmp_path / LOCK).write_text(text)
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over
+
+
+def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_held_folders, "BEAT_SECS", 0.05)
+    monkeypatch.setattr(_held_folders._HELD, "_thread", None)
+    with take(tmp_path) as hold:
+        os.utime(tmp_path / LOCK, (0, 0))
+        while os.stat(tmp_path / LOCK).st_mtime == 0:
+            time.sleep(0.02)
+        hold.check()
+        (tmp_path / LOCK).write_text("another's")
+        with pytest.raises(FolderHeldError, match="was taken over by another job"):
+            hold.check()
+    assert "another job has taken the folder" in caplog.text
+    assert (tmp_path / LOCK).read_text() == "another's"
+
+
+def test_ranks_of_one_job_do_not_refuse_each_other(tmp_path, monkeypatch):
+    write_lock(tmp_path, host="elsewhere", job="10.0.0.1:1234")
+    with pytest.MonkeyPatch.context() as other_job:
+        other_job.setattr(_held_folders, "SILENT_SECS", 0.0)  # else it would be waited for
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234")
+    with take(tmp_path) as hold:
+        assert not hold.has_taken_over
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
+
+
+def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
+    def no_link(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", no_link)
+    leave_by_the_dead(tmp_path)
+    with take(tmp_path) as hold:
+        assert hold.has_taken_over and hold.is_first
+    process = held_by_another(tmp_path)
+    with pytest.raises(FolderHeldError):
+        take(tmp_path)
+    process.communicate()
+
+
+@pytest.mark.parametrize("folder", ["gs://bucket/model", "hdfs://name/model", "", None, "/proc/self"])
+def test_what_is_remote_or_cannot_be_written_is_not_held(folder):
+    with hold_model_dir(folder) as hold:
+        assert not hold.has_taken_over
+        hold.check()
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"x": np.float32([1.0])}).repeat()
+
+
+def model_fn(features, mode):
+    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_sum(features["x"] * weight)
+    train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(loss, tf1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, {"weight": features["x"] + weight}, loss, train_op)
+
+
+def estimator_of(folder):
+    config = NPURunConfig(model_dir=str(folder), log_step_count_steps=None, save_checkpoints_steps=2)
+    return NPUEstimator(model_fn, config=config)
+
+
+# What another job does beside a training, and how that ends.
+BESIDE = """
+import sys
+import numpy as np
+import tensorflow as tf
+from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
+from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from tests.session.test_held_folders import estimator_of, input_fn, tf1
+folder = sys.argv[1]
+estimator = estimator_of(folder)
+
+def session_with_hook():
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        with tf1.train.MonitoredTrainingSession(hooks=[NPUCheckpointSaverHook(folder, save_steps=1)]):
+            pass
+
+def saver():
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable("variable", [])
+        session.run(variable.initializer)
+        NPUSaver().save(session, folder + "/other", 1, write_state=False)
+
+def export():
+    receiver = tf.estimator.export.build_raw_serving_input_receiver_fn({"x": tf.constant([1.0])})
+    estimator.export_saved_model(folder + "/export", receiver)
+
+for name, call in {
+    "train": lambda: estimator.train(input_fn, max_steps=8),
+    "train_and_evaluate": lambda: tf.estimator.train_and_evaluate(
+        estimator, tf.estimator.TrainSpec(input_fn, max_steps=8), tf.estimator.EvalSpec(input_fn, steps=1)),
+    "session": session_with_hook,
+    "saver": saver,
+    "evaluate": lambda: estimator.evaluate(input_fn, steps=1),
+    "predict": lambda: next(estimator.predict(input_fn)),
+    "export": export,
+}.items():
+    try:
+        call()
+        print(name, "done")
+    except RuntimeError as error:
+        print(name, type(error).__name__, error)
+"""
+# A save that is not finished yet.
+UNFINISHED = "model.ckpt-6_temp/part-00000-of-00001.data-00000-of-00001"
+
+
+def test_beside_a_training_others_read_and_do_not_train(tmp_path, warm_python):
+    folder, said = tmp_path / "model", []
+    (tmp_path / "beside.py").write_text(BESIDE)
+
+    class Beside(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if len(said) == 0:
+                (folder / UNFINISHED).parent.mkdir()
+                (folder / UNFINISHED).write_text("half of the weights")
+                before = sorted(path.name for path in folder.iterdir())
+                ended = warm_python.run([tmp_path / "beside.py", folder], cwd=tmp_path)
+                assert (folder / UNFINISHED).exists(), "the save in progress was deleted"
+                assert {*before} <= {path.name for path in folder.iterdir()}
+                said.append(ended.stdout or ended.stderr)
+
+    estimator = estimator_of(folder)
+    estimator.train(input_fn, hooks=[Beside()], max_steps=4)
+    lines = said[0].splitlines()
+    refused = f"ModelDirInUseError model_dir: {folder} is in use. Expected a folder that no other job uses; got a "
+    for name, line in zip(("train", "train_and_evaluate", "session", "saver"), lines):
+        assert line.startswith(f"{name} {refused}training, process {os.getpid()} on "), said[0]
+    assert lines[4:] == ["evaluate done", "predict done", "export done"], said[0]
+    assert LOCK not in os.listdir(folder), "given back in the end"
+    ended = warm_python.run([tmp_path / "beside.py", folder], cwd=tmp_path)
+    assert [line.split()[1] for line in ended.stdout.splitlines()[:4]] == ["done"] * 4, ended.stdout + ended.stderr
+
+
+def test_a_training_that_fails_gives_the_folder_back(tmp_path):
+    class Fails(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            assert (tmp_path / LOCK).exists()
+            raise ValueError("of the script")
+
+    estimator = estimator_of(tmp_path)
+    with pytest.raises(ValueError, match="of the script"):
+        estimator.train(input_fn, hooks=[Fails()], max_steps=4)
+    gc.collect()
+    assert LOCK not in os.listdir(tmp_path)
+    estimator.train(input_fn, max_steps=4)
+
+
+def test_a_killed_job_is_taken_over_and_what_it_left_is_cleared(tmp_path, caplog):
+    leftovers = [UNFINISHED, "checkpoint.tmp0123abc", "model.ckpt-6.index.tempstate77"]
+
+    def put():
+        for name in leftovers:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("half")
+
+    def left():
+        return [name for name in leftovers if (tmp_path / name).exists()]
+
+    put()
+    estimator_of(tmp_path).train(input_fn, max_steps=1)
+    assert left() == leftovers, "who wrote them may be writing still"
+    leave_by_the_dead(tmp_path)
+    with caplog.at_level(logging.INFO, "npu_bridge"):
+        estimator_of(tmp_path).train(input_fn, max_steps=2)
+    assert left() == [] and f"{tmp_path}: taken over from process " in caplog.text
+    process = held_by_another(tmp_path)
+    put()
+    with pytest.raises(ModelDirInUseError):
+        estimator_of(tmp_path).train(input_fn, max_steps=3)
+    assert left() == leftovers
+    process.communicate()
+
+
+def test_a_users_own_files_in_the_folder_stay(tmp_path, caplog):
+    names = ["report.html", "report.json", "history.jsonl", "tailing.json", "notes.txt", "model.ckpt-9_temp"]
+    for name in names:
+        (tmp_path / name).write_text(f"years of work on {name}")
+    for _ in range(2):
+        NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path))).train(input_fn, steps=2)
+    assert [(tmp_path / name).read_text() for name in names] == [f"years of work on {name}" for name in names]
+    assert tf.train.load_variable(str(tmp_path), "global_step") == 4
+    for name in ("report.html", "report.json", "history.jsonl"):
+        assert f"{name} is a file that npu_bridge did not make" in caplog.text
