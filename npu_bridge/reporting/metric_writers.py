@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge._files import new_file
+from npu_bridge._files import NotOursError, new_file
 from npu_bridge._reading import open_file
 from npu_bridge._secondary_files import GrowingFile
 from npu_bridge.reporting.errors import imported
@@ -44,11 +44,18 @@ class CsvWriter:
     def begin(self, step: int) -> None:
         """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
 
-        A file with other columns is left alone.
+        Raises:
+          FileExistsError: it has other columns, and is left alone.
         """
         self.close()
-        self._file = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
-        self._file.write(b"")
+        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
+        try:
+            made.open()
+        except NotOursError:
+            raise
+        except OSError:
+            made.write(b"")  # which says why
+        self._file = made
 
     def _keep_until(self, step: int) -> None:
         kept = _rows_until(step, self.path)
