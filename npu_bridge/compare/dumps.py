@@ -28,6 +28,7 @@ _CONVERTED = re.compile(
     r"(?P<type>[^.]+)\.(?P<op>.+?)(\.\d+)*\.(?P<time>\d{8,})\.(?P<side>input|output)\.(?P<slot>\d+)(\.[^.]+)*\.npy"
 )
 _OF_OURS = re.compile(r"(?P<type>[^.]+)\.(?P<op>[^.]+)\.(?P<side>input|output)\.(?P<slot>\d+)(\.\d+)?\.npy")
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 _DEEPEST = 7
 _LONGEST_NAME = 200
 
@@ -237,7 +238,7 @@ def _of_files(path: str, names: set[str]) -> Dump | None:
     if repeated:
         notes.append(f"{path}: {repeated} files repeat an output at a later time; the first of each counts.")
     step = os.path.basename(path)
-    key = Key(int(step) if step.isdigit() else 0, 0, "")
+    key = Key(int(step) if _NUMBER.fullmatch(step) else 0, 0, "")
     return Dump(path, key, files, types, {}, tuple(notes)) if files or notes else None
 
 
@@ -256,7 +257,7 @@ def _files_of(pairs: dict[str, str], names: set[str]) -> dict[str, str]:
 def _rank_of(path: str) -> int:
     """`<time>/<rank>/<graph name>/<graph number>/<step>`."""
     parts = os.path.abspath(path).split(os.sep)
-    return int(parts[-4]) if len(parts) > 4 and parts[-4].isdigit() and len(parts[-4]) < 8 else 0
+    return int(parts[-4]) if len(parts) > 4 and _NUMBER.fullmatch(parts[-4]) and len(parts[-4]) < 8 else 0
 
 
 def _read_json(folder: str, name: str) -> Any:

@@ -18,6 +18,7 @@ from npu_bridge._reading import open_file
 __all__ = ["event_files", "fields_of", "scalars_of", "varint"]
 
 _LONGEST_RECORD = 1 << 31
+_LARGEST_STEP = 1 << 53
 _LONGEST_SUMMARY = 1 << 24  # longer ones hold pictures or graphs
 _TENSOR_DTYPES = {1: np.dtype("<f4"), 2: np.dtype("<f8"), 3: np.dtype("<i4"), 9: np.dtype("<i8")}
 _CONTENT, _LISTS = 4, {1: 5, 2: 6}  # fields with the bytes of a tensor's numbers; the latter by dtype
@@ -69,7 +70,7 @@ def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
 def _of_event(event: bytes) -> Iterator[tuple[int, str, float]]:
     step, summaries = 0, []
     for number, value in fields_of(event):
-        if number == 2 and isinstance(value, int):
+        if number == 2 and isinstance(value, int) and value < _LARGEST_STEP:
             step = value
         elif number == 5 and isinstance(value, bytes):
             summaries.append(value)

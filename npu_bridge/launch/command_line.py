@@ -19,8 +19,8 @@ __all__ = ["EPILOG", "SETTINGS", "Command", "ending_on", "fail", "launcher_optio
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 EPILOG = "Options of the script itself follow two dashes: train.py -- --batch 32."
-# What the interpreter, TensorFlow and Horovod keep open in one process comes to some twenty (measured: a rank that sums
-# a tensor on two ranks fails below 40); what is asked for leaves room for the files of a script.
+# For the libraries of TensorFlow, Horovod's connections, pipes to ranks, and the files of a script (ours); systems give
+# a thousand.
 LEAST_OPEN_FILES = 64
 
 

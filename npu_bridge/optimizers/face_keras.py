@@ -16,6 +16,7 @@ from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, u
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
 from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.graphs import owner_of_slots
 
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -124,7 +125,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         if getattr(self, "_built", False):
             return
         self._groups.check(var_list)
-        self._updated = list(var_list)
+        self._updated = list(map(owner_of_slots, var_list))
         self._slots = []
         for variable in var_list:
             with _working_dtype_of(variable) as dtype:
@@ -193,7 +194,8 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
-        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        updated = [*self._updated, *map(owner_of_slots, var_list)]
+        self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             with _working_dtype_of(variable) as dtype:
                 for slot, start in self._groups.of(variable).rule.slots().items():

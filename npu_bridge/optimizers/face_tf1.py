@@ -13,6 +13,7 @@ from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
+from npu_bridge.tf_internals.graphs import owner_of_slots
 
 _COUNT = "update_count"
 
@@ -81,7 +82,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
-        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        updated = [*self._updated, *map(owner_of_slots, var_list)]
+        self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             dtype = working_dtype(variable)
             for slot, start in self._groups.of(variable).rule.slots().items():
@@ -92,7 +94,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._create_non_slot_variable(tf.constant(0, tf.int64), f"{self._name}/{_COUNT}", first)
 
     def _updates_done(self):
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        with tf.init_scope():  # in a function, where it is called from
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
 
     def _prepare(self):

@@ -12,10 +12,11 @@ import csv
 import functools
 import io
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge._files import new_file
+from npu_bridge._files import NotOursError, new_file
 from npu_bridge._reading import open_file
 from npu_bridge._secondary_files import GrowingFile
 from npu_bridge.reporting.errors import imported
@@ -26,6 +27,7 @@ _NUMBERS = ("loss", "loss_scale", "skipped_steps", "learning_rate", "gradient_no
 _COLUMNS = ("step", *_NUMBERS, "precision")
 _FILES = b"^" + ",".join(_COLUMNS[:4]).encode()  # how they begin
 _PREFIX = "training"
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 class CsvWriter:
@@ -42,11 +44,18 @@ class CsvWriter:
     def begin(self, step: int) -> None:
         """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
 
-        A file with other columns is left alone.
+        Raises:
+          FileExistsError: it has other columns, and is left alone.
         """
         self.close()
-        self._file = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
-        self._file.write(b"")
+        made = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
+        try:
+            made.open()
+        except NotOursError:
+            raise
+        except OSError:
+            made.write(b"")  # which says why
+        self._file = made
 
     def _keep_until(self, step: int) -> None:
         kept = _rows_until(step, self.path)
@@ -144,5 +153,5 @@ def _rows_until(step: int, path: str) -> list[list[str]]:
     if not os.path.exists(path):
         return []
     with open_file(path, newline="", errors="replace") as file:
-        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
+        rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and _NUMBER.fullmatch(row[0])]
     return [row for row in rows if int(row[0]) <= step]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Callable
 
 import tensorflow as tf
 
-from npu_bridge._files import check_room
+from npu_bridge.reporting.event_files import EventFiles
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 
@@ -54,16 +54,12 @@ class TensorBoardWriter:
     """A writer into the event files of a folder.
 
     Args:
-      folder: the folder; TensorFlow keeps one writer for it in a process.
+      folder: the folder; all hooks of a process that write there share one writer.
     """
 
-    failures = (RuntimeError,)  # of TensorFlow's writer, whose thread has ended then
-
     def __init__(self, folder: str):
-        self._folder = str(folder)
+        self._events = EventFiles.of(str(folder))
         self._precision: str | None = None
-        self._own: Any = None  # in place of the one that has failed
-        self._has_failed = False
 
     def begin(self, step: int) -> None:
         """Nothing is opened before the first entry."""
@@ -76,30 +72,12 @@ class TensorBoardWriter:
         ]
         if precision not in (None, self._precision):
             entries.append(_text("training/precision", precision))
-        self._add(tf.compat.v1.Summary(value=entries), step)
-        self._precision = precision or self._precision
+        if self._events.add_summary(tf.compat.v1.Summary(value=entries), step) is not False:
+            self._precision = precision or self._precision
 
     def close(self) -> None:
         """Sees that everything is in the file, which others may go on writing to."""
-        if "://" not in self._folder:
-            check_room(self._folder)
-        self._writer().flush()
-
-    def _add(self, summary: tf.compat.v1.Summary, step: int) -> None:
-        # A writer of TensorFlow that has failed once takes entries and drops them.
-        if "://" not in self._folder:
-            check_room(self._folder)
-        writer = self._writer()
-        self._has_failed = True
-        writer.add_summary(summary, step)
-        writer.flush()
-        self._has_failed = False
-
-    def _writer(self) -> Any:
-        with tf.Graph().as_default():  # in eager code there is no such writer
-            if self._has_failed:
-                self._own = tf.compat.v1.summary.FileWriter(self._folder)
-            return self._own or tf.compat.v1.summary.FileWriterCache.get(self._folder)
+        self._events.flush()
 
 
 def _text(tag, text):

@@ -271,3 +271,21 @@ def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str
         return module.run_config.RunConfig.replace(config, model_dir=choose(config.model_dir))
 
     module.maybe_overwrite_model_dir_and_session_config = settled
+
+
+def shared_event_writer(folder: str) -> Any:
+    """What `FileWriterCache.get` gives for a folder, None where nothing is kept (`FileWriterCache._cache`, TF 2.15)."""
+    import tensorflow as tf
+
+    cache = tf.compat.v1.summary.FileWriterCache
+    with cache._lock:
+        return cache._cache.get(folder)
+
+
+def share_event_writer(folder: str, writer: Any) -> None:
+    """Has `FileWriterCache.get`, and so TensorFlow's hooks, take a writer (`FileWriterCache._cache`, TF 2.15)."""
+    import tensorflow as tf
+
+    cache = tf.compat.v1.summary.FileWriterCache
+    with cache._lock:
+        cache._cache[folder] = writer

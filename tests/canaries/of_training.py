@@ -337,3 +337,14 @@ def _():
     model.compile("sgd", tf.keras.losses.mse, metrics=["mae"])
     arguments = training.compile_arguments(model)
     expect(arguments["loss"] is tf.keras.losses.mse and arguments["metrics"] == ["mae"], "they are others")
+
+
+@canary_of(training.share_event_writer, training.shared_event_writer)
+def _():
+    with tempfile.TemporaryDirectory() as folder:
+        writer = object()
+        expect(training.shared_event_writer(folder) is None, "a folder has a writer that nobody has made")
+        training.share_event_writer(folder, writer)
+        expect(training.shared_event_writer(folder) is writer, "a writer is not kept")
+        expect(v1.summary.FileWriterCache.get(folder) is writer, "TensorFlow makes a writer of its own")
+        v1.summary.FileWriterCache._cache.pop(folder)

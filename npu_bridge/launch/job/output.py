@@ -6,6 +6,7 @@ import collections
 import errno
 import os
 import re
+import select
 import time
 from pathlib import Path
 from typing import BinaryIO, Callable
@@ -63,7 +64,10 @@ class JointStream:
     def _write(self, text: bytes) -> None:
         try:
             while text:
-                text = text[self._stream.write(text) or 0 :]
+                count = self._stream.write(text)
+                if count is None:  # somebody has made the stream one that does not wait
+                    select.select([], [self._stream], [])
+                text = text[count or 0 :]
             self._stream.flush()
         except BrokenPipeError:
             raise ReaderGoneError(self._secondary.what) from None

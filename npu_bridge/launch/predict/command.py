@@ -19,6 +19,7 @@ from npu_bridge.reporting.picture_style import PLAN_FILES
 __all__ = ["plan"]
 
 _VALUE_BYTES = 4
+_MOST_TENSORS = 1e6
 _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 
 
@@ -50,7 +51,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
             _compute_secs(**step_time),
-            parse_count(tensors, "--tensors"),
+            parse_count(tensors, "--tensors", _MOST_TENSORS),
             _WIRE_SHARES[wire],
         )
         link = Link(

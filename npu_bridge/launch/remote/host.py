@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npu_bridge._terminal import visible
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.output import JointStream
 from npu_bridge.launch.job.watched_rank import WatchedRank
@@ -125,8 +126,9 @@ class RemoteHost:
         elif file == self._process.stdout.fileno():
             self._take_events(text)
         else:
-            self._errors.write(text)
-            self._last_error = (text.decode(errors="replace").strip().splitlines() or [self._last_error])[-1]
+            said = text.decode(errors="replace").replace("\r\n", "\n")
+            self._errors.write(visible(said).encode())
+            self._last_error = (said.strip().splitlines() or [self._last_error])[-1]
         return bool(text)
 
     def look(self) -> None:

@@ -1,0 +1,83 @@
+"""The writer of TensorBoard's event files that all hooks of a folder share, and that ends no training."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge._files import check_room
+from npu_bridge._secondary_files import Secondary
+from npu_bridge.tf_internals.training import share_event_writer, shared_event_writer
+
+__all__ = ["EventFiles"]
+
+
+class EventFiles:
+    """Has the methods of `tf.compat.v1.summary.FileWriter`; what cannot be written is left out.
+
+    TensorFlow's own writer has a thread, which ends with a traceback when a disk is full: who writes next gets its
+    error, in the middle of a training, and whatever comes then is dropped without a word. Here room is tried before
+    anything is handed to it, everything is written at once, and one that has failed is replaced.
+
+    Args:
+      folder: of the event files, on a file system of this machine.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._writer: Any = None
+        self._secondary = Secondary(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
+
+    @classmethod
+    def of(cls, folder: str) -> Any:
+        """The one of a folder, which TensorFlow's hooks then get, too; of a remote one, TensorFlow's writer."""
+        if "://" in folder:
+            with tf.Graph().as_default():  # in eager code there is no such writer
+                return tf.compat.v1.summary.FileWriterCache.get(folder)
+        shared = shared_event_writer(folder)
+        if isinstance(shared, cls):
+            return shared
+        if shared is not None:
+            shared.flush()
+        own = cls(folder)
+        share_event_writer(folder, own)
+        return own
+
+    def __getattr__(self, name: str) -> Any:
+        """`add_summary`, `add_graph` and so on."""
+        if not name.startswith("add_"):
+            raise AttributeError(f"a writer of event files has no {name!r}")
+        return functools.partial(self._attempt, name)
+
+    def get_logdir(self) -> str:
+        """The folder."""
+        return self._folder
+
+    def reopen(self) -> None:
+        """Nothing is to be done: the next entry opens it."""
+
+    def flush(self) -> None:
+        """Nothing is to be done: every entry is in the file when the method that adds it returns."""
+
+    def close(self) -> None:
+        """Closes the file; another entry would go to a new one."""
+        if self._writer is not None:
+            self._secondary.attempt(self._writer.close, now=True)
+            self._writer = None
+
+    def _attempt(self, name: str, *arguments: Any, **keywords: Any) -> bool:
+        return self._secondary.attempt(functools.partial(self._add, name, *arguments, **keywords))
+
+    def _add(self, name: str, *arguments: Any, **keywords: Any) -> None:
+        check_room(self._folder)
+        if self._writer is None:
+            with tf.Graph().as_default():
+                self._writer = tf.compat.v1.summary.FileWriter(self._folder)
+        try:
+            getattr(self._writer, name)(*arguments, **keywords)
+            self._writer.flush()
+        except Exception:
+            self._writer = None  # its thread has ended
+            raise
