@@ -193,7 +193,8 @@ def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
 
     model = training()
     early = fit(model, 3)[0]
-    model.save(str(tmp_path / "model.keras"))
+    ending = "h5" if family is tf.keras.optimizers.legacy else "keras"  # which holds no state of legacy optimizers
+    model.save(str(tmp_path / f"model.{ending}"))
     model.save_weights(str(tmp_path / "weights"))
     late, expected = fit(model, 3)
     assert late[-1] < early[0]
@@ -203,7 +204,7 @@ def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
     model = training()
     model.load_weights(str(tmp_path / "weights"))  # before the optimizer has slots
     assert fit(model, 3) == (late, expected)
-    model = tf.keras.models.load_model(str(tmp_path / "model.keras"))
+    model = tf.keras.models.load_model(str(tmp_path / f"model.{ending}"))
     assert fit(model, 3) == (late, expected)
 
 
