@@ -21,6 +21,7 @@ LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this 
 LOSS_SCALE_STATE = "npu_bridge/loss_scale_state"  # variables a dynamic loss scale is made of
 LEARNING_RATE = "npu_bridge/learning_rate"  # scalars, or numbers: the inner optimizer's rate in this step
 STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step's update did not happen
+STAND_INS = "npu_bridge/stand_ins"  # float32 variables in place of which 16-bit ones are updated; any value will do
 # What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")

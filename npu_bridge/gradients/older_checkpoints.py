@@ -1,4 +1,4 @@
-"""Restores a checkpoint that was saved without a loss scale into a training that has one."""
+"""Restores a checkpoint that was saved without a loss scale, or float32 values, into a training that has them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def saver_for_older(checkpoint: str, **saver_arguments):
-    """A saver that can restore a checkpoint which lacks the loss-scale state of the graph being built.
+    """A saver that can restore a checkpoint which lacks loss scales or stand-ins of the graph being built.
 
     A run that starts to scale its loss finds no scale and no counters in the checkpoints it has. They start from their
-    initial values then, and a line says so; everything else must be there, as usual.
+    initial values then, and a line says so; so does what stands for variables of 16 bits. Everything else must be
+    there, as usual.
 
     Args:
       checkpoint: path prefix of the checkpoint training will continue from.
@@ -24,7 +25,8 @@ def saver_for_older(checkpoint: str, **saver_arguments):
     Graph: restore ops and an initialiser; call it when all variables exist.
     """
     saved = tf.train.load_checkpoint(checkpoint)
-    state = tf.compat.v1.get_collection(collections.LOSS_SCALE_STATE)
+    kinds = (collections.LOSS_SCALE_STATE, collections.STAND_INS)
+    state = [variable for kind in kinds for variable in tf.compat.v1.get_collection(kind)]
     missing = [variable for variable in state if not saved.has_tensor(_saved_name(variable))]
     return _ForgivingSaver(checkpoint, missing, **saver_arguments) if missing else None
 

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
 from npu_bridge.options.errors import message
@@ -175,6 +176,7 @@ class _StandIn:
             )
             if self.is_kept:
                 initialise_with_keras([self.values])
+                collections.publish(collections.STAND_INS, self.values)
             has_key = takes_references or not is_reference(variable)
             self.seen = stand_in(variable, self.values, dtype, has_key)
 
