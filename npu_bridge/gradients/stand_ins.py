@@ -193,6 +193,8 @@ class _StandIn:
 
 def _pair_of(own, grad, variable):
     made = own.get(variable.ref())
-    if grad is None or made is None:
+    if grad is None:
         return grad, variable
+    if made is None:  # Keras wants all gradients from one graph, and here may be a branch
+        return map_values(grad, tf.identity), variable
     return map_values(grad, lambda values: tf.cast(values, made.seen.dtype)), made.seen

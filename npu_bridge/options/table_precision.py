@@ -118,7 +118,7 @@ OPTIONS = (
         "1 makes operators bit-reproducible.",
         works(
             "1 runs this session with TensorFlow's deterministic kernels, and gives a graph without a seed a fixed "
-            "one. Other sessions stay as they are."
+            "one, each random operator without a seed one of its own. Other sessions stay as they are."
         ),
         default=0,
     ),

@@ -170,9 +170,9 @@ def test_a_stand_in_is_saved_and_begins_anew_where_it_does_not_fit(tmp_path):
         saver.restore(session, path)
         run(session, step, 5)
         assert [value.tobytes() for value in session.run([weights, stand_in])] == [v.tobytes() for v in expected]
-        session.run(tf1.global_variables_initializer())
         others = [variable for variable in tf1.global_variables() if variable is not stand_in]
-        tf1.train.Saver(others).restore(session, path)
+        tf1.train.Saver(others).save(session, f"{path}_older")
+        saver.restore(session, f"{path}_older")
         before = session.run(tf.cast(weights, tf.float32))
         run(session, step, 1)
         assert np.all(np.abs(session.run(stand_in) - before) < 0.002)  # Adam's steps are of 0.001
@@ -193,7 +193,8 @@ def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
 
     model = training()
     early = fit(model, 3)[0]
-    model.save(str(tmp_path / "model.keras"))
+    ending = "h5" if family is tf.keras.optimizers.legacy else "keras"  # which holds no state of legacy optimizers
+    model.save(str(tmp_path / f"model.{ending}"))
     model.save_weights(str(tmp_path / "weights"))
     late, expected = fit(model, 3)
     assert late[-1] < early[0]
@@ -203,7 +204,7 @@ def test_keras_goes_on_with_what_stands_for_16_bits(family, tmp_path):
     model = training()
     model.load_weights(str(tmp_path / "weights"))  # before the optimizer has slots
     assert fit(model, 3) == (late, expected)
-    model = tf.keras.models.load_model(str(tmp_path / "model.keras"))
+    model = tf.keras.models.load_model(str(tmp_path / f"model.{ending}"))
     assert fit(model, 3) == (late, expected)
 
 

@@ -113,10 +113,9 @@ def test_what_computes_an_update_stays_in_float32():
                 seen.append((session.run(kept), session.run(weights)))
                 nodes = run_with_graph(session, steps)[1]
     (exact, exact_weights), (lowered, lowered_weights) = seen
-    assert lowered == exact and "beta2_power:0" in exact
+    assert lowered == exact and any("beta2_power" in name for name in exact)
     for name, value in exact_weights.items():
         assert np.max(np.abs(value - lowered_weights[name])) < 0.02 * np.max(np.abs(value - start)), name
     half = {node.name for node in nodes if node.attr["T"].type == tf.float16.as_datatype_enum}
     assert any("MatMul" in name for name in half)
-    wrong = [name for name in half if "/update" in name or "Adam/mul" in name or "LAMB/" in name]
-    assert wrong == []
+    assert [name for name in half if any(f"/{part}/" in name for part in ("Adam", "LAMB", "update"))] == []

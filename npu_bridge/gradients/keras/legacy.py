@@ -82,8 +82,9 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     def _create_or_restore_slot_variable(self, slot_variable_position, slot_name, variable):
         (seen,) = self._pipeline.inner.stand_ins.of([variable])
-        restore = self._optimizer._create_or_restore_slot_variable
-        return restore(slot_variable_position=slot_variable_position, slot_name=slot_name, variable=seen)
+        return self._slot_to_restore(slot_variable_position, slot_name, seen)
+
+    _slot_to_restore = delegated("_create_or_restore_slot_variable")
 
     _create_hypers = delegated("_create_hypers")
     _get_hyper = delegated("_get_hyper")
