@@ -151,7 +151,7 @@ class GivenBack:
         self._has_none.add(session)
 
 
-class _Before(first_run.Check):
+class _Before(first_run.CheckOfTransfers):
     def __init__(self, is_due, act):
         super().__init__()
         self._is_due, self._act = is_due, act
@@ -159,7 +159,7 @@ class _Before(first_run.Check):
     def is_due(self, session):
         return self._is_due(session)
 
-    def act(self, session):
+    def act(self, session, run):
         self._act(session)
 
 
