@@ -28,6 +28,7 @@ from tests.training import in_graph
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 _STEPS = 3
+_LOG = logging.getLogger(training_apart.__name__)
 
 
 class _Lines(logging.Handler):
@@ -42,11 +43,11 @@ class _Lines(logging.Handler):
 
     def __enter__(self):
         training_apart._say_once.cache_clear()
-        training_apart._LOG.addHandler(self)
+        _LOG.addHandler(self)
         return self
 
     def __exit__(self, *_):
-        training_apart._LOG.removeHandler(self)
+        _LOG.removeHandler(self)
 
 
 def _sgd():
