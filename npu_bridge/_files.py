@@ -18,6 +18,7 @@ __all__ = [
     "NotOursError",
     "check_home",
     "check_output",
+    "check_room",
     "new_file",
     "remove_own",
     "remove_text",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 UNFINISHED = ".unfinished-"  # how names begin of files that have not got theirs yet
+_PROBE_BYTES = 1 << 14
 _HEAD_BYTES = 8192  # what tells a file of ours stands within its first bytes
 # What TensorFlow calls files and folders that it has not moved to their place yet.
 _UNFINISHED = re.compile(r".*(_temp(_\w+)?|\.(tempstate|tmp)\w*)")
@@ -103,6 +105,24 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
                 )
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{where} cannot be written: the folder {folder!r} is read-only. Name another file.")
+
+
+def check_room(folder: str | os.PathLike) -> None:
+    """Tries whether a folder, which is made, takes some bytes, for writers that do not say when they fail.
+
+    Raises:
+      OSError: it does not.
+    """
+    os.makedirs(folder, exist_ok=True)
+    name = os.path.join(folder, f".room-{secrets.token_hex(8)}")
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            written = 0
+            while written < _PROBE_BYTES:  # a disk that is nearly full takes a part
+                written += file.write(bytes(_PROBE_BYTES - written))
+    finally:
+        os.remove(name)
 
 
 def check_home(path: str | os.PathLike, option: str = "") -> None:

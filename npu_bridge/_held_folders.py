@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -21,11 +20,12 @@ import time
 from typing import Any, NamedTuple
 
 from npu_bridge._files import remove_text
+from npu_bridge._terminal import logger
 from npu_bridge.options import environment
 
 __all__ = ["BEAT_SECS", "SILENT_SECS", "FolderHeldError", "Hold", "hold_folder"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # The holder gives a sign of life as often as this; after so long without one it is taken for dead (ours).
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
 _POLL_SECS = 0.5

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import types
 
 BASICS_MODULE = "horovod.common.basics"  # where the class is defined whose `init` starts Horovod
+OPERATORS_MODULE = "horovod.tensorflow.mpi_ops"  # whose `MPI_LIB` holds the functions that make operators
+# Those by which values of ranks come together; a broadcast gives all of them one rank's.
+_EXCHANGING = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "alltoall", "reducescatter")
+_EXCHANGING += ("grouped_reducescatter",)
 
 
 def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) -> None:
@@ -23,6 +27,27 @@ def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) 
       wrap: gives the function to call instead of the one it is given.
     """
     basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
+
+
+def call_at_exchanges(operators: types.ModuleType, note: Callable[[], Any]) -> None:
+    """Has a function called whenever values of ranks are brought together, in a graph that is built or eagerly.
+
+    Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts do not count.
+
+    Args:
+      operators: the module `OPERATORS_MODULE`.
+      note: the function.
+    """
+
+    def noted(make: Callable) -> Callable:
+        def function(*arguments, **keywords):
+            note()
+            return make(*arguments, **keywords)
+
+        return function
+
+    for name in _EXCHANGING:
+        setattr(operators.MPI_LIB, f"horovod_{name}", noted(getattr(operators.MPI_LIB, f"horovod_{name}")))
 
 
 def declared_process_sets(hvd: types.ModuleType) -> dict[int, list[int]]:

@@ -28,7 +28,7 @@ from hccl.manage.api import (
 )
 from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
 from npu_bridge.estimator import npu_ops
-from npu_bridge.estimator.npu import keras_to_npu, npu_plugin, npu_rnn, npu_scope, npu_strategy, util
+from npu_bridge.estimator.npu import keras_to_npu, npu_config, npu_plugin, npu_rnn, npu_scope, npu_strategy, util
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_config import (
     DumpConfig,
@@ -133,6 +133,7 @@ __all__ = [
     "npu_allreduce",
     "npu_callbacks_append",
     "npu_clear_session",
+    "npu_config",
     "npu_config_proto",
     "npu_cpu_ops",
     "npu_distributed_optimizer_wrapper",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from npu_bridge._files import write_whole
 from npu_bridge.gradients.explanation import as_text, stops_of
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import stages_of
@@ -82,6 +83,5 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     if svg is not None:
         from npu_bridge.reporting.stages_picture import draw_stages
 
-        with open(svg, "w", encoding="utf-8") as file:
-            file.write(draw_stages(stops))
+        write_whole(svg, draw_stages(stops))
     return as_text(stops)

@@ -9,14 +9,13 @@ For each group the first setting of a kind stays until the group is destroyed. A
 
 from __future__ import annotations
 
-import logging
-
+from npu_bridge._terminal import logger
 from npu_bridge.collective import groups
 from npu_bridge.collective.groups import WORLD
 
 __all__ = ["set_split_strategy_by_idx", "set_split_strategy_by_size"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _LARGEST_INDEX = 4294967295
 _DOCUMENTED_FRAGMENTS = 8
 _TOLERANCE = 1e-6

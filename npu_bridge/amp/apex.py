@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from npu_bridge.amp.configuration import configure
+from npu_bridge.estimator.npu.npu_loss_scale_manager import check_step_count
 from npu_bridge.options.errors import message, say_once, shown
 
 _OWNER = "amp.initialize"
@@ -46,6 +47,7 @@ def initialize(
         if isinstance(value, (list, tuple)):
             mend = "Call amp.configure for each of them."
             raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), mend))
+    check_step_count(_OWNER, "ddp_replica_count", ddp_replica_count)
     if enabled:
         overrides = {_OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
         _check_combined(opt_level, combine_grad, combine_ddp, overrides.get("master_weights"))

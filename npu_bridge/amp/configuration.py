@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from npu_bridge.amp.casts import registered_casts
 from npu_bridge.amp.levels import DYNAMIC, LOW_DTYPES, Properties, properties_of, read_dtype
-from npu_bridge.amp.loss_scale import DynamicLossScaleManager
+from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import read_session_config, with_entry
-from npu_bridge.options.errors import message, say_once, shown
+from npu_bridge.options.errors import message, say_once, shown, unknown_keyword
 from npu_bridge.precision.functions import follow, low_precision
 from npu_bridge.precision.keras_models import ModelDtypes, with_dtypes
 from npu_bridge.precision.narrow_variables import stored_in
@@ -37,7 +37,13 @@ _SCALE_ARGUMENTS = {
     "min_loss_scale": "min_loss_scale",
     "max_loss_scale": "max_loss_scale",
 }
-_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire")
+_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire", "gradient_split_groups")
+_OVERRIDES = (
+    *Properties._fields,
+    *("low_dtype", "num_losses", "user_cast_preferred"),
+    *_SCALE_ARGUMENTS,
+    *_OPTIMIZER_ARGUMENTS,
+)
 
 
 class Configuration:
@@ -224,7 +230,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
         dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
           of the dynamic loss scale; without effect on a fixed one.
         user_cast_preferred: under O1, True: what was registered replaces the entry of a list, as it always does here.
-        is_distributed, is_tailing_optimization, stages, wire: as in `NPUOptimizer`.
+        is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       A `Configuration`, with the new `optimizer` and `model`.
     Raises:
@@ -234,8 +240,12 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
       >>> levels = amp.configure("O2", tf.keras.optimizers.Adam(), model, loss_scale=128.0)
       >>> levels.model.compile(levels.optimizer, "mse")
     """
+    for name in overrides:
+        if name not in _OVERRIDES:
+            raise unknown_keyword(_OWNER, name, _OVERRIDES)
     given = {name: value for name, value in overrides.items() if value is not None}
     scale_arguments = {_SCALE_ARGUMENTS[name]: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
+    check_apex(_OWNER, {own: name for name, own in _SCALE_ARGUMENTS.items()}, **scale_arguments)
     optimizer_arguments = {name: given.pop(name) for name in list(given) if name in _OPTIMIZER_ARGUMENTS}
     num_losses = _read_count(given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)

@@ -115,7 +115,7 @@ def read_truth(name: str, value: Any) -> bool:
 
 def read_loss_scale(name: str, value: Any) -> float | str:
     """A number of at least 1, also as text, or "dynamic"."""
-    if value == DYNAMIC:
+    if isinstance(value, str) and value == DYNAMIC:
         return DYNAMIC
     expected = 'a number of at least 1, its text, or "dynamic"'
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):

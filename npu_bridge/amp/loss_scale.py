@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +13,14 @@ from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE, 
 from npu_bridge.options.errors import message, shown
 
 __all__ = ["DynamicLossScaleManager"]
+
+# How numbers of each kind are checked, whatever the argument is called.
+_CHECKS = {
+    "scale": functools.partial(check_number, lowest=SMALLEST_SCALE, highest=LARGEST_SCALE),
+    "growth": functools.partial(check_number, lowest=1, highest=LARGEST_SCALE),
+    "backoff": functools.partial(check_number, lowest=0, highest=1, lowest_is_allowed=False),
+    "steps": check_step_count,
+}
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -92,8 +102,16 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as the constructor.
         """
-        check_number("DynamicLossScaleManager.apex", "max_loss_scale", max_loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
-        check_number("DynamicLossScaleManager.apex", "init_scale", init_scale, SMALLEST_SCALE, LARGEST_SCALE)
+        check_apex(
+            "DynamicLossScaleManager.apex",
+            {},
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            scale_window,
+            min_loss_scale,
+            max_loss_scale,
+        )
         first, bounds = min(init_scale, max_loss_scale), (min_loss_scale, max_loss_scale)
         return cls(first, growth_factor, backoff_factor, scale_window, 1, False, *bounds)
 
@@ -110,7 +128,10 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as the constructor.
         """
-        check_number("DynamicLossScaleManager.mindspore", "scale_factor", scale_factor, 1, LARGEST_SCALE)
+        owner = "DynamicLossScaleManager.mindspore"
+        check_number(owner, "init_loss_scale", init_loss_scale, 1, LARGEST_SCALE)
+        _CHECKS["growth"](owner, "scale_factor", scale_factor)
+        _CHECKS["steps"](owner, "scale_window", scale_window)
         return cls(init_loss_scale, scale_factor, 1.0 / scale_factor, scale_window, 1, False, 1.0, None)
 
     @classmethod
@@ -122,6 +143,9 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as the constructor.
         """
+        owner = "DynamicLossScaleManager.keras"
+        check_number(owner, "initial_scale", initial_scale, 1, LARGEST_SCALE)
+        _CHECKS["steps"](owner, "dynamic_growth_steps", dynamic_growth_steps)
         return cls(initial_scale, 2.0, 0.5, dynamic_growth_steps, 1, False, 1.0, None)
 
     @classmethod
@@ -133,7 +157,41 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as the constructor.
         """
+        _CHECKS["scale"]("DynamicLossScaleManager.constant", "loss_scale", loss_scale)
         return cls(loss_scale, 1.0, 1.0, 1, 1, False, None, None)
+
+
+def check_apex(
+    owner: str,
+    names: Mapping[str, str],
+    init_scale: Any = 2.0**16,
+    growth_factor: Any = 2.0,
+    backoff_factor: Any = 0.5,
+    scale_window: Any = 2000,
+    min_loss_scale: Any = None,
+    max_loss_scale: Any = 2.0**24,
+) -> None:
+    """Refuses what `DynamicLossScaleManager.apex` would, by the names under which the script gave it.
+
+    Raises:
+      TypeError: an argument is of another type.
+      ValueError: one is out of its range.
+    """
+    _CHECKS["growth"](owner, names.get("growth_factor", "growth_factor"), growth_factor)
+    _CHECKS["backoff"](owner, names.get("backoff_factor", "backoff_factor"), backoff_factor)
+    _CHECKS["steps"](owner, names.get("scale_window", "scale_window"), scale_window)
+    _check_bounds(owner, min_loss_scale, max_loss_scale)
+    _CHECKS["scale"](owner, "max_loss_scale", max_loss_scale)
+    check_number(
+        owner, names.get("init_scale", "init_scale"), init_scale, min_loss_scale or SMALLEST_SCALE, LARGEST_SCALE
+    )
+
+
+def _check_bounds(owner, lowest, highest):
+    if lowest is not None:
+        _CHECKS["scale"](owner, "min_loss_scale", lowest)
+    if highest is not None:
+        check_number(owner, "max_loss_scale", highest, lowest or SMALLEST_SCALE, LARGEST_SCALE)
 
 
 def scale_rule(
@@ -152,17 +210,14 @@ def scale_rule(
       TypeError: one is of another type.
       ValueError: one is out of its range.
     """
-    check_number(owner, "growth_factor", growth_factor, lowest=1, highest=LARGEST_SCALE)
-    check_number(owner, "backoff_factor", backoff_factor, lowest=0, highest=1, lowest_is_allowed=False)
-    check_step_count(owner, "growth_interval", growth_interval)
-    check_step_count(owner, "bad_steps", bad_steps)
+    _CHECKS["growth"](owner, "growth_factor", growth_factor)
+    _CHECKS["backoff"](owner, "backoff_factor", backoff_factor)
+    _CHECKS["steps"](owner, "growth_interval", growth_interval)
+    _CHECKS["steps"](owner, "bad_steps", bad_steps)
     if not isinstance(consecutive_bad_steps, bool):
         problem, got = "consecutive_bad_steps is no boolean", shown(consecutive_bad_steps)
         raise TypeError(message(owner, problem, "True or False", got, "Name the arguments."))
-    if min_loss_scale is not None:
-        check_number(owner, "min_loss_scale", min_loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
-    if max_loss_scale is not None:
-        check_number(owner, "max_loss_scale", max_loss_scale, min_loss_scale or SMALLEST_SCALE, LARGEST_SCALE)
+    _check_bounds(owner, min_loss_scale, max_loss_scale)
     return ScaleRule(
         growth_interval=int(growth_interval),
         bad_steps=int(bad_steps),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from npu_bridge._terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
-from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
+from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, MOST_COUNTED_STEPS, SMALLEST_SCALE
 from npu_bridge.gradients.stage import Step
 from npu_bridge.options.errors import did_you_mean, message, shown
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _PREFIX = "loss_scaler"
 _NAMES = {"loss_scale": "scale", "unskipped": "good_steps", "bad_steps": "bad_steps"}
 
@@ -165,16 +166,18 @@ def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any =
     """
     owner = "load_state_dict"
     managers = _passes_of(optimizer, owner).pipeline.loss_scale_managers
+    _check_mapping(owner, "state", state)
     numbers = {key: _number_of(owner, key) for key in state}
     left_out = sorted(key for key, number in numbers.items() if number >= len(managers))
     if left_out:
         _LOG.warning(
             "%s: there are only %d loss-scale managers; %s left out.", owner, len(managers), ", ".join(left_out)
         )
-    loading = [(managers[number], state[key]) for key, number in numbers.items() if number < len(managers)]
-    for manager, values in loading:
-        _check_state(owner, manager, values)
-    for manager, values in loading:
+    loading = [(managers[number], key, state[key]) for key, number in numbers.items() if number < len(managers)]
+    for manager, key, values in loading:
+        _check_mapping(owner, key, values)
+        _check_state(f"{owner}, {key}", manager, values)
+    for manager, _, values in loading:
         if isinstance(manager, MovingLossScaleManager):
             manager.set_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), session)
 
@@ -203,6 +206,29 @@ def _number_of(owner, key):
     return int(number)
 
 
+def _check_mapping(owner, name, value):
+    if not isinstance(value, Mapping):
+        expected, mend = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
+        raise TypeError(message(owner, f"{name} is not a dictionary", expected, shown(value), mend))
+
+
+def _check_counts(owner, manager, values):
+    """Refuses what is no number of steps, or are not as many as the manager has scales."""
+    shape = tuple(manager.scale_shape) if isinstance(manager, MovingLossScaleManager) else ()
+    for key in ("unskipped", "bad_steps"):
+        value = values.get(key, 0)
+        counts = np.asarray(value)
+        mend = "Pass what state_dict returned."
+        if counts.dtype.kind not in "iu":
+            raise TypeError(message(owner, f"{key} is not an integer", "whole steps, at least 0", shown(value), mend))
+        if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_COUNTED_STEPS:
+            expected = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
+            raise ValueError(message(owner, f"{key} is out of range", expected, shown(value), mend))
+        if counts.shape not in ((), shape):
+            expected = f"one number, or the shape {shape}" if shape else "one number"
+            raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), mend))
+
+
 def _check_state(owner, manager, values):
     for key in values:
         if key not in _NAMES:
@@ -211,6 +237,7 @@ def _check_state(owner, manager, values):
     for key in ("loss_scale", "unskipped"):
         if key not in values:
             raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
+    _check_counts(owner, manager, values)
     if isinstance(manager, MovingLossScaleManager):
         manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
         return

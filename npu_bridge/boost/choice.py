@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import echo
 from npu_bridge.boost.config import BoostConfig
 from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
-from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
@@ -71,32 +71,33 @@ def apply(
     if "less_bn" in choice.features:
         made = choice.with_less_norms(made, is_model)
     stages = choice.stages(is_distributed, made.trainable_variables if is_model else None)
-    choice.split_communication()
+    starts = choice.first_parameters()
     if not is_model:
-        made = _wrapped(made, loss_scale_manager, is_distributed, stages)
+        made = _wrapped(made, loss_scale_manager, is_distributed, stages, starts)
     else:
         arguments, optimizer = compile_arguments(model_or_optimizer), model_or_optimizer.optimizer
         if made is not model_or_optimizer:  # an optimizer that has trained knows the variables of the other model
             optimizer = type(optimizer).from_config(optimizer.get_config())
         is_in_subspace = "dim_reduce" in choice.features
         if not is_in_subspace:
-            optimizer = _wrapped(optimizer, loss_scale_manager, is_distributed, stages)
+            optimizer = _wrapped(optimizer, loss_scale_manager, is_distributed, stages, starts)
         train_as_compiled(made)
         made.compile(**{**arguments, "optimizer": optimizer})
         if is_in_subspace:
-            train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed)
+            train_in_subspace(made, choice.newton(made), loss_scale_manager, is_distributed, starts)
     if collective.current().rank == 0:
-        print("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]), flush=True)
+        echo("\n".join(f"boost {level}: {line}" for line in choice.lines or ["nothing chosen"]))
     return made
 
 
-def _wrapped(optimizer, manager, is_distributed, stages):
+def _wrapped(optimizer, manager, is_distributed, stages, starts):
+    options = {"stages": stages, "gradient_split_groups": starts}
     if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
-        return npu_keras_optimizer(optimizer, manager, is_distributed, stages=stages)
+        return npu_keras_optimizer(optimizer, manager, is_distributed, **options)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         expected, mend = "a Keras model or an optimizer", "Pass the object itself."
         raise TypeError(message("boost.apply", "that cannot be trained faster", expected, shown(optimizer), mend))
-    return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, stages=stages)
+    return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, **options)
 
 
 @dataclasses.dataclass
@@ -216,13 +217,12 @@ class _Choice:
             return [Adasum(averaged_ranks=averaged, on="weights")]
         return []
 
-    def split_communication(self):
-        """Cuts the gradients of all ranks into fragments where the dictionary says so."""
+    def first_parameters(self):
+        """The parameters at which fragments of this optimizer's gradients begin, where the dictionary says so."""
         starts = self.config["common"]["gradient_split_groups"]
         if starts is not None:
-            is_set = groups.of_this_process().strategies.set_first_parameters(groups.WORLD, starts)
-            what = f"fragments begin at the parameters {', '.join(map(str, starts))}"
-            self.say("gradient_split_groups", what if is_set else "left out, because a split was set before")
+            self.say("gradient_split_groups", f"fragments begin at the parameters {', '.join(map(str, starts))}")
+        return starts
 
     def newton(self, model):
         """The optimizer of the section `dim_reduce`."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from npu_bridge._reading import read_text
+from npu_bridge.collective.fragments import are_ascending_positions
 from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
@@ -26,7 +28,7 @@ def _is_whole(least):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_path(value):
@@ -36,8 +38,7 @@ def _is_path(value):
 def _are_indices(value):
     if value is None:
         return True
-    is_list = isinstance(value, (list, tuple)) and bool(value)
-    return is_list and all(map(_is_whole(1), value)) and all(first < second for first, second in zip(value, value[1:]))
+    return isinstance(value, (list, tuple)) and are_ascending_positions(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ class BoostConfig:
           OSError: the file cannot be read.
         """
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
-        text = str(source) if is_text else pathlib.Path(source).read_text(encoding="utf-8")
+        text = str(source) if is_text else read_text(source)
         return cls._parsed(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
 
     @classmethod
@@ -154,7 +155,7 @@ class BoostConfig:
             import tomllib
         else:
             import tomli as tomllib
-        return cls._parsed(tomllib.loads, pathlib.Path(path).read_text(encoding="utf-8"), "TOML", os.fspath(path))
+        return cls._parsed(tomllib.loads, read_text(path), "TOML", os.fspath(path))
 
     @classmethod
     def _parsed(cls, parse, text, form, where):

@@ -24,7 +24,11 @@ _FOLDER = "pca_basis"
 
 
 def train_in_subspace(
-    model: tf.keras.Model, newton: SubspaceNewton, loss_scale_manager: Any = None, is_distributed: bool = True
+    model: tf.keras.Model,
+    newton: SubspaceNewton,
+    loss_scale_manager: Any = None,
+    is_distributed: bool = True,
+    gradient_split_groups: Sequence[int] | None = None,
 ) -> Any:
     """Has `model.fit` make steps of `SubspaceNewton`; the optimizer of `model.compile` only counts them.
 
@@ -32,7 +36,7 @@ def train_in_subspace(
       model: a compiled model, with the `train_step` of Keras. What evaluating its loss changes, moving statistics and
         metrics, is given back after each trial.
       newton: the optimizer, with a basis of the model's trainable variables.
-      loss_scale_manager, is_distributed: as in `NPUOptimizer`.
+      loss_scale_manager, is_distributed, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       The `NPUOptimizer` around `newton`, which is also the model's attribute `subspace_newton`, so that checkpoints of
       the model hold what it has learnt.
@@ -42,7 +46,10 @@ def train_in_subspace(
     if model.optimizer is None:
         mend = "Call model.compile first."
         raise ValueError(message("train_in_subspace", "the model has no loss", "a compiled model", model.name, mend))
-    optimizer = NPUOptimizer(newton, loss_scale_manager, is_distributed, loss_scale_manager is not None)
+    is_loss_scale = loss_scale_manager is not None
+    optimizer = NPUOptimizer(
+        newton, loss_scale_manager, is_distributed, is_loss_scale, gradient_split_groups=gradient_split_groups
+    )
     newton.keep(lambda: [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)])
 
     def train_step(data):

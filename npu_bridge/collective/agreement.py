@@ -16,17 +16,17 @@ import hashlib
 import http.client
 import itertools
 import json
-import logging
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from npu_bridge._terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _POLL_SECS = 0.02
 # The number that Keras gives to a name it has seen before.
 _NAME_NUMBER = re.compile(r"_(\d+)(?=[/:]|$)")

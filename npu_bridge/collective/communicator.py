@@ -93,12 +93,13 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(self, numbers: Sequence[int], meeting: str) -> list[list[int]]:
+    def exchange(self, numbers: Sequence[int], meeting: str, what: str) -> list[list[int]]:
         """Tells every rank a list of integers, at once and outside of any graph.
 
         Args:
           numbers: 64-bit integers; the lists of different ranks may differ in length.
           meeting: a name for this exchange, unique in the run and the same on every rank.
+          what: what this rank does it for, for messages.
         Returns:
           The lists of all ranks, in rank order.
         Raises:

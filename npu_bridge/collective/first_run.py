@@ -1,4 +1,4 @@
-"""Runs a check right before a session first runs certain collectives, when all ranks are about to run them.
+"""Makes a check right before a session first runs what it is about, such as certain collectives.
 
 Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
 nothing is to be added to the step that trains. The class of all sessions is changed when the first check is added,
@@ -20,7 +20,23 @@ _MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copi
 
 
 class Check(abc.ABC):
-    """Something to do before transfers of one graph run.
+    """Something to do before runs of sessions."""
+
+    @abc.abstractmethod
+    def is_due(self, session: tf.compat.v1.Session) -> bool:
+        """Whether there is anything to do in a session; asked at each of its runs."""
+
+    @abc.abstractmethod
+    def concerns(self, run: Run) -> bool:
+        """Whether it is to be done before this run; asked while it is due."""
+
+    @abc.abstractmethod
+    def act(self, session: tf.compat.v1.Session, run: Run) -> None:
+        """Does it before this run. May run the session with `run_quietly`."""
+
+
+class CheckOfTransfers(Check):
+    """Something to do before transfers of one graph run, when all ranks are about to run them.
 
     Attributes:
       transfers: full names of these transfers, as `wire_names.noted` gives them.
@@ -29,23 +45,19 @@ class Check(abc.ABC):
     def __init__(self):
         self.transfers: set[str] = set()
 
-    @abc.abstractmethod
-    def is_due(self, session: tf.compat.v1.Session) -> bool:
-        """Whether there is anything to do in a session; asked at each of its runs."""
-
-    @abc.abstractmethod
-    def act(self, session: tf.compat.v1.Session) -> None:
-        """Does it. May run the session with `run_quietly`."""
+    def concerns(self, run):
+        return bool(self.transfers & _transfers_of(run))
 
 
+_CHECKS_OF_ALL: list[Check] = []
 _CHECKS: weakref.WeakKeyDictionary[tf.Graph, list[Check]] = weakref.WeakKeyDictionary()
 _TRANSFERS: weakref.WeakKeyDictionary[Run, set[str]] = weakref.WeakKeyDictionary()
 
 
-def add_check(graph: tf.Graph, check: Check) -> None:
-    """Has a check made before each run of a session that reaches its transfers, while the check is due."""
+def add_check(graph: tf.Graph | None, check: Check) -> None:
+    """Has a check made before each run of a session that it concerns, while it is due; None is for every graph."""
     _watch_sessions()
-    _CHECKS.setdefault(graph, []).append(check)
+    (_CHECKS_OF_ALL if graph is None else _CHECKS.setdefault(graph, [])).append(check)
 
 
 @functools.cache
@@ -79,12 +91,12 @@ def _checked(session, function, fetches, feeds):
 
 
 def _check(session, fetches, feeds):
-    due = [check for check in _CHECKS.get(session.graph, ()) if check.is_due(session)]
+    due = [check for check in (*_CHECKS_OF_ALL, *_CHECKS.get(session.graph, ())) if check.is_due(session)]
     if due:
-        reached = _transfers_of(run_of(session.graph, fetches, feeds))
+        run = run_of(session.graph, fetches, feeds)
         for check in due:
-            if check.transfers & reached:
-                check.act(session)
+            if check.concerns(run):
+                check.act(session, run)
 
 
 def _transfers_of(run: Run) -> set[str]:

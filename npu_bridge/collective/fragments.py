@@ -11,8 +11,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from npu_bridge.options import environment
+from npu_bridge.options.errors import message, shown
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
 _FLIGHT_BYTES_PER_RANK = 4_000_000
@@ -79,10 +81,6 @@ class SplitStrategies:
         """Sets the cut by size; False when one was set before and stays."""
         return self._set(group, "percentages", percentages)
 
-    def set_first_parameters(self, group: str, first_parameters: Sequence[int]) -> bool:
-        """Sets the cut by positions of parameters; False when one was set before and stays."""
-        return self._set(group, "first_parameters", first_parameters)
-
     def forget(self, group: str) -> None:
         """Takes a group back to the default."""
         self._by_group.pop(group, None)
@@ -93,6 +91,30 @@ class SplitStrategies:
             return False
         self._by_group[group] = dataclasses.replace(strategy, **{kind: tuple(numbers)})
         return True
+
+
+def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
+    """The positions at which fragments of one optimizer begin, its option `gradient_split_groups`; None without them.
+
+    Raises:
+      TypeError: they are no list.
+      ValueError: they are not ascending positions of at least 1.
+    """
+    if first_parameters is None:
+        return None
+    is_list = isinstance(first_parameters, (list, tuple))
+    if not is_list or not are_ascending_positions(first_parameters):
+        problem, expected = "gradient_split_groups is wrong", "a list of ascending positions of at least 1"
+        mend = "Count parameters from 1, in the order of the forward pass, or leave it out."
+        kind = ValueError if is_list else TypeError
+        raise kind(message(owner, problem, expected, shown(first_parameters), mend))
+    return tuple(first_parameters)
+
+
+def are_ascending_positions(positions: Sequence[Any]) -> bool:
+    """True for whole numbers of at least 1, each above the one before, and at least one of them."""
+    are_whole = all(type(position) is int and position >= 1 for position in positions)
+    return bool(positions) and are_whole and all(low < high for low, high in zip(positions, positions[1:]))
 
 
 def cut_by_index(count: int, last_indices: Sequence[int]) -> list[list[int]]:

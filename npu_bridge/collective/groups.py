@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import json
 import platform
-import sys
 import zlib
 from collections.abc import Sequence
 
+from npu_bridge._terminal import echo
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
 from npu_bridge.collective.measured_split import VARIABLE, Speeds, describe_cut, fastest_cut
@@ -58,12 +58,12 @@ class Groups:
         """
         self._check_new(name, rank_ids, world)
         members = tuple(sorted(rank_ids))
-        self._meet(members, world)
+        self._meet(members, world, f"group {name!r} of ranks {', '.join(map(str, members))}")
         self._members_by_name[name] = members
 
     def create_elsewhere(self, world: Communicator) -> None:
         """Takes part in a `create` of other ranks without being in any of the new groups."""
-        self._meet((), world)
+        self._meet((), world, "groups of other ranks")
 
     def destroy(self, name: str) -> None:
         """Forgets a name and its split strategy; local to this process.
@@ -131,10 +131,10 @@ class Groups:
                 f"it: every rank of the job takes part."
             )
 
-    def _meet(self, wanted, world):
+    def _meet(self, wanted, world, what):
         """The meeting: every rank says whom it wants to be with, then all open the new sets in one order."""
         meeting = f"create_group_{self._meetings}"
-        answers = world.exchange([_host_number(), *wanted], meeting)
+        answers = world.exchange([_host_number(), *wanted], meeting, what)
         self._meetings += 1
         hosts = [answer[0] for answer in answers]
         sets = {tuple(answer[1:]) for answer in answers}.difference(self._opened)
@@ -181,7 +181,7 @@ def _split_of_this_job() -> SplitStrategy:
 
 @functools.cache
 def _say_once(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    echo(text, err=True)
 
 
 def check_name(name, where: str) -> None:

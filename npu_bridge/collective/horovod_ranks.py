@@ -140,12 +140,11 @@ class HorovodCommunicator(Communicator):
 
         return moved_as_bits(tensor, send), received_counts[0]
 
-    def exchange(self, numbers, meeting):
+    def exchange(self, numbers, meeting, what):
         # Read now: once the ranks have met, another one may already be restarting Horovod.
         self._known_sets = self._declared_sets()
-        return rendezvous.meet(
-            lambda: self._gather_lists(numbers, meeting), meeting, self.rank, self.size, give_up=self._hvd.shutdown
-        )
+        gather, give_up = (lambda: self._gather_lists(numbers, meeting)), self._hvd.shutdown
+        return rendezvous.meet(gather, meeting, self.rank, self.size, give_up, what)
 
     def open_groups(self, groups, meeting):
         known = self._known_sets

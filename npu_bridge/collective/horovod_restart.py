@@ -37,7 +37,8 @@ def restart(hvd: Any, rank: int, size: int, process_sets: Sequence[list[int]], m
     store.put(rank, _fresh_server(store) if rank == 0 else "down")
     missing = store.wait(size, limit)
     if missing:
-        raise rendezvous.missing_error(missing, limit)
+        text = rendezvous.not_here(missing, "the groups that were agreed upon", f"within {limit} seconds")
+        raise rendezvous.RanksMissingError(text)
     address, port = store.get(0).split()
     environment.write_variable(ADDRESS_VARIABLE, address)
     environment.write_variable(PORT_VARIABLE, port)

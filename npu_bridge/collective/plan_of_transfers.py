@@ -105,7 +105,7 @@ def announce(communicator: Communicator, what: str, tensor: tf.Tensor, may_diffe
     return name
 
 
-class _GraphList(first_run.Check):
+class _GraphList(first_run.CheckOfTransfers):
     """What this rank transfers in one group by one graph."""
 
     def __init__(self, communicator):
@@ -123,7 +123,7 @@ class _GraphList(first_run.Check):
     def is_due(self, session):
         return len(self._plan.transfers) > self._compared
 
-    def act(self, session):
+    def act(self, session, run):
         self._compared = len(self._plan.transfers)
         ranks = self._communicator
         agreement.of_this_process().check(self._plan, ranks.rank, ranks.size, ranks.members, _PATIENCE_SECS)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from typing import Any, Callable
 
+from npu_bridge._terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
 from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
+# When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.
+_WARN_SECS = 60.0
 _END_SECS = 5.0
+_LOG = logger(__name__)
 
 
 class RanksMissingError(RuntimeError):
@@ -26,16 +31,21 @@ def limit_secs() -> int:
     return environment.positive_number("HCCL_CONNECT_TIMEOUT", DEFAULT_LIMIT_SECS, "seconds")
 
 
-def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any]) -> Any:
+def meet(
+    together: Callable[[], Any], meeting: str, rank: int, size: int, give_up: Callable[[], Any], what: str = "its group"
+) -> Any:
     """Runs a collective that returns only when every rank runs it, and gives what it returned.
+
+    After 60 seconds, or half of the limit, a line says which ranks did not come yet.
 
     Args:
       together: the collective. One that waits cannot be cancelled, so it runs in a thread of its own, which is left
         behind when the time is over.
       meeting: a name for this barrier, unique in the job.
       give_up: makes a collective that still waits fail; called at exit where one was left behind.
+      what: what this rank comes for, for messages.
     Raises:
-      RanksMissingError: the time is over.
+      RanksMissingError: the time is over, or a rank ended that did not come.
     """
     limit, store = limit_secs(), KeyValueStore(meeting)
     store.put(rank)
@@ -49,11 +59,19 @@ def meet(together: Callable[[], Any], meeting: str, rank: int, size: int, give_u
 
     thread = threading.Thread(target=run, name=meeting, daemon=True)
     thread.start()
-    thread.join(min(limit, threading.TIMEOUT_MAX))
+    first_secs = min(_WARN_SECS, limit / 2)
+    thread.join(first_secs)
+    if thread.is_alive():
+        _LOG.warning("%s", not_here(store.missing(size), what, f"for {first_secs:g} of {limit} seconds"))
+        thread.join(min(limit - first_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         atexit.register(_end, thread, give_up)
-        raise missing_error(store.missing(size), limit)
+        raise RanksMissingError(not_here(store.missing(size), what, f"within {limit} seconds"))
     if "error" in outcome:
+        with contextlib.suppress(OSError):  # the store of a job that is ending may be gone
+            absent = store.missing(size)
+            if absent:
+                raise RanksMissingError(not_here(absent, what, "before it ended")) from outcome["error"]
         raise outcome["error"]
     return outcome["value"]
 
@@ -64,11 +82,11 @@ def _end(thread, give_up):
     thread.join(_END_SECS)
 
 
-def missing_error(missing: list[int], limit: int) -> RanksMissingError:
-    """The error that names the ranks which did not come to make groups."""
+def not_here(missing: list[int], what: str, since: str) -> str:
+    """The sentence that names the ranks which did not come to make groups."""
     who = f"rank {', '.join(map(str, missing))}" if missing else "some rank"
-    return RanksMissingError(
-        f"hccl.create_group: not every rank takes part. Expected every rank to call create_group, or "
+    return (
+        f"hccl.create_group: not every rank takes part in making {what}. Expected every rank to call create_group, or "
         f"create_group_of_others where it belongs to no group, the same number of times; got no call from {who} "
-        f"within {limit} seconds. Add the call there, or raise HCCL_CONNECT_TIMEOUT."
+        f"{since}. Add the call there, or raise HCCL_CONNECT_TIMEOUT."
     )

@@ -32,6 +32,21 @@ def current() -> Communicator:
     return communicator
 
 
+def place_in_job() -> tuple[int, int]:
+    """The rank of this process and the number of ranks, as far as they are known without starting Horovod.
+
+    Raises:
+      ValueError: variables of the launcher contradict each other.
+    """
+    launched = environment.launched()
+    if launched is not None and launched.size > 1:
+        return launched.rank, launched.size
+    if _script_started_horovod():
+        hvd = sys.modules["horovod.tensorflow"]
+        return hvd.rank(), hvd.size()
+    return 0, 1
+
+
 def _script_started_horovod():
     """True when the user's script has called `hvd.init()` with several ranks (mpirun without known variables)."""
     hvd = sys.modules.get("horovod.tensorflow")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import tokenize
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from npu_bridge._reading import RefusedFileError, open_file
 from npu_bridge.compare.verdict import CannotTell
 from npu_bridge.reporting.history import for_json
 
@@ -40,6 +42,7 @@ class Stored(NamedTuple):
       dtype: as what it is stored, then after a `|` what it was before, if that is another dtype.
       shape: its dimensions.
       is_fortran: whether the first dimension is the fastest.
+      folder: where its name was found; None where a person has given it.
     """
 
     path: str
@@ -47,6 +50,7 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     is_fortran: bool = False
+    folder: str | None = None
 
     @property
     def size(self) -> int:
@@ -92,30 +96,35 @@ class Agreement(NamedTuple):
         return {name: for_json(value) for name, value in self._asdict().items()}
 
 
-def open_npy(path: str, dtype: str | None = None) -> Stored:
+def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> Stored:
     """Finds the array in a `.npy` file.
 
     Args:
       path: of the file.
       dtype: what its numbers were before they were written; None: what the file says.
+      folder: where its name was found, and which it may not lead out of.
     Raises:
       CannotTell: the file cannot be read, is none, or is shorter than its header says.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path, "rb", folder) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, kind = read(file)
-            offset = file.tell()
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+            offset, there = file.tell(), os.fstat(file.fileno()).st_size
+    except RefusedFileError:
+        raise  # whoever names such a file is not trusted with the others
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CannotTell(f"{path} is no array of numpy: {reason}.") from None
+    if any(dimension < 0 for dimension in shape):
+        raise CannotTell(f"{path} is no array of numpy: its shape is {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
         raise CannotTell(f"{path} holds no numbers but {kind}.")
-    needed, there = offset + math.prod(shape) * kind.itemsize, os.path.getsize(path)
+    needed = offset + math.prod(shape) * kind.itemsize
     if there < needed:
         raise CannotTell(f"{path} is cut off: its header announces {needed} bytes, the file has {there}.")
-    return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran)
+    return Stored(path, offset, f"{kind.str.lstrip('|')}|{dtype or kind.name}", shape, is_fortran, folder)
 
 
 def in_pieces(array: Stored) -> Iterator[np.ndarray]:
@@ -124,13 +133,14 @@ def in_pieces(array: Stored) -> Iterator[np.ndarray]:
         return
     name = array.dtype.partition("|")[0]
     if array.is_fortran and len(array.shape) > 1:
-        mapped = np.memmap(array.path, name, "r", array.offset, array.shape, "F")
+        with open_file(array.path, "rb", array.folder) as file:
+            mapped = np.memmap(file, name, "r", array.offset, array.shape, "F")
         for first in range(0, array.size, _PIECE):
             places = np.arange(first, min(first + _PIECE, array.size))
             yield mapped[np.unravel_index(places, array.shape)]
         return
     kind = np.dtype(np.uint16 if name == "bfloat16" else name)
-    with open(array.path, "rb") as file:
+    with open_file(array.path, "rb", array.folder) as file:
         file.seek(array.offset)
         for first in range(0, array.size, _PIECE):
             piece = np.fromfile(file, kind, min(_PIECE, array.size - first))

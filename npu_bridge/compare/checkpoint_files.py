@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from npu_bridge._reading import RefusedFileError, open_file
+from npu_bridge._secondary_files import reason_of
 from npu_bridge.compare.arrays import Stored
 from npu_bridge.compare.events import fields_of, varint
 from npu_bridge.compare.verdict import CannotTell
@@ -39,7 +41,11 @@ def checkpoints_in(path: str) -> dict[int, str]:
     """
     if not os.path.isdir(path):
         return {_number(path): path} if os.path.isfile(f"{path}.index") else {}
-    below = (entry.path for entry in os.scandir(path) if entry.is_dir() and not _OTHERS.fullmatch(entry.name))
+    below = (
+        entry.path
+        for entry in os.scandir(path)
+        if entry.is_dir(follow_symlinks=False) and not _OTHERS.fullmatch(entry.name)
+    )
     found: dict[int, str] = {}
     for folder in sorted([path, *below], key=len):
         for name in sorted(os.listdir(folder)):
@@ -59,10 +65,12 @@ def read_checkpoint(prefix: str) -> tuple[dict[str, Stored], list[str]]:
     """
     index = f"{prefix}.index"
     try:
-        with open(index, "rb") as file:
+        with open_file(index, "rb", os.path.dirname(index)) as file:
             table = file.read(_MOST_BYTES)
+    except RefusedFileError:
+        raise
     except OSError as error:
-        raise CannotTell(f"{index} cannot be read: {error.strerror}.") from None
+        raise CannotTell(f"{index} cannot be read: {reason_of(error)}.") from None
     tensors, others, shards = {}, [], 1
     try:
         for key, value in _entries(table):
@@ -87,14 +95,16 @@ def _placed(prefix: str, tensors: dict, shards: int) -> dict[str, Stored]:
     for name, (dtype, shape, shard, offset, size) in tensors.items():
         path = f"{prefix}.data-{shard:05}-of-{shards:05}"
         if path not in sizes:
-            if not os.path.isfile(path):
-                raise CannotTell(f"{path} is not there, which holds {name}.")
-            sizes[path] = os.path.getsize(path)
+            try:
+                with open_file(path, "rb", os.path.dirname(path)) as file:
+                    sizes[path] = os.fstat(file.fileno()).st_size
+            except FileNotFoundError:
+                raise CannotTell(f"{path} is not there, which holds {name}.") from None
         if size != math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize):
             raise CannotTell(f"{prefix}.index is damaged: {name} of shape {list(shape)} has {size} bytes.")
         if offset + size > sizes[path]:
             raise CannotTell(f"{path} is cut off: {name} ends at {offset + size} bytes, the file has {sizes[path]}.")
-        placed[name] = Stored(path, offset, dtype, shape)
+        placed[name] = Stored(path, offset, dtype, shape, folder=os.path.dirname(path))
     return placed
 
 

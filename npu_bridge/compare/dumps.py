@@ -8,12 +8,14 @@ file beside them maps the name of the file to the one it should have.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import shutil
 from typing import Any, NamedTuple
 
+from npu_bridge._files import new_file
+from npu_bridge._reading import RefusedFileError, open_file, read_json, whole_number
+from npu_bridge._terminal import in_line
 from npu_bridge.compare.arrays import Stored, open_npy
 from npu_bridge.compare.names import plain_name
 from npu_bridge.compare.verdict import CannotTell, NothingThereError
@@ -68,7 +70,7 @@ class Dump(NamedTuple):
     def array(self, place: Place) -> Stored:
         """The array at a place; raises `CannotTell` where its file cannot be read."""
         file, dtype = self.files[place]
-        return open_npy(os.path.join(self.path, file), dtype)
+        return open_npy(os.path.join(self.path, file), dtype, self.path)
 
     @property
     def operators(self) -> list[str]:
@@ -105,15 +107,21 @@ def read_dumps(folder: str) -> list[Dump]:
     return list(dumps.values())
 
 
-def read_pairs(path: str) -> dict[str, str]:
+def read_pairs(path: str, folder: str | None = None) -> dict[str, str]:
     """The first two columns of a CSV file, as a table.
+
+    Args:
+      path: the file.
+      folder: where its name was found; None where a person has given it.
 
     Raises:
       CannotTell: it cannot be read, or no line of it has two columns.
     """
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open_file(path, within=folder, encoding="utf-8-sig", newline="") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except RefusedFileError:
+        raise
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CannotTell(f"{path} cannot be read as a CSV file: {error}.") from None
     pairs = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] and row[1]}
@@ -125,30 +133,29 @@ def read_pairs(path: str) -> dict[str, str]:
 def write_named(dump: Dump, folder: str) -> int:
     """Writes the outputs of a dump as `op_name.output_index.timestamp.npy`; gives how many.
 
-    Timestamps ascend in the order of execution. Files are linked where the file system can, else copied. A name that is
-    too long for a file is a number, which `mapping.csv` maps to the name.
+    Timestamps ascend in the order of execution. A name that is too long for a file is a number, which `mapping.csv`
+    maps to the name.
 
     Raises:
       CannotTell: the folder has one of these files.
+      OSError: a file is not in the folder of the dump, cannot be read, or cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
     began = int(os.stat(dump.path).st_mtime) * 1_000_000
     long: list[tuple[str, str]] = []
     outputs = [(place, file) for place, (file, _) in dump.files.items() if place.side == "output"]
     for count, (place, file) in enumerate(outputs, 1):
-        name = f"{plain_name(place.op)}.{place.slot}.{began + count}.npy"
+        name = f"{in_line(plain_name(place.op))}.{place.slot}.{began + count}.npy"
         if len(name.encode()) > _LONGEST_NAME:
             long.append((f"{began + count}.npy", name))
             name = long[-1][0]
         target = os.path.join(folder, name)
         if os.path.lexists(target):
             raise CannotTell(f"{target} is there already; name a new folder.")
-        try:
-            os.link(os.path.join(dump.path, file), target)
-        except OSError:
-            shutil.copyfile(os.path.join(dump.path, file), target)
+        with open_file(file, "rb", dump.path) as given, new_file(target, "wb") as copy:
+            shutil.copyfileobj(given, copy)
     if long:
-        with open(os.path.join(folder, "mapping.csv"), "w", encoding="utf-8", newline="") as out:
+        with new_file(os.path.join(folder, "mapping.csv")) as out:
             csv.writer(out).writerows(long)
     return len(outputs)
 
@@ -165,12 +172,12 @@ def _folders(folder: str) -> list[tuple[str, set[str]]]:
 
 
 def _of_ours(path: str) -> Dump:
-    index = _read_json(os.path.join(path, _INDEX))
+    index = _read_json(path, _INDEX)
     try:
-        rows = [(Place(row["op"], row["side"], int(row["slot"])), row) for row in index["tensors"]]
+        rows = [(Place(str(row["op"]), str(row["side"]), whole_number(row["slot"])), row) for row in index["tensors"]]
         files = {place: (str(row["file"]), str(row["dtype"])) for place, row in rows}
         types = {place.op: str(row["type"]) for place, row in rows}
-        key = Key(int(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
+        key = Key(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CannotTell(f"{os.path.join(path, _INDEX)} is no index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _inputs(path, rows, types))
@@ -179,11 +186,14 @@ def _of_ours(path: str) -> Dump:
 def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
     """From the list of operators beside the steps; without one, from the inputs that were dumped."""
     listed = os.path.join(os.path.dirname(path), _OPERATORS)
-    if os.path.isfile(listed):
+    if os.path.lexists(listed):
         inputs = {}
-        for name, kind, tensors in _read_json(listed):
-            inputs[name] = list(dict.fromkeys(tensor.rpartition(":")[0] for tensor in tensors))
-            types.setdefault(name, kind)
+        try:
+            for name, kind, tensors in _read_json(os.path.dirname(path), _OPERATORS):
+                inputs[str(name)] = list(dict.fromkeys(tensor.rpartition(":")[0] for tensor in tensors))
+                types.setdefault(str(name), str(kind))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CannotTell(f"{listed} is no list of operators: {error!r}.") from None
         return inputs
     inputs = {}
     for place, row in rows:
@@ -197,7 +207,7 @@ def _of_files(path: str, names: set[str]) -> Dump | None:
     given: dict[str, str] = {}
     for name in sorted(names):
         if name.endswith(".csv") and name != "statistics.csv":
-            given.update(_files_of(read_pairs(os.path.join(path, name)), names))
+            given.update(_files_of(read_pairs(os.path.join(path, name), path), names))
     found: list[tuple[int, Place, str]] = []
     types: dict[str, str] = {}
     strange = 0
@@ -249,9 +259,10 @@ def _rank_of(path: str) -> int:
     return int(parts[-4]) if len(parts) > 4 and parts[-4].isdigit() and len(parts[-4]) < 8 else 0
 
 
-def _read_json(path: str) -> Any:
+def _read_json(folder: str, name: str) -> Any:
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return read_json(name, within=folder)
+    except RefusedFileError:
+        raise
     except (OSError, ValueError) as error:
-        raise CannotTell(f"{path} cannot be read: {error}.") from None
+        raise CannotTell(f"{os.path.join(folder, name)} cannot be read: {error}.") from None

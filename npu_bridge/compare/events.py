@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from npu_bridge._reading import open_file
+
 __all__ = ["event_files", "fields_of", "scalars_of", "varint"]
 
 _LONGEST_RECORD = 1 << 31
@@ -27,6 +29,8 @@ def event_files(folder: str) -> list[str]:
     for below in ["", *sorted(os.listdir(folder))]:
         place = os.path.join(folder, below)
         if below.startswith(("eval", "validation", "repeat-")) or not os.path.isdir(place):
+            continue
+        if below and os.path.islink(place):
             continue
         found += [os.path.join(place, name) for name in sorted(os.listdir(place)) if ".tfevents." in name]
     return found
@@ -45,7 +49,7 @@ def scalars_of(folder: str) -> dict[str, dict[int, float]]:
 
 
 def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
-    with open(path, "rb") as file:
+    with open_file(path, "rb", within=os.path.dirname(path)) as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
             if length > _LONGEST_SUMMARY:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npu_bridge.compare.band import Band, compare_losses
 from npu_bridge.compare.checkpoint_files import checkpoints_in
 from npu_bridge.compare.checkpoints import Variable, compare_checkpoints
@@ -133,7 +135,8 @@ def _compared(
             raise CannotTell(missing)
         if missing:
             return None, "".join(f"Only {path} has {kind}." for path in sides)
-        return compare(sides[a], sides[b]), ""
+        with np.errstate(all="ignore"):  # of numbers near the largest there is, infinity says enough
+            return compare(sides[a], sides[b]), ""
     except CannotTell as error:
         return Verdict(kind, None, str(error), {}), ""
 

@@ -6,6 +6,8 @@ construction.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +24,7 @@ STEP_SKIPPED = "npu_bridge/step_skipped"  # boolean scalars: True when this step
 # What the latest update of each optimizer is made of. TensorFlow exports collections with text keys only.
 GRADIENTS = ("npu_bridge", "gradients")
 PIPELINES = ("npu_bridge", "pipelines")
+UPDATES = ("npu_bridge", "updates")  # operators that compute new values of variables and of what optimizers keep
 
 
 def gradients_of(graph: Any) -> list[Any]:
@@ -33,6 +36,18 @@ def gradients_of(graph: Any) -> list[Any]:
 def pipelines_in(graph: Any) -> list[Any]:
     """The pipelines whose updates are in a graph, each once."""
     return list(dict.fromkeys(graph.get_collection(PIPELINES)))
+
+
+@contextlib.contextmanager
+def noting_updates() -> Iterator[None]:
+    """Inside, new operators of the TF 1 graph being built are those of an update; elsewhere it does nothing."""
+    if not building_graph():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    graph.get_collection_ref(UPDATES).extend(graph.get_operations()[before:])
 
 
 def publish(name: Any, tensor: Any) -> None:

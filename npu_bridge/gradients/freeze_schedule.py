@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_bridge.options.errors import did_you_mean, message, shown
+from npu_bridge.options.errors import KnownKeywords, did_you_mean, message, shown
 
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"
@@ -18,7 +18,7 @@ _JOINS = re.compile(r"(?<![a-z])bn|bias|batch_norm")
 _LEAST_OF_BLOCK = 3  # variables after which a layer begins a new block
 
 
-class FreezeSchedule:
+class FreezeSchedule(KnownKeywords):
     """Says for each update which variables it trains.
 
     Group 0 trains all variables, and each further group freezes more of them from the first layer on: group i trains
@@ -58,7 +58,8 @@ class FreezeSchedule:
             mend = did_you_mean(kind, KINDS if isinstance(kind, str) else (), "Use 'interval' to draw the groups.")
             raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), mend))
         if isinstance(full_share, bool) or not isinstance(full_share, (int, float)):
-            raise TypeError(message(_OWNER, "full_share is not a number", "0 < full_share <= 1", shown(full_share), ""))
+            problem, expected, mend = "full_share is not a number", "0 < full_share <= 1", "Leave it out for 0.7."
+            raise TypeError(message(_OWNER, problem, expected, shown(full_share), mend))
         if not 0 < full_share <= 1:
             mend = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
             problem, expected, got = "full_share is out of range", "0 < full_share <= 1", shown(full_share)
@@ -193,7 +194,8 @@ def _whole(name, value, least):
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(message(_OWNER, f"{name} is not an integer", f"at least {least}", shown(value), "Pass an int."))
     if not least <= value < 2**31:
-        raise ValueError(message(_OWNER, f"{name} is out of range", f"at least {least}", shown(value), ""))
+        expected, mend = f"at least {least} and below 2**31", "Leave it out for the usual one."
+        raise ValueError(message(_OWNER, f"{name} is out of range", expected, shown(value), mend))
     return value
 
 
@@ -201,7 +203,8 @@ def _patterns_of(groups):
     """For each part regular expressions."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
     if isinstance(groups, (str, Mapping)) or not hasattr(groups, "__iter__"):
-        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), ""))
+        mend = "Leave it out for 10 groups."
+        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), mend))
     parts = []
     for part in groups:
         if isinstance(part, (str, Mapping)) or not hasattr(part, "__iter__"):
@@ -217,12 +220,14 @@ def _pattern_of(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
         return f"^{re.escape(entry.name.partition(':')[0])}$"
     if not isinstance(entry, str):
-        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), ""))
+        mend = "Write a part of a variable's name."
+        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), mend))
     try:
         re.compile(entry)
     except re.error as error:
         problem = f"groups has a text that is no regular expression ({error})"
-        raise ValueError(message(_OWNER, problem, expected, shown(entry), "")) from None
+        mend = "Escape special characters with a backslash."
+        raise ValueError(message(_OWNER, problem, expected, shown(entry), mend)) from None
     return entry
 
 
@@ -235,13 +240,15 @@ def _explicit(sequence, kind, count):
         return None
     expected = f"a list of groups, each 0 to {count - 1}"
     if isinstance(sequence, (str, Mapping)) or not hasattr(sequence, "__iter__"):
-        raise TypeError(message(_OWNER, "sequence is no list", expected, shown(sequence), ""))
+        raise TypeError(message(_OWNER, "sequence is no list", expected, shown(sequence), "Write [0, 1, 2]."))
     entries = list(sequence)
     for position, entry in enumerate(entries):
         if isinstance(entry, (bool, np.bool_)) or not isinstance(entry, (int, np.integer)):
-            raise TypeError(message(_OWNER, f"entry {position} of sequence is no integer", expected, shown(entry), ""))
+            problem = f"entry {position} of sequence is no integer"
+            raise TypeError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
         if not 0 <= entry < count:
-            raise ValueError(message(_OWNER, f"entry {position} of sequence is no group", expected, shown(entry), ""))
+            problem = f"entry {position} of sequence is no group"
+            raise ValueError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
     if not entries:
         raise ValueError(message(_OWNER, "sequence is empty", expected, "[]", "Write [0] to train all layers."))
     return [int(entry) for entry in entries]

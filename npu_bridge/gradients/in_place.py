@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _NAME = "Npu_Distributed_optimizer"
 
 
@@ -107,7 +107,7 @@ class _AveragedOnce:
         """Replaces a method of the optimizer by one that is given the original and a pipeline besides."""
         original = getattr(optimizer, method_name)
         pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
-        pipeline.optimizer_variables = adapt(optimizer, self._owner).variables
+        pipeline.optimizer_variables = adapt(optimizer, self._owner, is_updating=False).variables
         averaging = KerasPipeline(pipeline, None, self._owner)
         self._pipelines.append(averaging)
 
@@ -121,7 +121,7 @@ class _AveragedOnce:
     def _averaged(self, pipeline, optimizer, pairs):
         pairs = pipeline.combine_once(pairs)
         updated = [variable for grad, variable in pairs if grad is not None]
-        pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner).make_slots(updated))
+        pipeline.start_alike(pairs, lambda: adapt(optimizer, self._owner, is_updating=False).make_slots(updated))
         return pairs
 
     def _call(self, original, arguments, keywords):

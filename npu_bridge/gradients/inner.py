@@ -7,28 +7,36 @@ kind) and Keras optimizers. Pipelines talk to `InnerOptimizer` and never ask whi
 from __future__ import annotations
 
 import abc
-import functools
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.options.errors import message
+from npu_bridge.gradients.stand_ins import SLOT, StandIns
 from npu_bridge.tf_internals import training
-from npu_bridge.tf_internals.graphs import shared_name, update_input
+from npu_bridge.tf_internals.graphs import original_of, shared_name, update_input
 
 _MARK = "_averages_over_ranks"
 
 
 class InnerOptimizer(abc.ABC):
-    """What a pipeline needs from the optimizer it is put around."""
+    """What a pipeline needs from the optimizer it is put around.
 
-    def __init__(self, optimizer):
+    Attributes:
+      optimizer: the optimizer itself.
+      stand_ins: what it updates in place of variables of 16 bits.
+    """
+
+    takes_references = True
+
+    def __init__(self, optimizer, updates_narrow=True):
         self.optimizer = optimizer
+        self.stand_ins = StandIns(optimizer, self.takes_references, updates_narrow)
 
-    def prepare(self, variables: list) -> None:  # noqa: B027 - most families need nothing
-        """Creates the slots before any gate is built, where the family would not lift them out of it by itself."""
+    def prepare(self, variables: list) -> None:
+        """Creates what is kept of variables before any gate is built, as far as it would not be lifted out of it."""
+        self.stand_ins.of(variables)
 
     def make_slots(self, variables: list) -> list:
         """The slots of `variables`, made now if they do not exist yet."""
@@ -67,29 +75,45 @@ class InnerOptimizer(abc.ABC):
 
     def get_slot(self, variable, name):
         """The slot variable, or None when there is none of that name."""
-        return self.optimizer.get_slot(variable, name)
+        if name == SLOT and self.stand_ins.kept:
+            return self.stand_ins.slot_of(variable)
+        return self._slot(variable, name)
 
     def get_slot_names(self) -> list:
         """Sorted names of the slots."""
-        return sorted(self.optimizer.get_slot_names())
+        return sorted([*self._slot_names(), *([SLOT] if self.stand_ins.kept else [])])
 
     def variables(self) -> list:
         """The optimizer's own variables."""
+        return [*self._variables(), *self.stand_ins.kept]
+
+    def _slot(self, variable, name):
+        (seen,) = self.stand_ins.of([variable])
+        return self.optimizer.get_slot(seen, name)
+
+    def _slot_names(self):
+        return self.optimizer.get_slot_names()
+
+    def _variables(self):
         return self.optimizer.variables()
 
 
-def adapt(optimizer: Any, owner: str) -> InnerOptimizer:
+def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimizer:
     """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.
+
+    `is_updating` is False where somebody else calls the optimizer's `apply_gradients`.
 
     Raises:
       TypeError: it is no optimizer of a known family.
     """
+    # An optimizer that has stand-ins of its own asks for the variables themselves.
+    updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _Tf1Optimizer(optimizer)
+        return _Tf1Optimizer(optimizer, updates_narrow)
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        return _KerasLegacyOptimizer(optimizer)
+        return _KerasLegacyOptimizer(optimizer, updates_narrow)
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        return _KerasOptimizer(optimizer)
+        return _KerasOptimizer(optimizer, updates_narrow)
     raise TypeError(
         f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
@@ -114,37 +138,32 @@ def is_distributed(optimizer: Any) -> bool:
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
-            training.create_slots(self.optimizer, variables)
+            training.create_slots(self.optimizer, self.stand_ins.of(variables))
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(functools.partial(training.create_slots, self.optimizer), own, others, creator)
+            _make_apart(
+                lambda some: training.create_slots(self.optimizer, self.stand_ins.of(some)), own, others, creator
+            )
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
 
     def apply_gradients(self, grads_and_vars, global_step, name):
-        return self.optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+        return self.stand_ins.update(
+            grads_and_vars, lambda pairs: self.optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+        )
 
 
 class _KerasFamily(InnerOptimizer):
     """What both Keras families share: gradients are computed as in TF 1, and `global_step` is counted here."""
 
+    takes_references = False
+
     def compute_gradients(self, loss, **arguments):
         differentiator = tf.compat.v1.train.GradientDescentOptimizer(learning_rate=0.0)
-        grads_and_vars = differentiator.compute_gradients(loss, **arguments)
-        self._check_are_resources([variable for grad, variable in grads_and_vars if grad is not None])
-        return grads_and_vars
-
-    def _check_are_resources(self, variables):
-        """Says what Keras would say somewhere deep inside, about a script that has disabled TF 2 behavior."""
-        references = [variable.name for variable in variables if not hasattr(variable, "handle")]
-        if references:
-            problem = "Keras optimizers update resource variables only"
-            expected, got = "variables made with use_resource=True", f"the reference variable {references[0]}"
-            mend = "Call tf.enable_resource_variables() before the model is built, or use an optimizer of tf.train."
-            raise ValueError(message(type(self.optimizer).__name__, problem, expected, got, mend))
+        return differentiator.compute_gradients(loss, **arguments)
 
     def apply_gradients(self, grads_and_vars, global_step, name):
         if all(grad is None for grad, _ in grads_and_vars):
@@ -153,7 +172,7 @@ class _KerasFamily(InnerOptimizer):
                 f"No gradients provided for any variable. Expected a gradient for one of {names}; got only None. Check "
                 f"that the loss depends on them."
             )
-        update = self._update(grads_and_vars, name)
+        update = self.stand_ins.update(grads_and_vars, lambda pairs: self._update(pairs, name))
         if global_step is None or global_step is self.optimizer.iterations:
             return update
         with tf.control_dependencies([] if update is None else [update]):
@@ -168,12 +187,15 @@ class _KerasFamily(InnerOptimizer):
 class _KerasLegacyOptimizer(_KerasFamily):
     def make_slots(self, variables):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            training.create_all_weights(self.optimizer, variables)
+            self._make(variables)
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         with tf.name_scope(training.scope_of_variables(self.optimizer)), tf.init_scope():
-            _make_apart(functools.partial(training.create_all_weights, self.optimizer), own, others, creator)
+            _make_apart(self._make, own, others, creator)
+
+    def _make(self, variables):
+        training.create_all_weights(self.optimizer, self.stand_ins.of(variables))
 
     def _update(self, grads_and_vars, name):
         # In a TF 1 graph the sum over the replicas of a strategy is one op over all gradients, also when there is none,
@@ -184,16 +206,16 @@ class _KerasLegacyOptimizer(_KerasFamily):
         switch = {"experimental_aggregate_gradients": False} if is_needless else {}
         return self.optimizer.apply_gradients(grads_and_vars, name=name, **switch)
 
-    def get_slot(self, variable, name):
+    def _slot(self, variable, name):
         try:
-            return super().get_slot(variable, name)
+            return super()._slot(variable, name)
         except KeyError:  # no slot of that name, or a variable that is never updated
             return None
 
 
 class _KerasOptimizer(_KerasFamily):
-    def __init__(self, optimizer):
-        super().__init__(optimizer)
+    def __init__(self, optimizer, updates_narrow):
+        super().__init__(optimizer, updates_narrow)
         self._updated_variables = []
         _start_rate_after_counter(optimizer)
 
@@ -201,7 +223,7 @@ class _KerasOptimizer(_KerasFamily):
         self._updated_variables = variables
         with tf.name_scope(self.optimizer.name or "optimizer"), tf.init_scope():
             with tf.variable_creator_scope(_start_after_variables):
-                self.optimizer.build(variables)
+                self.optimizer.build(self.stand_ins.of(variables))
 
     def make_slots_apart(self, own, others, creator):
         # Built once for all variables; own ones come first, because an update of them alone numbers them from 0 again.
@@ -232,13 +254,13 @@ class _KerasOptimizer(_KerasFamily):
 
         return update(gradients).op
 
-    def get_slot(self, variable, name):
+    def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)
 
-    def get_slot_names(self):
-        return sorted(self._slots_by_name())
+    def _slot_names(self):
+        return list(self._slots_by_name())
 
-    def variables(self):
+    def _variables(self):
         return list(self.optimizer.variables)
 
     def _slots_by_name(self):
@@ -260,7 +282,7 @@ def _start_after_variables(next_creator, **arguments):
     """
     origin = arguments.get("initial_value")
     if isinstance(origin, tf.Variable) and building_graph():
-        arguments["initial_value"] = _value_or_start(origin)
+        arguments["initial_value"] = tf.cast(_value_or_start(original_of(origin)), origin.dtype)
     return next_creator(**arguments)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._plain_config import plain
+from npu_bridge._terminal import logger
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
@@ -18,13 +19,13 @@ from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import KnownKeywords, message
 from npu_bridge.tf_internals.training import track
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
-class PipelineOptimizer(tf.compat.v1.train.Optimizer):
+class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
     """Computes gradients with an inner optimizer, takes them through a pipeline and applies them with it.
 
     Works in TF 1 graphs, in a `tf.function` and eagerly (there with a callable loss). Attributes that this class does
@@ -39,12 +40,15 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
       ValueError: `optimizer` is itself a pipeline whose stages would run in the wrong order or twice.
     """
 
+    has_stand_ins = True
+
     def __init__(self, optimizer, pipeline: Pipeline, name: str):
         super().__init__(use_locking=False, name=name)
         _check_nesting(optimizer, pipeline, type(self).__name__)
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
         pipeline.optimizer_variables = lambda: self._inner.variables()
+        pipeline.restored_optimizer = lambda: self
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():
             track(self, state, name)
@@ -190,7 +194,9 @@ class PipelineOptimizer(tf.compat.v1.train.Optimizer):
         # own bookkeeping, which must not be shared with the inner optimizer.
         if name == "_inner" or name.startswith(("_self_", "__")):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._inner.optimizer, name)
+        found = getattr(self._inner.optimizer, name)
+        # Keras writes it as JSON, and those of its older optimizers hold numbers of numpy.
+        return (lambda: plain(found())) if name == "get_config" else found
 
     def __setattr__(self, name, value):
         # `optimizer.learning_rate = rate` means the optimizer that has one.

@@ -110,8 +110,9 @@ def _description(position, value):
 
 def _transfers(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
-    if fusion == _BY_STRATEGY and groups.of_this_process().strategies.of(group).fits(len(dense)):
-        return fragments_of(values, [f"value {position}" for position in range(len(values))], group)
+    strategy = groups.of_this_process().strategies.of(group)
+    if fusion == _BY_STRATEGY and strategy.fits(len(dense)):
+        return fragments_of(values, [f"value {position}" for position in range(len(values))], strategy)
     return [dense] if dense else []
 
 

@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import agreement, wire_names
-from npu_bridge.gradients import collections
+from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
-from npu_bridge.gradients.rank_values import RankValues
+from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
+from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import PLACES, Stage, Step, called_too_early
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
 from npu_bridge.options.errors import message
@@ -34,6 +35,7 @@ class Pipeline:
     Attributes:
       optimizer_variables: gives the variables of the optimizer that updates; set by the wrapper around it, so that
         ranks compare these too before the first step.
+      restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
     Raises:
       TypeError: something is no stage.
       ValueError: more than one stage communicates, two stages cannot be ordered, or a stage lacks what it needs.
@@ -50,10 +52,15 @@ class Pipeline:
         self._stages = in_order(stages, owner)
         self._has_compared = False
         self._owner = ""
+        self._exchanges_before = 0 if self.communicates else training_apart.watch_sessions()
+        self._has_told = False
         self._seen = SeenVariables()
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
         self._rank_values = RankValues() if has_own else None
+        self._replicas = RankValues() if any(stage.keeps_replicas for stage in self._stages) else None
+        self._given_back: GivenBack | None = None
         self.optimizer_variables: Callable[[], Sequence] = list
+        self.restored_optimizer: Callable[[], Any] = lambda: None
         self._transforming = [
             stage
             for stage in self._stages
@@ -108,8 +115,17 @@ class Pipeline:
 
     def state(self) -> dict:
         """What belongs into an object-based checkpoint, by name."""
-        of_stages = {name: value for stage in self._stages for name, value in stage.state().items()}
-        return of_stages if self._rank_values is None else {**of_stages, "of_ranks": self._rank_values.module}
+        state = {name: value for stage in self._stages for name, value in stage.state().items()}
+        if self._rank_values is not None:
+            state["of_ranks"] = self._rank_values.module
+        if self._replicas is not None:
+            state["replicas_of_ranks"] = self._replicas.module
+        return state
+
+    @property
+    def variables(self) -> list:
+        """The variables in `state`."""
+        return variables_of(self.state())
 
     def make_variables(self, variables: Sequence) -> None:
         """Makes what stages keep for each trained variable now, instead of in the first step."""
@@ -117,12 +133,15 @@ class Pipeline:
             stage.make_variables(list(variables))
         if self._rank_values is not None:
             self._rank_values.make(self._of_this_rank())
+        self._make_replicas(Step([(variable, variable) for variable in variables]))
 
     # AutoGraph would translate this package when a user's tf.function calls into it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
         """Starts a step; call it once per step, before `scale`."""
         step = Step()
+        if self._replicas is not None and not building_graph():
+            self._replicas.take()  # before the loss is computed from the weights; see `GivenBack` for graphs
         for stage in self._stages:
             stage.begin(step)
         return step
@@ -259,12 +278,19 @@ class Pipeline:
         Returns:
           What `apply` returned when no stage gates it; else the op that runs all of it, None when executed eagerly.
         """
+        if building_graph():
+            watch_savers()
         self._watch_graph(step, ())
+        if not self.communicates:
+            training_apart.note_update(self._exchanges_before)
+        self._make_replicas(step)
         self.start_alike(step)
-        update_of = self._update_of(step, apply)
+        update_of = _noted(self._update_of(step, apply))
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
-        update = update_of()
+        with wire_names.noted() as transfers:
+            update = update_of()
+        self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
         with tf.control_dependencies(step.waits_for):
             state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
@@ -297,10 +323,22 @@ class Pipeline:
           step: the step, its variables known.
         Ranks: collective, if these variables were not compared before.
         """
-        if self._owner and not building_graph():
+        if building_graph():
+            return
+        if self._owner:
             trained = [variable for grad, variable in step.grads_and_vars if grad is not None]
             step.make_slots()
-            self._seen.compare(self._owner, [*trained, *self._own_variables()])
+            self._seen.compare(self._owner, [*trained, *self._own_variables()], self._of_this_rank())
+        if not self._has_told:
+            self._has_told = True
+            step.make_slots()
+            with tf.init_scope():
+                optimizer, values = self.restored_optimizer(), [self._rank_values, self._replicas]
+                own = [each for each in values if each is not None]
+                object_restores.tell(self.state(), self.optimizer_variables(), optimizer, own)
+        if self._replicas is not None:
+            with tf.init_scope():
+                self._replicas.take()
 
     def gather_rank_values(self) -> Any:
         """Puts what stages keep for each rank alone, where they do, into what a checkpoint of rank 0 holds.
@@ -313,12 +351,25 @@ class Pipeline:
         """
         if not self._has_compared:
             raise called_too_early("sync_all")
-        return self._rank_values.gather(f"{self._owner}_of_ranks")
+        gathered = [] if self._rank_values is None else [self._rank_values.gather(f"{self._owner}_of_ranks")]
+        if self._replicas is not None:
+            gathered.append(noted_gather(self._replicas, f"{self._owner}_replicas_of_ranks", self._given_back))
+        return None if tf.executing_eagerly() else tf.group(*gathered)
 
     @property
     def has_rank_values(self) -> bool:
         """True when a stage keeps something for each rank alone."""
-        return self._rank_values is not None
+        return self._rank_values is not None or self._replicas is not None
+
+    def _make_replicas(self, step):
+        if self._replicas is not None and collective.current().size > 1:
+            own = [variable for stage in self._stages for variable in stage.replicas_of_this_rank(step)]
+            self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
+
+    def _give_back_replicas(self, transfers):
+        """Sees to it that a step finds what this rank had, where rows of all ranks were restored or written."""
+        if self._replicas is not None and self._replicas.kept and building_graph():
+            self._given_back = GivenBack(self._replicas, transfers)
 
     def _watch_graph(self, step, transfers):
         """The same in a TF 1 graph: a session compares before it first runs these transfers."""
@@ -326,15 +377,25 @@ class Pipeline:
             step_counter = tf.compat.v1.train.get_global_step()
             known = [variable for grad, variable in step.grads_and_vars if grad is not None]
             known += [] if step_counter is None else [step_counter]
-            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers)
+            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self._of_this_rank)
 
     def _of_this_rank(self):
         return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
 
     def _own_variables(self):
         of_this_rank = {id(variable) for variable in self._of_this_rank()}
-        shared = [variable for variable in variables_of(self.state()) if id(variable) not in of_this_rank]
+        shared = [variable for variable in self.variables if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
+
+
+def _noted(update):
+    """The same function, with the operators that it makes noted as those of an update."""
+
+    def update_of(*arguments):
+        with collections.noting_updates():
+            return update(*arguments)
+
+    return update_of
 
 
 def _takes_pairs(apply):

@@ -3,22 +3,25 @@
 Gradients that a rank did not send, or the sums of its window, differ from rank to rank. So rank 0 has a second variable
 for each of them, with a row for every rank: `gather` fills it for a checkpoint. Whoever finds rows there before a step
 takes its own one, bit for bit, and empties the variable; so it does not matter who restored it, or how, nor whether the
-training that wrote it just goes on.
+training that wrote it just goes on. Another number of ranks takes their mean (`kept_state` has the table).
 """
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable, tensors_if
+from npu_bridge.gradients.kept_state import OF_RANKS
 from npu_bridge.tf_internals.graphs import is_compiled_by_xla
+from npu_bridge.tf_internals.sessions import run_quietly
 
 _KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text keys only
 
@@ -43,6 +46,11 @@ class RankValues:
         self.module = tf.Module(name="of_ranks")
         self._kept: dict = {}
 
+    @property
+    def kept(self) -> list:
+        """The variables whose values are each rank's own."""
+        return [variable for variable, _ in self._kept.values()]
+
     def make(self, variables: Sequence[tf.Variable]) -> None:
         """Makes an empty variable for the rows of each variable that has none yet."""
         for variable in variables:
@@ -61,31 +69,116 @@ class RankValues:
         if not self._kept or not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             return None
         with tf.name_scope("OfRanks"):
-            (_, first), *_ = self._kept.values()
-            return run_if(tf.shape(first.read_value())[0] > 0, self._take)
+            return run_if(tf.reduce_any(tf.stack(self._counts()) > 0), self._take)
 
-    def gather(self, name: str) -> Any:
+    def gather(self, name: str, is_kept: bool = False) -> Any:
         """Fills the rows on rank 0 by a transfer of this name; returns the op to run, None when executed eagerly.
+
+        With `is_kept` other ranks keep a row, their own, so that `take` gives them back what they have now.
 
         Ranks: collective.
         """
         ranks, kept = collective.current(), list(self._kept.values())
         if ranks.size == 1 or not kept:
             return None if tf.executing_eagerly() else tf.no_op()
-        words = packed([variable.read_value() for variable, _ in kept])
+        values = [tf.identity(variable.read_value()) for variable, _ in kept]
+        words = packed(values)
         received, _ = ranks.all_to_all(words, tf.stack([tf.size(words), *[0] * (ranks.size - 1)]), name)
-        if ranks.rank > 0:
+        if ranks.rank > 0 and not is_kept:
             return never_pruned(received)
-        specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
-        values_of_ranks = unpacked(received, [specs] * ranks.size)
-        filled = [rows.assign(tf.stack(values)) for (_, rows), values in zip(kept, zip(*values_of_ranks))]
+        if ranks.rank > 0:
+            with tf.control_dependencies([] if tf.executing_eagerly() else [never_pruned(received)]):
+                filled = [rows.assign(value[tf.newaxis]) for (_, rows), value in zip(kept, values)]
+        else:
+            specs = [tf.TensorSpec(variable.shape, variable.dtype.base_dtype) for variable, _ in kept]
+            values_of_ranks = unpacked(received, [specs] * ranks.size)
+            filled = [rows.assign(tf.stack(each)) for (_, rows), each in zip(kept, zip(*values_of_ranks))]
         return None if tf.executing_eagerly() else tf.group(*filled)
 
+    def counts(self) -> dict[str, int]:
+        """How many rows each variable has now, by its name; only eagerly."""
+        return {variable.name: int(count) for (variable, _), count in zip(self._kept.values(), self._counts())}
+
+    def _counts(self):
+        return [tf.raw_ops.VariableShape(input=rows.handle)[0] for _, rows in self._kept.values()]
+
     def _take(self):
-        taken = [variable.assign(_own_row(rows.read_value())) for variable, rows in self._kept.values()]
+        taken = [variable.assign(_own_row(variable, rows.read_value())) for variable, rows in self._kept.values()]
         with tf.control_dependencies([] if tf.executing_eagerly() else taken):
             empty = [rows.assign(tf.zeros([0, *variable.shape], rows.dtype)) for variable, rows in self._kept.values()]
         return None if tf.executing_eagerly() else tf.group(*empty)
+
+
+class GivenBack:
+    """Gives values back between two runs of a session, where a training run must not even begin without them.
+
+    A training step of a TF 1 graph reads weights before anything of this package runs in it. So rows are taken in a run
+    of its own, before the first training run of a session and the first one after rows were filled or restored.
+
+    Args:
+      values: the rank values, all made; of the graph being built.
+      transfers: full names of transfers of training runs.
+    """
+
+    def __init__(self, values: RankValues, transfers: set[str]):
+        graph = tf.compat.v1.get_default_graph()
+        self._has_none: weakref.WeakSet = weakref.WeakSet()
+        self._before_training = _Before(self._is_due, self._act)
+        self._before_training.transfers.update(transfers)
+        self._filling = _Before(lambda session: session in self._has_none, self._has_none.discard)
+        with tf.init_scope():
+            self._take = tf.group(values.take())
+        first_run.add_check(graph, self._before_training)
+        first_run.add_check(graph, self._filling)
+        _GIVEN_BACK.setdefault(graph, []).append(self)
+
+    def watch(self, transfers: set[str]) -> None:
+        """Notes transfers that fill the rows."""
+        self._filling.transfers.update(transfers)
+
+    def forget(self, session: Any) -> None:
+        """Has the session look for rows once more."""
+        self._has_none.discard(session)
+
+    def _is_due(self, session):
+        return session not in self._has_none
+
+    def _act(self, session):
+        try:
+            run_quietly(session, targets=[self._take])
+        except tf.errors.FailedPreconditionError:
+            return  # a variable has no value yet, which the run itself will say
+        self._has_none.add(session)
+
+
+class _Before(first_run.Check):
+    def __init__(self, is_due, act):
+        super().__init__()
+        self._is_due, self._act = is_due, act
+
+    def is_due(self, session):
+        return self._is_due(session)
+
+    def act(self, session):
+        self._act(session)
+
+
+_GIVEN_BACK: weakref.WeakKeyDictionary[tf.Graph, list[GivenBack]] = weakref.WeakKeyDictionary()
+
+
+def rows_may_have_come(graph: tf.Graph | None, session: Any) -> None:
+    """Notes that a session has restored variables, of which some may be rows."""
+    for given_back in _GIVEN_BACK.get(graph, ()) if graph is not None else ():
+        given_back.forget(session)
+
+
+def noted_gather(values: RankValues, name: str, given_back: GivenBack | None) -> Any:
+    """As `RankValues.gather`, of values that are given back by `given_back`, or by the next step."""
+    with wire_names.noted() as transfers:
+        op = values.gather(name, is_kept=True)
+    if given_back is not None:
+        given_back.watch(set(transfers))
+    return op
 
 
 def _empty_rows(variable):
@@ -94,7 +187,7 @@ def _empty_rows(variable):
     # The initial value can have rows, too: that is how values are put into the variables of a finished graph.
     made = state_variable(
         lambda: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=any_rows),
-        f"of_ranks/{variable.name.partition(':')[0]}",
+        f"{OF_RANKS}{variable.name.partition(':')[0]}",
         any_rows,
     )
     if building_graph():
@@ -102,20 +195,17 @@ def _empty_rows(variable):
     return made
 
 
-def _own_row(rows):
+def _own_row(variable, rows):
+    """This rank's row; the mean of those of another number of ranks; what the variable has where there is none."""
     ranks, count = collective.current(), tf.shape(rows)[0]
 
     def of_others():
-        text = (
-            "npu_bridge: the checkpoint holds what each of",
-            count,
-            f"ranks kept for itself; now each of {ranks.size} goes on with the mean.",
-        )
-        printed = tf.print(*text, output_stream=sys.stderr) if ranks.rank == 0 else None
-        with tf.control_dependencies([] if printed is None else [printed]):
-            return [_mean(rows)]
+        return tensors_if(count > 0, lambda: [_mean(rows)], lambda: [tf.identity(variable.read_value())])
 
-    (own,) = tensors_if(tf.equal(count, ranks.size), lambda: [rows[ranks.rank]], of_others)
+    def of_this_one():
+        return [rows[tf.minimum(ranks.rank, count - 1)]]  # one row is this rank's own
+
+    (own,) = tensors_if(tf.logical_or(tf.equal(count, ranks.size), tf.equal(count, 1)), of_this_one, of_others)
     return own
 
 

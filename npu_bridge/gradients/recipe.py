@@ -12,10 +12,10 @@ from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.gradients.stages.all_reduce import AllReduce
+from npu_bridge.gradients.stages.all_reduce import AllReduce, OwnSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
-from npu_bridge.gradients.stages.overflow import NarrowVariableGuard, OverflowCheck
+from npu_bridge.gradients.stages.overflow import DropNotice, NarrowVariableGuard, OverflowCheck
 from npu_bridge.options.errors import message, shown
 
 
@@ -30,6 +30,7 @@ def pipeline_of(
     is_sharded: bool = False,
     stages: Sequence[Stage] = (),
     record: Stage | None = None,
+    first_parameters: tuple | None = None,
     owner: str = "Pipeline",
 ) -> Pipeline:
     """The pipeline of one optimizer.
@@ -46,6 +47,8 @@ def pipeline_of(
       is_sharded: ranks share the work of the update.
       stages: what the user adds. Each optimizer gets copies, so that one list can serve several.
       record: a stage that remembers what was skipped, where a manager makes a step skippable.
+      first_parameters: positions of the parameters at which fragments of the gradients begin; None for the cut that is
+        set for the process.
       owner: who asks, for messages.
     Raises:
       TypeError: `stages` is no list of stages.
@@ -74,8 +77,26 @@ def pipeline_of(
         )
         made += [NarrowVariableGuard()] if is_scaled else []
         made += [record] if is_scaled and record is not None else []
+        made += [] if is_scaled else [DropNotice(_words_of_drop(wire_dtype, owner))]
     made += [SharedUpdate()] if is_sharded else []
+    for stage in (*made, *added):
+        if isinstance(stage, AllReduce):
+            stage.split = OwnSplit(first_parameters)
     return Pipeline([*made, *added], owner)
+
+
+def _words_of_drop(wire_dtype, owner):
+    """What is said of the first step that is dropped without a loss scale."""
+    if wire_dtype == tf.float16:
+        return (
+            f"{owner}: a step was dropped, because a gradient is not finite in float16, in which it is sent; no "
+            f"loss scale will move, so that every step like it is dropped. Write wire='bfloat16', which has the range "
+            f"of float32, or wire='none'."
+        )
+    return (
+        f"{owner}: a step was dropped, because a gradient is NaN or infinite; no loss scale will move, so that every "
+        f"step like it is dropped. Look for the cause in the loss or in the learning rate."
+    )
 
 
 def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):

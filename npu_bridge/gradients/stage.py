@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from npu_bridge.collective.agreement import Plan
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import KnownKeywords, message
 
 
 @dataclasses.dataclass
@@ -125,7 +125,7 @@ PLACES = (
 )
 
 
-class Stage:
+class Stage(KnownKeywords):
     """One gradient transformation. Every hook leaves what it gets unchanged unless a stage overrides it.
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
@@ -153,6 +153,7 @@ class Stage:
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
       leaves_out: True for a stage that leaves variables out of some steps.
+      keeps_replicas: True for a stage that lets trained variables or their slots differ between ranks.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
     """
 
@@ -167,6 +168,7 @@ class Stage:
     needs_variables = False
     spans_batches = False
     leaves_out = False
+    keeps_replicas = False
     copes_with_left_out = False
 
     def get_config(self) -> dict:
@@ -203,6 +205,13 @@ class Stage:
         """Variables of `state` whose values are this rank's own and differ between ranks.
 
         They are there from `prepare` on. `sync_all` puts the values of all ranks into rank 0's checkpoint.
+        """
+        return []
+
+    def replicas_of_this_rank(self, step: Step) -> list:
+        """Trained variables and slots that differ between ranks with this stage, asked for before an update is made.
+
+        `sync_all` puts those of all ranks into rank 0's checkpoint, from which each rank gets its own.
         """
         return []
 

@@ -18,13 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.gradients import remote_slots
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
 from npu_bridge.tf_internals.sessions import run_quietly
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _SHOWN = 3
 _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have their values"
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
@@ -32,13 +33,16 @@ _MEETING = "start_values"
 _HELD_BYTES = 256 * 2**20
 
 
-def watch_graph(owner: str, variables: Callable[[], Iterable], transfers: Iterable[str]) -> None:
+def watch_graph(
+    owner: str, variables: Callable[[], Iterable], transfers: Iterable[str], kept: Callable[[], Iterable] = list
+) -> None:
     """Has variables compared before a session of the TF 1 graph being built first reduces gradients.
 
     Args:
       owner: the optimizer, for messages.
       variables: gives them, when it comes to that.
       transfers: full names of the transfers that reduce gradients.
+      kept: gives variables whose values are each rank's own; see `_spread`.
     Raises:
       RanksDisagreeError: in that run, where ranks have variables of other shapes or dtypes.
     Graph: nothing.
@@ -51,7 +55,7 @@ def watch_graph(owner: str, variables: Callable[[], Iterable], transfers: Iterab
         _CHECKS[graph] = _GraphCheck()
         first_run.add_check(graph, _CHECKS[graph])
     _CHECKS[graph].transfers.update(transfers)
-    _CHECKS[graph].watched.append((owner, variables))
+    _CHECKS[graph].watched.append((owner, variables, kept))
 
 
 class SeenVariables:
@@ -60,7 +64,7 @@ class SeenVariables:
     def __init__(self):
         self._seen: set = set()
 
-    def compare(self, owner: str, variables: Iterable[Any]) -> None:
+    def compare(self, owner: str, variables: Iterable[Any], kept: Iterable[Any] = ()) -> None:
         """Compares those not seen before, now; arguments and errors as `watch_graph`.
 
         Ranks: collective.
@@ -68,7 +72,8 @@ class SeenVariables:
         new = [variable for variable in _comparable(variables) if variable.ref() not in self._seen]
         if not new or environment.is_flag_on("HOROVOD_ELASTIC") or agreement.of_this_process().is_paused:
             return
-        self._seen.update(variable.ref() for variable in new)
+        new_kept = [variable for variable in _comparable(kept) if variable.ref() not in self._seen]
+        self._seen.update(variable.ref() for variable in [*new, *new_kept])
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 say_once(logging.WARNING, f"{owner}: ranks may start from different values. Add {_IN_FUNCTION}.")
@@ -80,46 +85,59 @@ class SeenVariables:
                 write=lambda position, value: new[position].assign(value),
                 line=_IN_FUNCTION,
             )
+            _spread(
+                new_kept,
+                read=lambda positions: [new_kept[position].numpy() for position in positions],
+                write=lambda position, value: new_kept[position].assign(value),
+            )
 
 
-class _GraphCheck(first_run.Check):
+class _GraphCheck(first_run.CheckOfTransfers):
     """What the optimizers of one graph train.
 
     Attributes:
-      watched: names of optimizers, and functions that give their variables.
+      watched: names of optimizers, and functions that give their variables and those that are each rank's own.
     """
 
     def __init__(self):
         super().__init__()
-        self.watched: list[tuple[str, Callable]] = []
+        self.watched: list[tuple[str, Callable, Callable]] = []
         self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
 
-    def act(self, session):
+    def act(self, session, run):
         new = self.watched[self._done.get(session, 0) :]
         slots = remote_slots.of_graph(session.graph)
         apart = set() if slots is None else {id(slot) for slot in slots.variables()}
-        all_variables = _comparable(variable for _, give in new for variable in give())
+        all_variables = _comparable(variable for _, give, _ in new for variable in give())
         variables = [variable for variable in all_variables if id(variable) not in apart]
-        tensors = [session.graph.as_graph_element(variable) for variable in variables]
-
-        def read(positions):
-            return run_quietly(session, [tensors[position] for position in positions])
-
-        def write(position, value):
-            # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
-            initializer = variables[position].initializer
-            run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
+        kept = _comparable(variable for _, _, give in new for variable in give())
 
         try:
-            is_changed = _start_alike(new[0][0], variables, read, write, _IN_GRAPH)
+            is_changed = _start_alike(new[0][0], variables, *_in_session(session, variables), _IN_GRAPH)
+            _spread(kept, *_in_session(session, kept))
         except tf.errors.FailedPreconditionError:
             return  # a variable has no value yet, which the run itself will say
         self._done[session] = len(self.watched)
         if is_changed and slots is not None:
             run_quietly(session, targets=slots.distributions())
+
+
+def _in_session(session, variables):
+    """Functions that read variables by their positions, and that write one."""
+    tensors = [session.graph.as_graph_element(variable) for variable in variables]
+
+    def read(positions):
+        return run_quietly(session, [tensors[position] for position in positions])
+
+    def write(position, value):
+        # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
+        initializer = variables[position].initializer
+        run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
+
+    return read, write
 
 
 _CHECKS: weakref.WeakKeyDictionary[tf.Graph, _GraphCheck] = weakref.WeakKeyDictionary()
@@ -173,6 +191,24 @@ def _start_alike(owner, variables, read, write, line):
         for position, value in zip(batch, _of_rank_0(ranks, values)):
             write(position, value)
     return True
+
+
+def _spread(variables, read, write):
+    """Gives ranks that hold nothing yet, of what each rank keeps for itself, that of rank 0.
+
+    A checkpoint of one rank has one value, and perhaps rank 0 alone has read it. Where there are rows for all ranks,
+    each will take its own after this.
+    """
+    if not variables:
+        return
+    ranks = collective.current()
+    held = [int(np.any(value)) for batch in _batches(range(len(variables)), variables) for value in read(batch)]
+    of_ranks = np.reshape(_all_gather(ranks, held), [ranks.size, -1])
+    missed = [position for position, column in enumerate(of_ranks.T) if column[0] and not column.all()]
+    for batch in _batches(missed, variables):
+        for position, value in zip(batch, _of_rank_0(ranks, read(batch))):
+            if not held[position]:
+                write(position, value)
 
 
 def _comparable(variables):

@@ -46,9 +46,11 @@ def _need_it(pipelines: Sequence) -> bool:
 
 def _sync(pipelines):
     with tf.name_scope("sync_all"):
-        ops = [stage.sync_all() for pipeline in pipelines for stage in _synchronising(pipeline)]
-        ops += [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
-    return None if tf.executing_eagerly() else tf.group(*ops)
+        gathered = [pipeline.gather_rank_values() for pipeline in pipelines if pipeline.has_rank_values]
+        # What is gathered are the weights before they become the mean.
+        with tf.control_dependencies([] if tf.executing_eagerly() else gathered):
+            averaged = [stage.sync_all() for pipeline in pipelines for stage in _synchronising(pipeline)]
+    return None if tf.executing_eagerly() else tf.group(*gathered, *averaged)
 
 
 def _synchronising(pipeline):

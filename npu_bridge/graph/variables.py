@@ -20,8 +20,10 @@ _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 # A run made of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
 _MOVING = frozenset(
     {
+        "Bitcast",
         "Cast",
         "Const",
+        "DeepCopy",
         "ExpandDims",
         "HorovodBroadcast",
         "Identity",

@@ -13,7 +13,9 @@ import click
 
 from npu_bridge._files import write_whole
 from npu_bridge._own_folders import OwnFolder
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
+from npu_bridge._reading import read_json
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
@@ -35,7 +37,7 @@ _REFERENCES = 3
 _FULL = {"precision_mode": "must_keep_origin_dtype"}
 
 
-@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
 @click.option(
     "--low", type=click.Choice(LOW_MODES), default=LOW_MODES[0], show_default=True, help="The precision mode to try."
 )
@@ -103,7 +105,7 @@ class Bisection:
     def _search(self) -> int:
         self._go_on()
         self._measure()
-        operators = [Operator(**each) for each in json.loads(Path(self.folder, _OPERATORS).read_text("utf-8"))]
+        operators = self._read_operators()
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
@@ -115,6 +117,15 @@ class Bisection:
         self._conclude(found, len(operators))
         return 0
 
+    def _read_operators(self) -> list[Operator]:
+        try:
+            return [Operator(**each) for each in read_json(_OPERATORS, within=self.folder)]
+        except (OSError, ValueError, TypeError) as error:
+            path = os.path.join(self._shown, _OPERATORS)
+            raise LaunchError(
+                f"{path} cannot be read ({error}). Remove the folder, or choose another --out."
+            ) from error
+
     @property
     def _shown(self) -> str:
         return os.path.relpath(self.folder)
@@ -124,14 +135,23 @@ class Bisection:
         path = Path(self.folder, _STATE)
         if not path.exists():
             return
-        state = json.loads(path.read_text("utf-8"))
-        if state["asked"] != self._asked:
-            changed = ", ".join(name for name, value in self._asked.items() if state["asked"].get(name) != value)
+        try:
+            state = read_json(path, within=self.folder)
+            before, runs = dict(state["asked"]), [{**run, "kept": list(run["kept"])} for run in state["runs"]]
+            if not all(isinstance(run["passes"], bool) for run in runs):
+                raise TypeError("a run has neither passed nor failed")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LaunchError(
+                f"{os.path.join(self._shown, _STATE)} is not as a search writes it ({error}). Remove the folder, or "
+                f"choose another one with --out."
+            ) from error
+        if before != self._asked:
+            changed = ", ".join(name for name, value in self._asked.items() if before.get(name) != value)
             raise LaunchError(
                 f"{self._shown} holds another search. Expected the same {changed}; got another one. Choose another "
                 f"folder with --out."
             )
-        self._runs = state["runs"]
+        self._runs = runs
         self._say(f"goes on after {len(self._runs)} runs in low precision")
 
     def _measure(self) -> None:
@@ -214,24 +234,24 @@ class Bisection:
         lines += [f"  and {len(found.kept) - 20} more"] if len(found.kept) > 20 else []
         lines += [f"\nthe same in the script, with npu_scope:\n{_scopes(found.kept)}"]
         lines += [f"\nall operators of their types: modify_mixlist={os.path.relpath(mixlist)!r} ({', '.join(types)})"]
-        click.echo("\n".join(lines))
+        echo("\n".join(lines))
         if not self._low.startswith("allow_mix"):
-            click.echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
+            echo(f"  for the allow_mix_precision modes; {self._low} has no lists")
             return
         known = [run for run in self._runs if run["kept"] == [f"mix list of {', '.join(types)}"]]
         try:
             passes = known[0]["passes"] if known else self._try_types(types, mixlist)
         except OutOfRuns:
-            click.echo("  not tried: no runs are left")
+            echo("  not tried: no runs are left")
             return
-        click.echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
+        echo("  it passes, too" if passes else "  it does not pass: casts fall elsewhere; keep the operators")
 
     def _try_types(self, types: Sequence[str], mixlist: str) -> bool:
         label = f"mix list of {', '.join(types)}"
         return self._try([label], {"modify_mixlist": mixlist}, label)
 
     def _say(self, text: str) -> None:
-        click.echo(f"npu-run bisect: {text}", err=True)
+        echo(f"npu-run bisect: {text}", err=True)
 
 
 def _scopes(kept: Sequence[Operator]) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge._terminal import echo, in_line, json_text
+from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.source_choice import SourceChoice
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _TITLES = {
 }
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1.")
 @click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2.")
 @click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too.")
@@ -45,7 +46,7 @@ def check(era: int | None, trees: tuple[str, ...], as_json: bool, script: str) -
 
     choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
     found = survey(script, choice.roots_of(script), choice.era)
-    click.echo(json.dumps(facts_of(script, found), indent=1) if as_json else page_of(script, found))
+    echo(json_text(json.dumps(facts_of(script, found), indent=1)) if as_json else page_of(script, found))
     sys.exit(int(any(finding.is_fatal for finding in found.findings)))
 
 
@@ -66,7 +67,7 @@ def _row(each: Finding | Entry) -> dict[str, str]:
 
 def page_of(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Lines for people: a block for each kind of finding, and a verdict."""
-    lines = [f"{script}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
+    lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
     for kind, title in _TITLES.items():
         rows = list(entries) if kind == "met" else blocks[kind]

@@ -20,11 +20,13 @@ import click
 
 from npu_bridge import __version__
 from npu_bridge._files import NotOursError
+from npu_bridge._terminal import echo, in_line
+from npu_bridge.launch.command_line import Command, fail
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, plan_job
 from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
-from npu_bridge.launch.job.supervisor import Outcome, run_ranks
+from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
 from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.repeat import WAYS, Repeats
@@ -66,6 +68,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
 
 
 @click.command(
+    cls=Command,
     # The first word that is no option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
@@ -212,10 +215,9 @@ def run_script(
             _run_alone(script, given, plan)
         code = run(given)
         if recording is not None:
-            click.echo(recording.conclude(plan.size), err=True)
+            echo(recording.conclude(plan.size), err=True)
     except (LaunchError, NotOursError) as error:
-        _say(str(error))
-        code = 2
+        fail(f"npu-run: {in_line(str(error))}")
     finally:
         outputs.close()
     sys.exit(code)
@@ -250,11 +252,11 @@ def _announce_start(script: str, plan: Plan) -> None:
         return
     size = plan.size if placed is None else placed.size
     ranks = f"{size} rank{'' if size == 1 else 's'}"
-    click.echo(f"npu-run: starting {ranks} of {script}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
+    echo(f"npu-run: starting {ranks} of {in_line(script)}{'' if plan.is_local else f' on {plan.hosts}'}", err=True)
 
 
 def _say(text: str) -> None:
-    click.echo(f"npu-run: {text}", err=True)
+    echo(f"npu-run: {text}", err=True)
 
 
 def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
@@ -263,7 +265,7 @@ def _run_again(run: Callable[[], Outcome], restarts: int) -> int:
     for attempt in range(1, restarts + 1):
         if not outcome.has_failed:
             break
-        click.echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
+        echo(f"npu-run: restart {attempt} of {restarts}, after exit code {outcome.exit_code}", err=True)
         outcome = run()
     return outcome.exit_code
 
@@ -281,5 +283,6 @@ def _check_script(script: str) -> None:
 
 def _run_alone(script: str, arguments: list[str], plan: Plan) -> None:
     """Becomes the script's process: signals, terminal and exit code are then the script's own."""
+    check_thread()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", rank_defaults(1)["TF_CPP_MIN_LOG_LEVEL"])
     os.execv(sys.executable, rank_command(script, arguments, plan.devices))

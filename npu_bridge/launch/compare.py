@@ -9,7 +9,9 @@ import sys
 import click
 
 from npu_bridge._files import write_whole
-from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import echo, in_line, json_text
+from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.reporting.page import PAGE_FILES
@@ -17,7 +19,7 @@ from npu_bridge.reporting.page import PAGE_FILES
 __all__ = ["compare"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("a")
 @click.argument("b", required=False)
 @click.option(
@@ -58,22 +60,25 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
                 dump = max(read_dumps(a), key=lambda one: len(one.files))
                 own.clear("*")
                 count = write_named(dump, write_names)
-            click.echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
+            echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return
         if b is None:
             raise click.UsageError("Missing argument 'B'.")
         check_file(page, "--output", PAGE_FILES)
         found = compare_folders(a, b, only, tag, tolerance, None if names is None else read_pairs(names))
-        write_whole(page, render_comparison(found), PAGE_FILES)
     except (CannotTell, LaunchError, OSError) as error:
-        click.echo(json.dumps({"inside": None, "problem": str(error)}) if as_json else f"cannot be told: {error}")
+        problem = json_text(json.dumps({"inside": None, "problem": str(error)}))
+        echo(problem if as_json else f"cannot be told: {in_line(str(error))}")
         sys.exit(2)
+    written = Secondary(f"the page {page}", say=found.notes.append)
+    is_written = written.attempt(write_whole, page, render_comparison(found), PAGE_FILES)
     if as_json:
-        click.echo(json.dumps({**found.plain(), "page": os.path.abspath(page)}, indent=1))
+        echo(json_text(json.dumps({**found.plain(), "page": os.path.abspath(page) if is_written else None}, indent=1)))
     else:
         for verdict in found.verdicts:
-            click.echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {verdict.sentence}")
+            echo(f"{verdict.kind}: {WORDS[verdict.is_inside]}. {in_line(verdict.sentence)}")
         for note in [*found.notes, *(note for verdict in found.verdicts for note in verdict.notes)]:
-            click.echo(f"note: {note}")
-        click.echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
+            echo(f"note: {in_line(note)}")
+        if is_written:
+            echo(f"{os.path.relpath(page)} ({os.path.getsize(page) / 1000:.0f} kB)")
     sys.exit(found.exit_code)

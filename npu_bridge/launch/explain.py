@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from npu_bridge.launch.command_line import SETTINGS, ending_on
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.units import parse_count
@@ -14,7 +15,7 @@ from npu_bridge.reporting.picture_style import PICTURE_FILES
 __all__ = ["explain"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.option("--config", required=True, metavar="FILE", help="A TOML file that NPURunConfig.from_file reads.")
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Ranks that train.")
 @click.option("--params", default="1M", show_default=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
@@ -29,7 +30,7 @@ def explain(config: str, ranks: int, params: str, svg: str | None):
         check_file(svg, "--svg", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
-        click.echo(_explained(config, ranks, count, svg))
+        echo(_explained(config, ranks, count, svg))
 
 
 def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import click
 
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, ending_on, launcher_options
+from npu_bridge._reading import open_file, read_json
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import run_trial
@@ -23,7 +24,7 @@ SNIPPET = "replay_tf1.py"
 _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
 
 
-@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
 @click.option("--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
 @launcher_options
@@ -38,7 +39,7 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
         _record(os.path.abspath(out), steps, [*launcher, script], arguments)
 
 
-@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
 @click.option("--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
 @click.argument("recorded")
 @launcher_options
@@ -59,7 +60,7 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
     code = run_trial(trial, [*command, *arguments], _ONE_STEP)
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(Path(out).glob("rank_*/record.json"))]
+    found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
@@ -73,10 +74,10 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
         f"{kinds.count(kind)} {what}"
         for kind, what in (("batch", "tensors of batches"), ("fed", "fed tensors"), ("random", "random tensors"))
     )
-    click.echo(f"record: {facts['steps']} steps on {len(found)} rank(s): initial weights, {counts}; in {shown}")
+    echo(f"record: {facts['steps']} steps on {len(found)} rank(s): initial weights, {counts}; in {shown}")
     for name, why in facts["not_recorded"].items():
-        click.echo(f"record: not recorded: {name}, as {why}")
-    click.echo(
+        echo(f"record: not recorded: {name}, as {why}")
+    echo(
         f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a "
         f"machine without this package, copy "
         f"{shown} there and pass its hook:\n\n"
@@ -85,9 +86,16 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     )
 
 
-def _check_record(recorded: str) -> None:
-    if not os.path.exists(os.path.join(recorded, "rank_0", "record.json")):
-        raise LaunchError(f"{recorded} holds no record. Expected a folder that npu-run record wrote; got none.")
+def _check_record(folder: str) -> None:
+    """Ranks read these files with numpy and TensorFlow alone, which follow links and wait for pipes."""
+    if not os.path.exists(os.path.join(folder, "rank_0", "record.json")):
+        raise LaunchError(f"{folder} holds no record. Expected a folder that npu-run record wrote; got none.")
+    for path in (*Path(folder).glob("rank_*/record.json"), *Path(folder).glob("rank_*/*.npz")):
+        try:
+            with open_file(path, "rb", within=folder):
+                pass
+        except OSError as error:
+            raise LaunchError(f"the record cannot be used: {error}.") from error
 
 
 def _replay(recorded: str, out: str, command: list[str]) -> int:
@@ -96,13 +104,13 @@ def _replay(recorded: str, out: str, command: list[str]) -> int:
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [json.loads(path.read_text("utf-8")) for path in paths]
+    verdicts = [read_json(path, within=out) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
     differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
     if not differences:
-        click.echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
+        echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
         return 0
     for rank, text in differences[:10]:
-        click.echo(f"replay: rank {rank}: {text}")
-    click.echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
+        echo(f"replay: rank {rank}: {text}")
+    echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
     return 1

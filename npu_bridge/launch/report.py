@@ -6,14 +6,15 @@ import os
 
 import click
 
-from npu_bridge.launch.command_line import SETTINGS, ending_on
+from npu_bridge._terminal import echo
+from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 
 __all__ = ["report"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("folder")
 @click.option("-o", "--output", "page", metavar="FILE", help="Default: FOLDER/report.html.")
 @click.option(
@@ -34,4 +35,4 @@ def report(folder: str, page: str | None, timeline: str | None):
         if page is not None or os.path.isdir(folder):
             check_file(page or os.path.join(folder, PAGE_FILE), "--output", PAGE_FILES)
         made = write_page(folder, page, timeline)
-    click.echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")
+    echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

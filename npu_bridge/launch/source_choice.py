@@ -8,6 +8,8 @@ import sys
 from typing import NamedTuple
 
 from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import echo
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 
@@ -84,9 +86,10 @@ class SourceChoice(NamedTuple):
         from npu_bridge.tf1.journal import entries
 
         found = survey(script, self.roots_of(script), self.era)
-        write_whole(self.report, json.dumps(facts_of(script, found, entries()), indent=1), REPORT_FILES)
+        facts = json.dumps(facts_of(script, found, entries()), indent=1)
+        Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
-        print(page_of(script, found, entries()), file=sys.stderr)
+        echo(page_of(script, found, entries()), err=True)
 
 
 def take_choice() -> SourceChoice:

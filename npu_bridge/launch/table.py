@@ -9,7 +9,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_table"]
+from npu_bridge._terminal import in_line, visible
+
+__all__ = ["PlainConsole", "print_table", "print_text"]
+
+
+class PlainConsole(Console):
+    """A console without highlighting, which does not end the process itself when nobody reads it any more."""
+
+    def __init__(self):
+        super().__init__(highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the error."""
+        raise BrokenPipeError
+
+
+def print_text(console: Console, text: str, style: str = "") -> None:
+    """Prints lines on a console; control characters in them are shown."""
+    console.print(Text(visible(text), style=style), soft_wrap=True)
 
 
 def print_table(
@@ -31,16 +49,16 @@ def print_table(
             heading = headings[number] if headings else ""
             table.add_column(heading, justify="right" if number < right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(in_line(cell)) for cell in row))
         console.print(table)
         return
-    lines = [headings, *rows] if headings else rows
+    lines = [[in_line(cell) for cell in line] for line in ([headings, *rows] if headings else rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     if title:
-        console.print(Text(title), soft_wrap=True)
+        print_text(console, title)
     indent = "  " if title else ""
     for line in lines:
         cells = [cell.rjust(width) for cell, width in zip(line[:right], widths)]
         cells += [cell.ljust(width) for cell, width in zip(line[right:], widths[right:])]
-        console.print(Text(indent + "  ".join(cells).rstrip()), soft_wrap=True)
+        print_text(console, indent + "  ".join(cells).rstrip())
     console.print()

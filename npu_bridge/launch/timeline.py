@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import read_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 from npu_bridge.trials.start import watch_training
@@ -122,7 +121,7 @@ def _named(steps: Sequence[int]) -> str:
 
 def _facts_of(path: str) -> dict[str, Any] | None:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))["npu_bridge"]
+        return read_json(path, within=os.path.dirname(path))["npu_bridge"]
     except (OSError, ValueError, KeyError):
         return None
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npu_bridge._secondary_files import GrowingFile
 from npu_bridge.options.environment import IMPOSED_OPTIONS
 from npu_bridge.trials.trial import Trial
 
@@ -17,6 +18,7 @@ __all__ = ["FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "var
 OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that write somewhere themselves
 FOLDER_MARK = "{out}"  # stands for it among a script's arguments
 _TRIAL = "NPU_RUN_TRIAL"
+_CHUNK_BYTES = 65536
 
 
 def variables_of(trial: Trial, imposed: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -53,8 +55,19 @@ def run_trial(
     whole = [sys.executable, "-m", "npu_bridge.run", *arguments_in(command, trial.folder)]
     if log is None:
         return subprocess.run(whole, env=environment, check=False).returncode
-    with open(log, "wb") as file:
-        return subprocess.run(whole, env=environment, stdout=file, stderr=file, check=False).returncode
+    return _run_with_log(whole, environment, log)
+
+
+def _run_with_log(command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
+    """Through a pipe: a script must not end for what it prints, when the disk of the log is full."""
+    file = GrowingFile(log, "the log", gap="--- {count} bytes are not here: {reason}\n")
+    file.write(b"")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environment, bufsize=0, **streams) as process:
+        while text := process.stdout.read(_CHUNK_BYTES):
+            file.write(text)
+        file.close()
+        return process.wait()
 
 
 def take_trial() -> Trial | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -47,6 +49,11 @@ class CosineHead(tf.keras.layers.Layer):
         self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
         self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = tf.keras.constraints.get(kernel_constraint)
+        is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
+        if not is_number or not math.isfinite(multiplier):
+            problem, mend = "multiplier is no number", "Leave it out for 1.0."
+            kind = ValueError if is_number else TypeError
+            raise kind(message("CosineHead", problem, "a finite number", shown(multiplier), mend))
         self.start = float(multiplier)
 
     def build(self, input_shape):

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._plain_config import plain
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
@@ -36,9 +37,11 @@ class _KerasFace:
 
     Attributes:
       rule_class: set by each optimizer.
+      other_keywords: arguments that are not the rule's.
     """
 
     rule_class: type = Rule
+    other_keywords = _OF_ALL
     iterations: Any
 
     def _take_rule(self, arguments, groups):
@@ -48,6 +51,7 @@ class _KerasFace:
         self._group_arguments = groups
         self._groups = ParameterGroups(self.rule, groups)
         self._updated: list[Any] = []
+        self._to_come = states.StatesToCome()
         return base
 
     def _rule_config(self):
@@ -57,7 +61,7 @@ class _KerasFace:
             mend = 'Give "match" as a regular expression, or save weights only.'
             raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", mend))
         # Keras puts wrappers of its own around lists and dictionaries that are attributes.
-        return {**to_config(self.rule), "groups": groups and [dict(group) for group in groups]}
+        return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
     def _update(self, variable, gradient):
         treatment = self._groups.of(variable)
@@ -73,11 +77,22 @@ class _KerasFace:
 
     def get_states(self) -> dict:
         """The number of updates and the slots; see `states.get_states`."""
-        return states.get_states(self.iterations, self._slots_by_name())
+        return self._to_come.added_to(states.get_states(self.iterations, self._slots_by_name()))
 
     def set_states(self, values: dict) -> None:
-        """Goes on from what `get_states` gave; see `states.set_states`."""
-        states.set_states(type(self).__name__, values, self.iterations, self._slots_by_name())
+        """Goes on from what `get_states` gave; see `states.set_states`.
+
+        An optimizer that has not seen its variables yet keeps the states until it makes its slots, with `build` or the
+        first update, which then raises what is wrong with them.
+        """
+        slots = self._slots_by_name()
+        if slots or not tf.executing_eagerly():
+            states.set_states(type(self).__name__, values, self.iterations, slots)
+        else:
+            self._to_come.keep(type(self).__name__, values, self.iterations)
+
+    def _take_states_to_come(self):
+        self._to_come.assign(type(self).__name__, self.iterations, self._slots_by_name())
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -121,6 +136,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
                 }
             self._slots.append(made)
         self._built = True
+        self._take_states_to_come()
 
     def _rate_of_now(self):
         return self.learning_rate
@@ -137,7 +153,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
     def get_config(self):
         """The rule's arguments and those of every Keras optimizer."""
         base = super().get_config()
-        own = {key: base[key] for key in ("name", *_OF_ALL)}
+        own = plain({key: base[key] for key in ("name", *_OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
@@ -178,6 +194,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
             with _working_dtype_of(variable) as dtype:
                 for slot, start in self._groups.of(variable).rule.slots().items():
                     self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
+        self._take_states_to_come()
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         return self._update(var, grad)
@@ -199,4 +216,4 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
 
     def get_config(self):
         """The rule's arguments and those of every legacy Keras optimizer."""
-        return {**super().get_config(), **self._rule_config()}
+        return {**plain(super().get_config()), **self._rule_config()}

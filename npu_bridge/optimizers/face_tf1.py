@@ -31,6 +31,7 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
     """
 
     rule_class: type = Rule
+    other_keywords = ()
 
     def __init__(
         self, groups: Sequence[dict] | None = None, name: str | None = None, fused: bool = False, **arguments: Any

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.options.errors import did_you_mean, message
+from npu_bridge.tf_internals.graphs import original_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def name_of(variable: Any) -> str:
 
 
 def _matches(match, variable, name):
-    return re.search(match, name) is not None if isinstance(match, str) else variable.ref() in match
+    return re.search(match, name) is not None if isinstance(match, str) else original_of(variable).ref() in match
 
 
 def _is_found(patterns, name):

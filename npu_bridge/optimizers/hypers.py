@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._plain_config import plain
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number
 from npu_bridge.options.errors import message
@@ -69,21 +70,20 @@ def to_config(rule: Any) -> dict:
 
 
 def _to_json(rule, name):
-    value = getattr(rule, name)
-    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return tf.keras.optimizers.schedules.serialize(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    value = plain(getattr(rule, name))
     if isinstance(value, tuple):
         return list(value)
-    if isinstance(value, tf.Variable) and tf.executing_eagerly():
-        return float(value.numpy())
+    if value is None or isinstance(value, (bool, int, float, str, dict)):
+        return value
     problem, expected = f"{name} cannot be written into a configuration", "a number or a LearningRateSchedule"
     got, mend = type(value).__name__, "Give one of those, or save weights only."
     raise ValueError(message(type(rule).__name__, problem, expected, got, mend))
 
 
 def from_config(config: dict) -> dict:
-    """Arguments of a rule from what `to_config` gave; other keys are passed on."""
+    """Arguments of a rule from what `to_config` gave, those of its groups among them; other keys are passed on."""
     schedules = {name: value for name, value in config.items() if isinstance(value, dict) and "class_name" in value}
-    return {**config, **{name: tf.keras.optimizers.schedules.deserialize(schedules[name]) for name in schedules}}
+    made = {name: tf.keras.optimizers.schedules.deserialize(schedules[name]) for name in schedules}
+    if config.get("groups"):
+        made["groups"] = [from_config(group) for group in config["groups"]]
+    return {**config, **made}

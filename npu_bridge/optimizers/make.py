@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.optimizers import rules
+from npu_bridge.options.errors import unknown_keyword
 
 _OF_FACES = ("groups", "name", "fused")
 
@@ -39,6 +40,10 @@ def _named_face(face, rule, module):
     def __init__(self, *arguments: Any, **keywords: Any):
         given = signature.bind(*arguments, **keywords).arguments
         others = given.pop("keywords", {})
+        for name in others:
+            if name not in face.other_keywords:
+                known = [*signature.parameters][:-1]
+                raise unknown_keyword(rule.__name__, name, [*known, *face.other_keywords])
         face.__init__(self, **given, **others)
 
     __init__.__signature__ = signature

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.options.errors import KnownKeywords, message
 
 
 class PerTensor:
@@ -66,7 +66,7 @@ def patterns() -> Any:
     return _field(None, _check_patterns)
 
 
-class Rule(abc.ABC):
+class Rule(KnownKeywords, abc.ABC):
     """A formula that turns a gradient into the amount that a parameter is lowered by.
 
     Every rule has the fields `learning_rate`, `weight_decay`, `decay` and `exclude_from_weight_decay`. With
@@ -165,6 +165,8 @@ def is_schedule(value: Any) -> bool:
 
 def _check_hyper(owner, field, value):
     metadata = field.metadata
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     if value is None and metadata["optional"]:
         return None
     if is_number(value):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import did_you_mean, message
+from npu_bridge.options.errors import did_you_mean, message, shown
 
 _COUNT = "step_counter"
 
@@ -67,6 +68,34 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
     # Fed into the initialisers, so that nothing is added to a graph that may be finalized.
     fed = {variable.initializer.inputs[1]: value for variable, value in chosen}
     _session(session).run([variable.initializer for variable, _ in chosen], fed)
+
+
+class StatesToCome:
+    """States that were given to a Keras optimizer before it has made its slots, until it makes them."""
+
+    def __init__(self):
+        self._waiting: dict[str, Any] = {}
+
+    def keep(self, owner: str, values: dict, count: Any) -> None:
+        """Keeps what there are no slots for yet; the number of updates is set now."""
+        for slot, by_name in values.items():
+            if slot != _COUNT and not isinstance(by_name, Mapping):
+                expected, mend = "a dictionary of arrays by variable", "Pass what get_states returned."
+                raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), mend))
+        set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
+        for slot, by_name in values.items():
+            if slot != _COUNT:
+                self._waiting.setdefault(slot, {}).update(by_name)
+
+    def added_to(self, states: dict) -> dict:
+        """What `get_states` gives, with what is kept here."""
+        return {**states, **{slot: {**states.get(slot, {}), **own} for slot, own in self._waiting.items()}}
+
+    def assign(self, owner: str, count: Any, slots: dict) -> None:
+        """Gives slots that were just made what was kept for them; errors as of `set_states`."""
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            set_states(owner, waiting, count, slots)
 
 
 def _session(session):

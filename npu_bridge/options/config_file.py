@@ -8,6 +8,7 @@ import sys
 from collections.abc import Container, Mapping
 from typing import Any, Callable
 
+from npu_bridge._reading import open_file
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
@@ -42,7 +43,7 @@ def build_from_file(
         combination; the message starts with file, line and key.
       OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path, "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         bound = f"at most {_MOST_BYTES >> 10} KiB"

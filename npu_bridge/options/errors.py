@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
+import inspect
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
-_log = logging.getLogger(__name__)
+from npu_bridge._terminal import logger
+
+_log = logger(__name__)
 LONGEST_MESSAGE = 499  # characters, whatever a message quotes
 _LONGEST_VALUE = 80
 _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
@@ -81,6 +84,45 @@ def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
     """How to mend an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
     near = nearest(word, known)
     return f"Did you mean {near!r}?" if near else otherwise
+
+
+def check_count(owner: str, name: str, value: Any, mend: str, least: int = 1, what: str = "a whole number") -> int:
+    """A count of at least `least`, as an int.
+
+    Args:
+      what: what is counted, for the message.
+    Raises:
+      TypeError: it is no integer.
+      ValueError: it is below.
+    """
+    expected = f"{what}, at least {least}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), mend))
+    if value < least:
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
+    return int(value)
+
+
+def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for an argument that a constructor does not have, with the nearest one that it has."""
+    known = list(known)
+    takes = f"one of {', '.join(known)}" if known else "no argument"
+    mend = did_you_mean(name, known, "Remove it.")
+    return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), mend))
+
+
+class KnownKeywords:
+    """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any):
+        del arguments
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        known = [parameter.name for parameter in parameters]
+        for name in () if is_open else keywords:
+            if name not in known:
+                raise unknown_keyword(cls.__name__, name, known)
+        return super().__new__(cls)
 
 
 @functools.cache

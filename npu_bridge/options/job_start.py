@@ -7,14 +7,15 @@ The file has `device_info` with the `Index` of this process, `rank_table_file`, 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from typing import NamedTuple
 
+from npu_bridge._reading import open_file
+from npu_bridge._terminal import logger
 from npu_bridge.options import environment
 from npu_bridge.options.errors import message, shown
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class JobStart(NamedTuple):
@@ -58,7 +59,7 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
     """The number of ranks and the checkpoint; None when there is no such file."""
     where = f"job start file {os.fspath(path)}"
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_file(path) as file:
             content = json.load(file)
     except OSError as error:
         problem, mend = "it cannot be read", "The environment is asked instead; correct the path or leave it out."

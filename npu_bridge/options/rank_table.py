@@ -8,10 +8,10 @@ fields are ignored; addresses are not used, since Horovod finds its own.
 from __future__ import annotations
 
 import collections
-import json
 import os
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import open_file, parse_json
 from npu_bridge.options import environment
 
 # As many ranks as the documentation names, and a file large enough to list them.
@@ -91,12 +91,12 @@ def read_rank_table(path: str | os.PathLike | None = None) -> RankTable | None:
         return None
     where = f"rank table {os.fspath(chosen)}"
     try:
-        with open(chosen, "rb") as file:
+        with open_file(chosen, "rb") as file:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES >> 20} MiB")
-        content = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(text.decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{where}: it cannot be read. Expected a JSON file; got {error}. Correct the path.") from error
     table = parse_rank_table(content, where)
     declared = environment.read_variable("RANK_SIZE")

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
+from npu_bridge.precision import executed
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
 from npu_bridge.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
@@ -34,13 +35,25 @@ def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
             set_settings_of_functions(before)
 
 
+def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True) -> Any:
+    """Calls a function under a policy of the training; the first one that trains is asked what it is executed as."""
+    with low_precision(precision, policy):
+        if not trains or not precision.is_to_be_asked(policy):
+            precision.tell_plan()
+            return function(*inputs)
+        with executed.asked_call() as answer:
+            results = function(*inputs)
+        precision.note_executed(policy, answer.count(policy.low_dtype))
+        return results
+
+
 def follow(model: Any, precision: Precision) -> None:
     """Lets `fit`, `evaluate` and `predict` of this Keras model compute in the configured policy; nothing else does."""
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
-        setattr(model, name, _making_low(getattr(model, name), precision))
+        setattr(model, name, _making_low(getattr(model, name), precision, "train" in name))
 
 
-def _making_low(make: Callable, precision: Precision) -> Callable:
+def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
     """A maker of functions whose calls follow the configured policy."""
 
     @functools.wraps(make)
@@ -50,8 +63,7 @@ def _making_low(make: Callable, precision: Precision) -> Callable:
             return function
 
         def low(*inputs):
-            with low_precision(precision, precision.configured):
-                return function(*inputs)
+            return call_low(precision, precision.configured, function, *inputs, trains=trains)
 
         setattr(low, _FOLLOWS, precision)
         return low

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from npu_bridge.options.errors import check_count
 from npu_bridge.precision.accelerate import Progress
 from npu_bridge.precision.live_session import attach, policy_of_last_step
 from npu_bridge.precision.policy import Precision
@@ -70,11 +71,8 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
     TAG = "precision/is_low"
 
     def __init__(self, summary_dir: str, every_n_steps: int = 100):
-        if every_n_steps < 1:
-            raise ValueError(
-                f"PrecisionSummaryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}. Pass "
-                f"the steps between two summaries."
-            )
+        mend = "Pass the steps between two summaries."
+        check_count("PrecisionSummaryHook", "every_n_steps", every_n_steps, mend)
         self._summary_dir = summary_dir
         self._every_n_steps = every_n_steps
         self._global_step = None

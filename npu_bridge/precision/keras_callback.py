@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from npu_bridge.options import environment, parse_accelerate_train_mode, read_session_config, with_entry
 from npu_bridge.options.errors import message, say_once
-from npu_bridge.precision.functions import low_precision
+from npu_bridge.precision.functions import call_low
 from npu_bridge.precision.live_session import precision_of_session
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
@@ -69,8 +69,8 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
 
     @property
     def policy(self) -> Policy | None:
-        """What the latest training step followed; None before the first, and where a session knows it."""
-        return self._policy
+        """What the latest training step followed, as it was executed; None before the first, or if a session knows."""
+        return self._policy if self._precision is None else self._precision.as_executed(self._policy)
 
     def on_train_begin(self, logs=None):
         """Takes its place in front of the train function, or looks whether the session follows."""
@@ -130,11 +130,10 @@ class AccelerateTrainCallback(tf.keras.callbacks.Callback):
         had_happened = self._precision.switch.has_happened
         self._policy = self._precision.policy_of_run(_TRAINED)
         if self._policy is self._precision.low:
-            with low_precision(self._precision, self._precision.low):
-                return self._original(iterator)
+            return call_low(self._precision, self._precision.low, self._original, iterator)
         start = time.perf_counter()
         logs = self._original(iterator)
-        if not had_happened:
+        if not had_happened and not self._precision.is_in_vain:
             self._precision.switch.report(time.perf_counter() - start, "its first step")
         return logs
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from npu_bridge._files import write_whole
 from npu_bridge._machine import LOW_PRECISION_UNITS, cpu_description, cpu_features
+from npu_bridge._reading import read_json
 from npu_bridge.options import environment
 
 _ROUNDS = 3
@@ -128,7 +129,7 @@ def _cache_file() -> pathlib.Path:
 
 def _read(place: pathlib.Path) -> dict:
     try:
-        content = json.loads(place.read_text())
+        content = read_json(place)
     except (OSError, ValueError):
         return {}
     is_usable = isinstance(content, dict) and all(

@@ -23,6 +23,7 @@ from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_e
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.options import environment
 from npu_bridge.options.errors import say_once
+from npu_bridge.precision import executed
 from npu_bridge.precision.modes import Policy
 from npu_bridge.precision.policy import Precision
 from npu_bridge.tf_internals.graphs import opened_for_changes
@@ -72,9 +73,12 @@ def builds_of(session: tf.compat.v1.Session) -> list[Build]:
 
 
 def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
-    """The policy the latest run that trains followed; None before the first, and for sessions not attached."""
+    """The policy the latest run that trains followed, as far as it was executed so.
+
+    None before the first, and for sessions not attached.
+    """
     executors = find_engine(session, _Executors)
-    return executors.last_training if executors is not None else None
+    return executors.precision.as_executed(executors.last_training) if executors is not None else None
 
 
 @contextlib.contextmanager
@@ -112,7 +116,17 @@ class _Executors(SessionEngine):
 
     def execute(self, session, request):
         self.round_new_operators()
-        return self.inner.execute(session, request._replace(targets=self._targets_for(session, request)))
+        targets, policy, is_training = self._targets_for(session, request)
+        request = request._replace(targets=targets)
+        if not is_training:
+            return self.inner.execute(session, request)
+        if self.precision.is_to_be_asked(policy):
+            with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
+                results = self.inner.execute(session, request._replace(options=options, metadata=metadata))
+            self.precision.note_executed(policy, answer.count(policy.low_dtype))
+            return results
+        self.precision.tell_plan()
+        return self.inner.execute(session, request)
 
     def make_callable(self, session, fetches, feed_list, accept_options):
         # A callable without a list of feeds would go past `execute`.
@@ -140,6 +154,7 @@ class _Executors(SessionEngine):
 
         def of_this_moment():
             policy = self.policy_of(kind)
+            self.precision.tell_plan()
             with self.lock:
                 if policy not in made:
                     made[policy] = self.build(kind, policy, make_with)
@@ -150,7 +165,10 @@ class _Executors(SessionEngine):
         return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
 
     def _targets_for(self, session, request):
-        """The targets with which a run gets the executor it should have, which is built if need be."""
+        """The targets with which a run gets the executor it should have, which is built if need be.
+
+        With them its policy, and whether it trains.
+        """
         debug_options = b""  # the only run options an executor is built for
         if request.options is not None:
             given = tf.compat.v1.RunOptions.FromString(content_of(request.options))
@@ -170,7 +188,7 @@ class _Executors(SessionEngine):
         with self.lock:
             if (key, policy) not in self._targets:
                 self._targets[key, policy] = self.build(self._kinds[key], policy, build_with)
-            return self._targets[key, policy]
+            return self._targets[key, policy], policy, bool(self._kinds[key].trained)
 
     def _build_ahead(self, session, request, debug_options):
         """Has TensorFlow build the executor of a run, and run nothing."""
@@ -207,7 +225,11 @@ class _Executors(SessionEngine):
             start = time.perf_counter()
             built = build_with(more_targets)
             secs = time.perf_counter() - start
-        if is_switched and not any(build.is_training and build.policy == policy for build in self.builds):
+        if (
+            is_switched
+            and not precision.is_in_vain
+            and not any(build.is_training and build.policy == policy for build in self.builds)
+        ):
             precision.switch.report(secs)
         self.builds.append(Build(policy, bool(kind.trained), secs))
         return built

@@ -15,6 +15,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import open_file
 from npu_bridge.options.errors import did_you_mean, message
 
 _LISTS = ("black-list", "white-list")
@@ -41,7 +42,7 @@ def read_mixlist(path: str) -> Mixlist:
         names, or asks contrary things of one type.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_file(path) as file:
             content = json.loads(_STRING_OR_COMMENT.sub(lambda match: match.group(1) or "", file.read()))
     except OSError as reason:
         raise _error(path, "the file cannot be read", "a JSON file", str(reason), "Correct the path.") from reason

@@ -14,6 +14,7 @@ import logging
 import re
 from typing import NamedTuple
 
+from npu_bridge._reading import open_file
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.tf_internals.graphs import operator_definition
 
@@ -74,7 +75,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
     read = OperatorDtypes({}, {}, {}, {})
     exact: set[str] = set()
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_file(path) as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as reason:
         raise ValueError(

@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
+from npu_bridge.options import TrainingOptions, environment, parse_accelerate_train_mode
 from npu_bridge.options.errors import message, say_once
 from npu_bridge.precision import exemptions, kernels, rewriter, rounding
+from npu_bridge.precision.executed import Executed
 from npu_bridge.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.precision.op_lists import OpLists, registered
@@ -56,6 +57,7 @@ class Precision:
         self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
         self._speed = kernels.float16_speed
+        self._executed: Executed | None = None
         if options.use_off_line:
             self._read(options)
         self.low_dtype = self._single_low_dtype()
@@ -98,6 +100,39 @@ class Precision:
         if self.configured.reach == "all" and trained:
             say_once(logging.WARNING, "precision: float16 in all operators is meant for inference, not for training.")
         return self.configured
+
+    def is_to_be_asked(self, policy: Policy) -> bool:
+        """Whether a training step under a policy is to be asked for the graphs it is executed as: the first one.
+
+        Imitated float16 is float32 kernels, so that its graphs show nothing.
+        """
+        return policy.low_dtype is not None and self._executed is None and not self._imitates(policy)
+
+    def note_executed(self, policy: Policy, executed: Executed | None) -> None:
+        """Takes what the first training step under a policy was executed as, and says if nothing of it was lowered."""
+        self._executed = executed or Executed(1, 1)  # not known; then what was asked for is believed
+        if self.is_in_vain and environment.probable_rank() == 0:
+            condition = " It does on CPUs with AVX512 alone, unless TF_ENABLE_ONEDNN_OPTS is 0."
+            text = (
+                f"precision: {policy.low_dtype} was asked for, and TensorFlow lowers none of the {executed.total} "
+                f"operators of this training step: all of them compute in float32."
+            )
+            say_once(logging.WARNING, text + (condition if policy.low_dtype == BFLOAT16 else ""))
+        self.tell_plan()
+
+    def tell_plan(self) -> None:
+        """Tells the plan of an accelerated training that has begun, if it was not told yet."""
+        if self.switch is not None:
+            self.switch.tell_plan(self.is_in_vain)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether a training step was asked, and computes nothing in the low dtype."""
+        return self._executed is not None and not self._executed.lowered
+
+    def as_executed(self, policy: Policy | None) -> Policy | None:
+        """What a training step under a policy really computes in, as far as it is known."""
+        return ORIGINAL if policy is not None and self.is_in_vain else policy
 
     def variables(self, policy: Policy, graph: tf.Graph) -> dict[str, str]:
         """What the environment has to say while an executor of a graph is built under a policy."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Callable
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.options import AccelerateTrainMode, environment
 from npu_bridge.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class Switch:
@@ -28,6 +28,7 @@ class Switch:
         self.has_happened = False
         self._steps_per_run = steps_per_run
         self._original = original
+        self._plan_text = ""
         self._lock = threading.RLock()
         self._started: set[frozenset[str]] = set()
         self._fallback: Callable[[], Progress] | None = None
@@ -55,7 +56,7 @@ class Switch:
             if training not in self._started:
                 progress = self._progress()
                 if not self._started:
-                    self._say("precision: %s.", describe(self.plan, progress, self._steps_per_run, self._original))
+                    self._plan_text = describe(self.plan, progress, self._steps_per_run, self._original)
                 self._started.add(training)
                 return False
             verdict = self._judge()
@@ -71,6 +72,12 @@ class Switch:
                     self._steps_per_run,
                 )
             return True
+
+    def tell_plan(self, is_in_vain: bool = False) -> None:
+        """Tells people, once a training has begun, which of its steps are in which precision, unless none is in it."""
+        text, self._plan_text = self._plan_text, ""
+        if text and not is_in_vain:
+            self._say("precision: %s.", text)
 
     def report(self, secs: float, what_took: str = "building it") -> None:
         """Tells people that the switch has happened, and how long the new executor took."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
+from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session.overflow_hook import find_origin, place_in_script
 
@@ -49,10 +50,7 @@ class LossScaleCollapseHook(StepHook):
 
     def __init__(self, most_in_a_row: int = _MOST_IN_A_ROW):
         super().__init__()
-        if most_in_a_row < 1:
-            raise ValueError(
-                f"LossScaleCollapseHook: most_in_a_row is out of range. Expected at least 1; got {most_in_a_row}."
-            )
+        check_count("LossScaleCollapseHook", "most_in_a_row", most_in_a_row, "Leave it out for 100.")
         self._most_in_a_row = most_in_a_row
         self._in_a_row, self._feeds = 0, None
         self._scale: float | None = None

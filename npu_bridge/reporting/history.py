@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import logging
 import math
 import os
 import time
 from collections.abc import Iterator
-from typing import IO, Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Union
 
-from npu_bridge._files import NotOursError, write_whole
+from npu_bridge._files import write_whole
+from npu_bridge._reading import open_file, parse_json, whole_number
+from npu_bridge._secondary_files import GrowingFile
+from npu_bridge._terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _FILES = rb'^\{"(step|start)": -?\d'  # how they begin
-_log = logging.getLogger(__name__)
+_MOST_RANKS = 1 << 20
+_LAST_SECOND = 253402300800.0  # of the year 9999
+_KEPT_BYTES = 1 << 26  # some half a million steps, while the file cannot be written
+_log = logger(__name__)
 
 
 class StepRow(NamedTuple):
@@ -66,7 +72,7 @@ class History:
     def __init__(self, path: str, clock: Callable[[], float] = time.time):
         self.path = os.fspath(path)
         self._clock = clock
-        self._file: IO[str] | None = None
+        self._file: GrowingFile | None = None
         self.entries: list[Entry] = list(_read(self.path))
 
     @property
@@ -91,19 +97,15 @@ class History:
     def begin_session(self, step: int, ranks: int = 1) -> None:
         """Drops what came after global step `step`, marks a new start there and opens the file for rows.
 
-        The file is rewritten in one move, so a crash here leaves either the old or the new one. A file that is no
-        history is left alone, with a warning, and the steps are not written.
+        The file is rewritten in one move, so a crash here leaves either the old or the new one. Where it cannot be
+        written, the training goes on, and what happens is written later, when it can; a file that is no history is
+        left alone.
         """
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
-        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
-        path = self.path
-        try:
-            write_whole(path, "".join(map(_to_line, self.entries)), _FILES)
-        except NotOursError as error:
-            _log.warning("no steps are recorded: %s", error)
-            path = os.devnull
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
+        begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
+        self._file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+        self._file.write(b"")
 
     @property
     def now(self) -> float:
@@ -120,7 +122,7 @@ class History:
         precision: str | None = None,
         time: float | None = None,
     ) -> None:
-        """Adds one step; it is in the file when this returns. `time` is now, if none is given.
+        """Adds one step; it is in the file when this returns, if that can be written. `time` is now, if none is given.
 
         Raises:
           RuntimeError: no session was begun.
@@ -129,7 +131,7 @@ class History:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
         row = StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
         self.entries.append(row)
-        self._file.write(_to_line(row))
+        self._file.write(_to_line(row).encode())
 
     def close(self) -> None:
         """Closes the file; the entries stay readable."""
@@ -156,7 +158,7 @@ def _up_to(entries: list[Entry], step: int) -> list[Entry]:
 def _read(path: str) -> Iterator[Entry]:
     if not os.path.exists(path):
         return
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open_file(path, errors="replace") as file:
         lines = file.read().split("\n")
     for number, line in enumerate(lines, 1):
         if not line:
@@ -171,17 +173,24 @@ def _read(path: str) -> Iterator[Entry]:
 
 
 def _from_line(line: str) -> Entry:
-    fields = json.loads(line)
+    fields = parse_json(line)
+    if not isinstance(fields, dict):
+        raise TypeError("the line is no object")
     if "start" in fields:
-        return SessionStart(int(fields["start"]), float(fields["time"]), int(fields["ranks"]))
+        return SessionStart(
+            whole_number(fields["start"]), _time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
+        )
+    precision = fields.get("precision")
+    if not isinstance(precision, (str, type(None))):
+        raise TypeError("precision is no name of a dtype")
     return StepRow(
-        int(fields["step"]),
+        whole_number(fields["step"]),
         _number(fields["loss"]),
-        _number(fields["loss_scale"]),
+        _scale(fields["loss_scale"]),
         bool(fields["skipped"]),
-        float(fields["time"]),
+        _time(fields["time"]),
         _number(fields.get("learning_rate")),
-        fields.get("precision"),
+        precision,
     )
 
 
@@ -197,6 +206,20 @@ def _to_line(entry: Entry) -> str:
 def for_json(value: Any) -> Any:
     """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _time(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < _LAST_SECOND:
+        raise ValueError(f"{value!r} is no time")
+    return seconds
+
+
+def _scale(value: Any) -> float | None:
+    scale = _number(value)
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"{value!r} is no loss scale")
+    return scale
 
 
 def _number(value) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.thinning import Thinning
@@ -30,8 +31,8 @@ class HistoryHook(StepHook):
 
     def __init__(self, history: History | str, every_n_steps: int | None = 1, loss: tf.Tensor | str | None = None):
         super().__init__(loss)
-        if every_n_steps is not None and every_n_steps < 1:
-            raise ValueError(f"HistoryHook: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
+        if every_n_steps is not None:
+            check_count("HistoryHook", "every_n_steps", every_n_steps, "Leave it out for every step.")
         self.history = history if isinstance(history, History) else History(history)
         self._thins = every_n_steps is None
         self._every_n_steps = every_n_steps or 1

@@ -2,17 +2,22 @@
 
 A writer has three methods, which `MetricsHook` and `MetricsCallback` call on rank 0: `begin(step)` before the first
 step of a session; `write(step, values, precision)` with the numbers that are known and finite, by name, and the dtype
-of the step or None; and `close()` at the end. A class of your own with these three will do.
+of the step or None; and `close()` at the end. A class of your own with these three will do. Where one of them raises an
+OSError, or one of the classes in `failures` of your class, a tuple, the training goes on without what it would write.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
+import io
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge._files import new_file
+from npu_bridge._reading import open_file
+from npu_bridge._secondary_files import GrowingFile
 from npu_bridge.reporting.errors import imported
 
 __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]
@@ -32,25 +37,28 @@ class CsvWriter:
 
     def __init__(self, path: str):
         self.path = os.fspath(path)
-        self._file: Any = None  # open from `begin` to `close`
+        self._file: GrowingFile | None = None  # from `begin` to `close`
 
     def begin(self, step: int) -> None:
-        """Opens the file, which keeps what was written up to `step`.
+        """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
 
-        Raises:
-          OSError: it cannot be written, or is a file with other columns.
+        A file with other columns is left alone.
         """
         self.close()
+        self._file = GrowingFile(self.path, "the file of numbers", functools.partial(self._keep_until, step))
+        self._file.write(b"")
+
+    def _keep_until(self, step: int) -> None:
         kept = _rows_until(step, self.path)
-        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         with new_file(self.path, ours=_FILES) as file:
             csv.writer(file).writerows([_COLUMNS, *kept])
-        self._file = open(self.path, "a", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed in close)
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
         """Adds a line; what is not known is empty."""
         numbers = [f"{values[name]:.9g}" if name in values else "" for name in _NUMBERS]
-        csv.writer(self._file).writerow([step, *numbers, precision or ""])
+        line = io.StringIO()
+        csv.writer(line).writerow([step, *numbers, precision or ""])
+        self._file.write(line.getvalue().encode())
 
     def close(self) -> None:
         """Closes the file."""
@@ -67,6 +75,8 @@ class MlflowWriter:
     Raises:
       MissingExtraError: MLflow is not installed.
     """
+
+    failures = (Exception,)  # a server has many ways not to answer
 
     def __init__(self, **run: Any):
         self._mlflow = imported("mlflow", "MlflowWriter", "mlflow")
@@ -104,6 +114,8 @@ class WandbWriter:
       MissingExtraError: wandb is not installed.
     """
 
+    failures = (Exception,)  # as of MLflow
+
     def __init__(self, **run: Any):
         self._wandb = imported("wandb", "WandbWriter", "wandb")
         self._run = run
@@ -131,6 +143,6 @@ class WandbWriter:
 def _rows_until(step: int, path: str) -> list[list[str]]:
     if not os.path.exists(path):
         return []
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+    with open_file(path, newline="", errors="replace") as file:
         rows = [row for row in csv.reader(file) if len(row) == len(_COLUMNS) and row[0].isdigit()]
     return [row for row in rows if int(row[0]) <= step]

@@ -10,8 +10,10 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
+from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import steps_per_run
@@ -64,7 +66,7 @@ class MetricsHook(StepHook):
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:
-            self._entries.writer.begin(self.read_step(session))
+            self._entries.start(self.read_step(session))
 
     def before_run(self, run_context):
         """Asks for the tensors on the rank that writes, and for the norm when it is to be written."""
@@ -124,7 +126,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._entries.begin()
         if self._entries.writes:
-            self._entries.writer.begin(Numbers.of(self.model.optimizer).step)
+            self._entries.start(Numbers.of(self.model.optimizer).step)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
@@ -144,14 +146,30 @@ class _Entries:
     """Hands named numbers of a step to a writer when they are due."""
 
     def __init__(self, owner: str, writer: Any, every_n_steps: int, clock: Callable[[], float]):
-        if every_n_steps < 1:
-            raise ValueError(f"{owner}: every_n_steps is out of range. Expected at least 1; got {every_n_steps}.")
-        self.writer = writer
+        check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
+        self._writer = writer
+        failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
+        self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)
+        self._has_begun = False
         self.writes = False
         self._every_n_steps = every_n_steps
         self._clock = clock
         self._steps_since = every_n_steps
         self._before: tuple[float, float] | None = None
+
+    def start(self, step: int) -> None:
+        """Has the writer begin at a step."""
+        self._has_begun = False
+        self._secondary.attempt(self._begin, step, now=True)
+
+    def _begin(self, step: int) -> None:
+        self._writer.begin(step)
+        self._has_begun = True
+
+    def _write(self, step: int, values: dict[str, float], precision: str | None) -> None:
+        if not self._has_begun:
+            self._begin(step)
+        self._writer.write(step, values, precision)
 
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
@@ -176,11 +194,11 @@ class _Entries:
         self._before = (tried, now)
         known = {**values, "steps_per_sec": pace}
         finite = {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
-        self.writer.write(step, finite, precision)
+        self._secondary.attempt(self._write, step, finite, precision)
 
     def close(self) -> None:
         if self.writes:
-            self.writer.close()
+            self._secondary.attempt(self._writer.close, now=True)
 
 
 def _norm(gradients):

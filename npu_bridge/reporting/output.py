@@ -7,6 +7,8 @@ import os
 import shutil
 from typing import TextIO
 
+from npu_bridge._terminal import in_line, put
+
 _ERASE_TO_END = "\x1b[K"
 
 
@@ -30,12 +32,12 @@ class TerminalOutput:
 
     def show(self, line: str) -> None:
         """Replaces the line; what is beyond `width` is cut off."""
-        _write(self._stream, f"\r{line[: self.width]}{_ERASE_TO_END}")
+        _write(self._stream, in_line(line)[: self.width], "\r", _ERASE_TO_END)
         self._open_line = True
 
     def note(self, text: str) -> None:
         """Prints a line that stays, above the one that is rewritten."""
-        _write(self._stream, f"\r{text}{_ERASE_TO_END}\n")
+        _write(self._stream, text, "\r", f"{_ERASE_TO_END}\n")
         self._open_line = False
 
     def close(self) -> None:
@@ -79,9 +81,8 @@ def choose_output(stream: TextIO | None, speaks: bool = True):
     return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
 
 
-def _write(stream: TextIO | None, text: str) -> None:
+def _write(stream: TextIO | None, text: str, before: str = "", after: str = "") -> None:
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError):  # the latter of a stream that was closed
-        stream.write(text)
-        stream.flush()
+        put(stream, text, before, after)

@@ -9,6 +9,7 @@ from typing import Callable, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
@@ -61,8 +62,8 @@ class ProgressHook(StepHook):
         super().__init__(loss)
         given = {"total_steps": total_steps, "every_n_steps": every_n_steps, "more_steps": more_steps}
         for name, value in given.items():
-            if value is not None and value < 1:
-                raise ValueError(f"ProgressHook: {name} is out of range. Expected at least 1, or None; got {value}.")
+            if value is not None:
+                check_count("ProgressHook", name, value, "Leave it out where it is not known.")
         self._given_total_steps = total_steps
         self._more_steps = more_steps
         self._every_n_steps = every_n_steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge._machine import usable_cores
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.options import environment, of_graph
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import HISTORY_FILE, History
@@ -24,7 +24,6 @@ from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.step_hook import Observation
 from npu_bridge.reporting.thinning import Thinning
 
-_log = logging.getLogger(__name__)
 # What a rank says of itself is a text of at most so many bytes.
 _RANK_BYTES = 256
 
@@ -137,12 +136,8 @@ def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(action)
     def attempted(self: _Page, *arguments: Any) -> None:
-        if collective.current().rank != 0:
-            return
-        try:
-            action(self, *arguments)
-        except Exception as error:
-            _log.warning("no page of this training in %s (%s: %s).", self.folder, type(error).__name__, error)
+        if collective.current().rank == 0:
+            self.secondary.attempt(action, self, *arguments, now=True)
 
     return attempted
 
@@ -152,6 +147,7 @@ class _Page:
 
     def __init__(self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None):
         self.folder, self._history, self._ranks = os.fspath(folder), history, ranks
+        self.secondary = Secondary(f"the page of this training in {self.folder}", (Exception,))
 
     @_on_rank_0
     def note(self, options) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import socket
 from typing import Any
@@ -18,12 +17,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from npu_bridge._files import new_file
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.reporting.step_reading import read_step
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.tf_internals.sessions import chrome_trace, run_quietly
-
-_LOG = logging.getLogger(__name__)
 
 
 class StepRecorder(HookOfTraining):
@@ -75,10 +73,8 @@ class StepRecorder(HookOfTraining):
             return
         self.is_over = True
         atexit.unregister(self.finish)
-        try:
-            self._write()
-        except (OSError, ValueError, KeyError) as error:
-            _LOG.warning("timeline: rank %d cannot write %s (%s). The training goes on.", self._rank, self._path, error)
+        what = f"the timeline of rank {self._rank} in {self._path}"
+        Secondary(what, (ValueError, KeyError)).attempt(self._write)
         self._recorded.clear()
 
     def _step_of(self, session):

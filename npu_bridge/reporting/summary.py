@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.reporting.history import History, laid_out
 from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
 
@@ -49,7 +51,7 @@ def summarize(history: History) -> Summary:
         ranks=history.starts[-1].ranks if history.starts else 1,
         steps=rows[-1].step if rows else 0,
         first_loss=losses[0] if losses else None,
-        last_loss=math.fsum(last) / len(last) if last else None,
+        last_loss=_mean(last) if last else None,
         skipped_steps=history.skipped_steps,
         loss_scale=rows[-1].loss_scale if rows else None,
         steps_per_sec=_steps_per_sec(history),
@@ -59,10 +61,10 @@ def summarize(history: History) -> Summary:
 def write_summary(summary: Summary, path: str) -> None:
     """Writes the summary as a JSON object with the names above; it appears complete or not at all.
 
-    A number that is not finite is written as null: JSON has no NaN.
+    A number that is not finite is written as null: JSON has no NaN. Where it cannot be written, a warning says why.
     """
     fields = {name: _finite(value) for name, value in summary._asdict().items()}
-    write_whole(path, json.dumps(fields, indent=2) + "\n")
+    Secondary(f"the summary {path}").attempt(write_whole, path, json.dumps(fields, indent=2) + "\n")
 
 
 def format_summary(summary: Summary) -> str:
@@ -76,6 +78,13 @@ def format_summary(summary: Summary) -> str:
     if summary.steps_per_sec:
         parts.append(f"{format_rate(summary.steps_per_sec)} steps/s")
     return ", ".join(parts)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:  # of numbers near the largest there is
+        return sum(number / len(numbers) for number in numbers)
 
 
 def _steps_per_sec(history: History) -> float | None:

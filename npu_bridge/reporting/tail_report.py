@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from npu_bridge._files import write_whole
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
 from npu_bridge.reporting.tail_picture import draw_step
 from npu_bridge.reporting.tail_speeds import measured_speeds
@@ -41,14 +42,12 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     shown = typical_step(traces)
     own = [trace for trace in traces if trace.rank == shown.rank]
     tail = Tail(sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4))
-    with open(picture, "w", encoding="utf-8") as file:
-        file.write(draw_step(shown, ranks=len(found)))
+    write_whole(picture, draw_step(shown, ranks=len(found)))
     speeds = measured_speeds(traces)
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
     if speeds is not None:
         described["speeds"] = dataclasses.asdict(speeds)
-    with open(facts, "w", encoding="utf-8") as file:
-        json.dump({**described, "traces": [trace.as_facts() for trace in traces]}, file)
+    write_whole(facts, json.dumps({**described, "traces": [trace.as_facts() for trace in traces]}))
     return tail
 
 

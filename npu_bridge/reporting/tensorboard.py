@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Callable
+from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge._files import check_room
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 
@@ -56,9 +57,13 @@ class TensorBoardWriter:
       folder: the folder; TensorFlow keeps one writer for it in a process.
     """
 
+    failures = (RuntimeError,)  # of TensorFlow's writer, whose thread has ended then
+
     def __init__(self, folder: str):
         self._folder = str(folder)
         self._precision: str | None = None
+        self._own: Any = None  # in place of the one that has failed
+        self._has_failed = False
 
     def begin(self, step: int) -> None:
         """Nothing is opened before the first entry."""
@@ -70,17 +75,31 @@ class TensorBoardWriter:
             tf.compat.v1.Summary.Value(tag=f"training/{name}", simple_value=value) for name, value in values.items()
         ]
         if precision not in (None, self._precision):
-            self._precision = precision
             entries.append(_text("training/precision", precision))
-        self._writer().add_summary(tf.compat.v1.Summary(value=entries), step)
+        self._add(tf.compat.v1.Summary(value=entries), step)
+        self._precision = precision or self._precision
 
     def close(self) -> None:
         """Sees that everything is in the file, which others may go on writing to."""
+        if "://" not in self._folder:
+            check_room(self._folder)
         self._writer().flush()
 
-    def _writer(self):
+    def _add(self, summary: tf.compat.v1.Summary, step: int) -> None:
+        # A writer of TensorFlow that has failed once takes entries and drops them.
+        if "://" not in self._folder:
+            check_room(self._folder)
+        writer = self._writer()
+        self._has_failed = True
+        writer.add_summary(summary, step)
+        writer.flush()
+        self._has_failed = False
+
+    def _writer(self) -> Any:
         with tf.Graph().as_default():  # in eager code there is no such writer
-            return tf.compat.v1.summary.FileWriterCache.get(self._folder)
+            if self._has_failed:
+                self._own = tf.compat.v1.summary.FileWriter(self._folder)
+            return self._own or tf.compat.v1.summary.FileWriterCache.get(self._folder)
 
 
 def _text(tag, text):

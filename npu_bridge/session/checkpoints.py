@@ -6,7 +6,6 @@ A job holds the folder that it saves to, so that two of them never write over ea
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ import tensorflow as tf
 
 from npu_bridge._files import remove_unfinished
 from npu_bridge._held_folders import FolderHeldError, Hold, hold_folder
+from npu_bridge._terminal import logger
 from npu_bridge.options.errors import message
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
 # the data looks like: a MonitoredSession would end the training as if it were complete.
 _NO_SPACE = (tf.errors.ResourceExhaustedError, tf.errors.OutOfRangeError)

@@ -7,7 +7,6 @@ the file `checkpoint`, which says which one is the newest, cannot be read, it st
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from typing import NamedTuple
@@ -15,10 +14,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from npu_bridge._files import replace_list
+from npu_bridge._terminal import logger
 from npu_bridge.options.environment import RESTARTS, read_variable
 from npu_bridge.options.errors import shortened
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _STATE = "checkpoint"
 _LONGEST_REASON = 400
 # What a reader says of a tensor that is fine, but of a dtype that numpy does not have.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.options import JobStart
 from npu_bridge.options.errors import message
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 def choose_start(warm_start_from: Any, job: JobStart) -> Any:

@@ -5,16 +5,16 @@ Scripts of this interface create and load them. Here the first counts, the other
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge._terminal import logger
 from npu_bridge.options import environment
 from npu_bridge.session.iterations import train_in_loops
 from npu_bridge.tf_internals.sessions import plain_session
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 tf1 = tf.compat.v1
 _SCOPE = "npu_runconfig"
 LOOP_VARIABLES = ("iterations_per_loop", "loop_cond", "zero", "one")

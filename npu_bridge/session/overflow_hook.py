@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,12 +12,13 @@ import tensorflow as tf
 
 import npu_bridge
 from npu_bridge._files import new_file
+from npu_bridge._terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import plain
 from npu_bridge.session.tensor_watch import TensorWatch, places_of
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
 MOST_REPORTS = 20
 

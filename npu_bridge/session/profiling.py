@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import logger
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_profiling_options
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 # Session runs in one trace (ours): TensorFlow keeps a trace in memory until it ends, so it cannot hold a whole
 # training. The first run, in which the graph is prepared, is among them.
@@ -30,6 +31,10 @@ class ProfilingHook(tf.estimator.SessionRunHook):
 
     def __init__(self, options: TrainingOptions):
         self._folder = parse_profiling_options(options.profiling_options).get("output") or "."
+        communicator = collective.current()
+        if communicator.size > 1:
+            self._folder = os.path.join(self._folder, f"rank_{communicator.rank}")
+        self._secondary = Secondary(f"the trace of profiling_config in {self._folder}", (tf.errors.OpError,))
         self._runs = 0
         self._stop = None
         self._is_over = False
@@ -38,7 +43,7 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         """Starts the trace with the first run. TensorFlow marks the runs in it itself."""
         del run_context
         if self._stop is None and not self._is_over:
-            self._start()
+            self._secondary.attempt(self._start)
 
     def after_run(self, run_context, run_values):
         """Ends the trace after the last run it holds."""
@@ -51,14 +56,10 @@ class ProfilingHook(tf.estimator.SessionRunHook):
         """Writes the trace; does nothing when there is none, or when it is written already."""
         del session
         self._is_over = True
-        if self._stop is not None and self._stop.alive:
-            self._stop()
+        if self._stop is not None and self._stop.alive and self._secondary.attempt(self._stop, now=True):
             _LOG.info("profiling_config: %d session runs traced to %s.", self._runs, self._folder)
 
     def _start(self):
-        communicator = collective.current()
-        if communicator.size > 1:
-            self._folder = os.path.join(self._folder, f"rank_{communicator.rank}")
         os.makedirs(self._folder, exist_ok=True)
         try:
             tf.profiler.experimental.start(self._folder)

@@ -8,13 +8,15 @@ import os
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._files import NotOursError, write_whole
+from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
+from npu_bridge._terminal import logger
 from npu_bridge.options import of_graph
 from npu_bridge.options.errors import say_once
 from npu_bridge.rewrite import TailingReport, free_the_tail
 from npu_bridge.tf_internals.graphs import opened_for_changes
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only
 REPORT_FILE = "tailing.json"
 _FILES = rb'^\{\n  "fragments": '  # how they begin
@@ -56,11 +58,13 @@ class TailingHook(tf.estimator.SessionRunHook):
     def _publish(self, report: TailingReport, level: int):
         _LOG.log(level, "%s", report.text())
         if self._folder is not None:
-            os.makedirs(self._folder, exist_ok=True)
-            try:
-                write_whole(os.path.join(self._folder, REPORT_FILE), report.json() + "\n", _FILES)
-            except NotOursError as error:
-                _LOG.warning("%s", error)
+            path = os.path.join(self._folder, REPORT_FILE)
+            Secondary(f"the report {path}").attempt(_write, path, report.json() + "\n")
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    write_whole(path, text, _FILES)
 
 
 def report_of(graph: tf.Graph) -> TailingReport | None:

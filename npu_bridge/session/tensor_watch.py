@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -11,11 +10,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors
-
-_LOG = logging.getLogger(__name__)
 
 
 class _Pending(NamedTuple):
@@ -41,6 +39,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._graph_name = graph_name
         self._rank = collective.current().rank
         self._folder = DumpFolder(options.dump_path, self._rank)
+        self._secondary = Secondary(f"the dump in {options.dump_path}")
         self._lock = threading.RLock()
         self._steps: dict = {}
         self._pending: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -98,11 +97,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         return folder
 
     def _hand_over(self, pending, values):
-        try:
-            self.seen(pending.run, pending.step, values)
-        except OSError as error:  # a full disk is no reason to lose a training
-            self.stop()
-            _LOG.error("dump_config: nothing is dumped any more, because writing failed: %s", error)
+        self._secondary.attempt(self.seen, pending.run, pending.step, values)
 
 
 def places_of(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:

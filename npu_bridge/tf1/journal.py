@@ -9,6 +9,8 @@ import types
 import zlib
 from typing import NamedTuple
 
+from npu_bridge._terminal import echo
+
 __all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
 
 # What is below `contrib` asks like anybody else.
@@ -67,7 +69,7 @@ def say_once(what: str, remark: str) -> None:
     place = zlib.crc32(what.encode()) % len(_SAID)
     if _SPEAKS and not _SAID[place]:
         _SAID[place] = 1
-        print(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", file=sys.stderr)
+        echo(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", err=True)
 
 
 def entries() -> list[Entry]:

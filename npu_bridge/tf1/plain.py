@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from npu_bridge._terminal import echo
 from npu_bridge.tf1 import start
 from npu_bridge.tf1.era import Evidence, evidence_of
 from npu_bridge.tf1.journal import Place
@@ -31,7 +32,7 @@ def mend_main_script() -> None:
     elif _is_eager():
         problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
     if problem:
-        print(f"npu_bridge: {problem}: start it with npu-run {os.path.relpath(path)}", file=sys.stderr)
+        echo(f"npu_bridge: {problem}: start it with npu-run {os.path.relpath(path)}", err=True)
 
 
 def mend_old_names() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -93,6 +93,22 @@ def is_branch_or_body(graph: tf.Graph) -> bool:
     return isinstance(graph, ControlFlowFuncGraph)
 
 
+def when_function_is_built(graph: tf.Graph, call: Callable[[], Any]) -> bool:
+    """Has something called when the outermost function around a function that is being built is complete.
+
+    Seen in TF 2.15: `FuncGraph.outer_graph` and `_add_scope_exit_callback`.
+
+    Returns:
+      False, and nothing will be called, where that function is built for a TF 1 graph.
+    """
+    while graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    if graph.outer_graph.get_operations():  # else the empty one that stands behind eager execution
+        return False
+    graph._add_scope_exit_callback(call)
+    return True
+
+
 def is_compiled_by_xla(graph: tf.Graph) -> bool:
     """Whether what is built now is compiled as a whole (`control_flow_util.GraphOrParentsInXlaContext`, TF 2.15)."""
     from tensorflow.python.ops import control_flow_util
@@ -161,3 +177,35 @@ def call_by(variable: tf.Variable, name: str, slice_info: tf.Variable.SaveSliceI
     """
     variable._handle_name = name
     variable._set_save_slice_info(slice_info)
+
+
+def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_key: bool) -> tf.Variable:
+    """A variable that is the resource variable `values` for whoever reads or writes it, and `original` by its name.
+
+    Optimizers of all families keep slots by a key, which they ask a `_distributed_container` for (`optimizer._var_key`,
+    TF and Keras 2.15): with `has_key` the slots of the one are those of the other.
+    """
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    made = BaseResourceVariable(
+        trainable=False,
+        shape=original.shape,
+        dtype=dtype,
+        handle=values.handle,
+        constraint=original.constraint,
+        distribute_strategy=getattr(original, "_distribute_strategy", None),
+        unique_id=getattr(original, "_unique_id", None) or values._unique_id,
+        handle_name=original.name.partition(":")[0],
+        initial_value=getattr(values, "_initial_value", None),
+        initializer_op=getattr(values, "_initializer_op", None),
+        is_initialized_op=getattr(values, "_is_initialized_op", None),
+    )
+    made.stands_for = original
+    if has_key:
+        made._distributed_container = lambda: original
+    return made
+
+
+def original_of(variable: Any) -> Any:
+    """The variable that a `stand_in` stands for; any other is itself."""
+    return getattr(variable, "stands_for", variable)

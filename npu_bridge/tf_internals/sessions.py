@@ -91,6 +91,49 @@ def run_options_buffer(options: tf.compat.v1.RunOptions) -> Iterator[Any]:
         pywrap_tf_session.TF_DeleteBuffer(buffer)
 
 
+@contextlib.contextmanager
+def empty_buffer() -> Iterator[Any]:
+    """Yields a buffer that a run can write its RunMetadata into (`pywrap_tf_session.TF_NewBuffer`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_NewBuffer()
+    try:
+        yield buffer
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+
+_COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # those that are open, the innermost last
+
+
+@contextlib.contextmanager
+def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
+    """Yields a message that holds, afterwards, the graphs of functions that were first called inside.
+
+    Of several, one inside the other, each gets what is called inside of it. Seen in TF 2.15:
+    `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    def hand_over():
+        latest = context.export_run_metadata()
+        for each in _COLLECTIONS:
+            each.MergeFrom(latest or tf.compat.v1.RunMetadata())
+
+    context.enable_graph_collection()
+    hand_over()
+    metadata = tf.compat.v1.RunMetadata()
+    _COLLECTIONS.append(metadata)
+    try:
+        yield metadata
+        hand_over()
+    finally:
+        _COLLECTIONS[:] = [each for each in _COLLECTIONS if each is not metadata]
+        if not _COLLECTIONS:
+            context.disable_graph_collection()
+
+
 def content_of(buffer: Any) -> bytes:
     """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session

@@ -168,6 +168,31 @@ def bulk_saver_builder() -> type:
     return BulkSaverBuilder
 
 
+def put_around_restore(function: Callable) -> None:
+    """From now on `tf.compat.v1.train.Saver.restore` is `function(restore, saver, session, path)` (`Saver`, TF 2.15)."""
+    from tensorflow.python.training.saver import Saver
+
+    restore = Saver.restore
+
+    @functools.wraps(restore)
+    def restored(self, sess, save_path):
+        return function(restore, self, sess, save_path)
+
+    Saver.restore = restored
+
+
+def saved_as(variable: tf.Variable) -> tuple[str, str]:
+    """Under which key savers of TF 1 keep a variable, and which slice of it (`_save_slice_info`, TF 2.15)."""
+    part = getattr(variable, "_save_slice_info", None)
+    return (part.full_name, part.spec) if part is not None else (variable.name.partition(":")[0], "")
+
+
+def variables_by_key(saver: tf.compat.v1.train.Saver) -> dict | None:
+    """What a saver was given as a dictionary; None where it keeps variables by their names (`_var_list`, TF 2.15)."""
+    given = saver._var_list
+    return given if isinstance(given, dict) else None
+
+
 def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
     """Under which key an object-based checkpoint holds each variable, by the variable's name; empty for another kind.
 
@@ -181,6 +206,17 @@ def keys_in_object_checkpoint(reader: Any) -> dict[str, str]:
     objects = trackable_object_graph_pb2.TrackableObjectGraph.FromString(reader.get_tensor(key))
     parts = [part for node in objects.nodes for part in node.attributes]
     return {part.full_name: part.checkpoint_key for part in parts if part.full_name}
+
+
+def was_restored(part: Any) -> bool:
+    """Whether an object-based checkpoint had something for an object (`Trackable._update_uid`, TF 2.15)."""
+    return getattr(part, "_self_update_uid", -1) >= 0
+
+
+def restored_and_unused(part: Any) -> list[str]:
+    """Names of what a restored checkpoint has below an object, and nothing has taken (`_deferred_dependencies`)."""
+    waiting = getattr(part, "_self_unconditional_deferred_dependencies", None) or {}  # seen in TF 2.15
+    return [name for name, restores in waiting.items() if restores]
 
 
 def compile_arguments(model: tf.keras.Model) -> dict:

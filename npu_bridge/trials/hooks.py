@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._files import new_file
+from npu_bridge._files import write_whole
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.gradients.collections import UNSCALED_LOSS
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.precision.rewriter import has_floating_type
@@ -111,8 +112,7 @@ class ListOperators(HookOfTraining):
         listed = [
             {"name": op.name, "type": op.type, "where": _line_of(op)} for op in self.training.ops if _may_be_lowered(op)
         ]
-        with new_file(self._path) as file:
-            json.dump(listed, file, indent=1)
+        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
 
 class EndAfterSteps(HookOfTraining):

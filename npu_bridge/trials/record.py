@@ -12,6 +12,7 @@ A folder has `rank_<n>` for each rank with
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import new_file, write_whole
+from npu_bridge._secondary_files import Secondary
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.dump_files import plain
@@ -56,7 +59,8 @@ class RecordSteps(HookOfTraining):
         self._steps = steps
         self._session: Any = None
         self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}}
-        os.makedirs(self._folder, exist_ok=True)
+        self._secondary = Secondary(f"the record in {self._folder}")
+        self._is_whole = True
 
     def after_create_session(self, session, coord):
         """Writes the weights."""
@@ -103,12 +107,21 @@ class RecordSteps(HookOfTraining):
         if session is not None:
             self._save("weights_after.npz", weights_of(session))
         self._facts["weights_after"] = session is not None
-        with open(os.path.join(self._folder, "record.json"), "w", encoding="utf-8") as file:
-            json.dump(self._facts, file, indent=1)
+        if self._is_whole:  # a record that lacks a step could not be replayed
+            self._secondary.attempt(self._write_facts, now=True)
+
+    def _write_facts(self) -> None:
+        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self._facts, indent=1))
 
     def _save(self, name: str, values: Mapping[str, Any]) -> None:
-        with open(os.path.join(self._folder, name), "wb") as file:
-            np.savez(file, **{key: plain(value) for key, value in values.items()})
+        self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
+
+    def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
+        np.savez(archive, **{key: plain(value) for key, value in values.items()})
+        with new_file(os.path.join(self._folder, name), "wb") as file:
+            file.write(archive.getbuffer())
 
 
 def folder_of_rank(folder: str, rank: int) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._files import write_whole
+from npu_bridge._reading import open_file
 from npu_bridge.session.hooked_session import HookOfTraining
 from npu_bridge.trials.record import folder_of_rank, weights_of
 from npu_bridge.trials.replay_tf1 import Replay
@@ -50,8 +52,8 @@ class ReplaySteps(HookOfTraining):
         self._losses.append(None if self.training.loss is None else float(run_values.results))
         if len(self._losses) < self._replay.steps:
             return
-        with open(self._verdict, "w", encoding="utf-8") as file:
-            json.dump({"steps": len(self._losses), "differences": self._differences()}, file, indent=1)
+        found = {"steps": len(self._losses), "differences": self._differences()}
+        write_whole(self._verdict, json.dumps(found, indent=1))  # all that a replay is for
         raise SystemExit(0)
 
     def _differences(self) -> list[str]:
@@ -62,7 +64,10 @@ class ReplaySteps(HookOfTraining):
             if there != here and not (there != there and here != here)
         ]
         path = os.path.join(self._folder, "weights_after.npz")
-        recorded = np.load(path) if os.path.exists(path) else {}
+        recorded: dict[str, np.ndarray] = {}
+        if os.path.lexists(path):
+            with open_file(path, "rb", within=self._folder) as file:
+                recorded = dict(np.load(file))
         weights = weights_of(self._session)
         for name in recorded:
             if name not in weights:

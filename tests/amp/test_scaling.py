@@ -218,6 +218,17 @@ def test_more_states_than_managers_are_left_out_with_a_warning(caplog):
         ({"loss_scaler0": {"loss_scale": 2.0**30, "unskipped": 0}}, ValueError, "1.67772e+07"),
         ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": -1}}, ValueError, "at least 0"),
         ({"loss_scaler1": {"loss_scale": 4.0, "unskipped": 0}}, ValueError, "loss_scale=8.0"),
+        ({"loss_scaler0": 8.0}, TypeError, "loss_scaler0 is not a dictionary"),
+        ({"loss_scaler0": [("loss_scale", 8.0), ("unskipped", 0)]}, TypeError, "loss_scaler0 is not a dictionary"),
+        ({"loss_scaler0": {"loss_scale": None, "unskipped": 0}}, TypeError, "loss_scaler0: loss_scale is not a number"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": None}}, TypeError, "unskipped is not an integer"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1.0}}, TypeError, "got 1.0 (float)"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": True}}, TypeError, "got True (bool)"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": [1, 2]}}, ValueError, "unskipped has another shape"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 2**40}}, ValueError, "unskipped is out of range"),
+        ({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1, "bad_steps": "2"}}, TypeError, "bad_steps is not"),
+        ({"loss_scaler1": {"loss_scale": 8.0, "unskipped": "many"}}, TypeError, "loss_scaler1: unskipped is not"),
+        ({"loss_scaler1": {"loss_scale": "8", "unskipped": 0}}, TypeError, "loss_scaler1: loss_scale is not a number"),
     ],
 )
 def test_a_wrong_state_is_refused_as_a_whole(state, error, part):
@@ -228,3 +239,9 @@ def test_a_wrong_state_is_refused_as_a_whole(state, error, part):
         load_state_dict(loop.optimizer, {**good, **state})
     assert part in str(caught.value)
     assert state_dict(loop.optimizer) == before
+
+
+@pytest.mark.parametrize("state", [None, 3, "loss_scaler0", [("loss_scaler0", {})]])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(TypeError, match="load_state_dict: state is not a dictionary. Expected .* got"):
+        load_state_dict(Loop().optimizer, state)

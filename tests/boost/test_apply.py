@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge import boost, collective, stages
+from npu_bridge import amp, boost, collective, stages
 from npu_bridge.boost.subspace_model import basis_of
-from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.gradients import AllReduce
 from tests.stage_models import adasum_tree
 
 tf1 = tf.compat.v1
@@ -221,16 +221,24 @@ def test_loss_scale_group_takes_a_manager_of_groups(capsys):
 
 
 def test_gradient_split_groups_cut_where_parameters_begin(capsys):
-    strategies = groups.of_this_process().strategies
+    """Of this optimizer, not of the next one in the same process."""
+
+    def cut(optimizer):
+        (stage,) = (stage for stage in stages_of(optimizer) if isinstance(stage, AllReduce))
+        return stage.split.strategy().cut([4] * 5)
+
+    def stages_of(optimizer):
+        return optimizer.backward_passes.pipeline.stages
+
+    starts, usual = [[0], [1, 2], [3, 4]], [[0, 1, 2, 3, 4]]
     config = {"boost": {"mode": "disable_all"}, "common": {"gradient_split_groups": [2, 4, 50]}}
-    try:
-        boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
-        assert "fragments begin at the parameters 2, 4, 50" in capsys.readouterr().out
-        assert strategies.of(groups.WORLD).cut([4] * 5) == [[0], [1, 2], [3, 4]]
-        boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
-        assert "a split was set before" in capsys.readouterr().out
-    finally:
-        strategies.forget(groups.WORLD)
+    made = boost.apply(tf.keras.optimizers.SGD(0.1), config=config)
+    assert "fragments begin at the parameters 2, 4, 50" in capsys.readouterr().out
+    assert cut(made) == cut(type(made).from_config(made.get_config())) == starts
+    assert cut(boost.apply(tf.keras.optimizers.SGD(0.1), config={"boost": {"mode": "disable_all"}})) == usual
+    assert cut(boost.apply(tf.compat.v1.train.GradientDescentOptimizer(0.1), config=config)) == starts
+    by_level = amp.configure("O0", tf.keras.optimizers.SGD(0.1), gradient_split_groups=[2, 4], is_distributed=True)
+    assert cut(by_level.optimizer) == starts
 
 
 def test_cosine_head_is_what_numpy_computes():
@@ -266,7 +274,6 @@ def of_two_ranks():
             variables = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
             optimizer.minimize(lambda v=variables: tf.add_n([tf.reduce_sum(x * x) for x in v]), variables)
         said.append((printed.getvalue(), "Adasum" in stages.explain(optimizer), [x.numpy() for x in variables]))
-        groups.of_this_process().strategies.forget(groups.WORLD)
     return collective.current().rank, said
 
 

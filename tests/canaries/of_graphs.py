@@ -158,3 +158,26 @@ def _():
     graphs.call_by(variable, "other:0", info)
     expect(variable.name == "other:0", f"the variable is called {variable.name}")
     expect(variable._get_save_slice_info() is info, "savers do not see the name")
+
+
+@canary_of(graphs.when_function_is_built, eagerly=True)
+def _():
+    seen, answers = [], []
+
+    @tf.function
+    def inner():
+        answers.append(graphs.when_function_is_built(v1.get_default_graph(), lambda: seen.append("built")))
+        return tf.constant(1.0)
+
+    @tf.function
+    def outer():
+        value = inner()
+        expect(not seen, "it was called before the outer function was complete")
+        return value + tf.constant(1.0)
+
+    outer.get_concrete_function()
+    expect((answers, seen) == ([True], ["built"]), f"of two functions: {answers}, {seen}")
+    with tf.Graph().as_default():
+        tf.no_op()
+        tf.function(inner.python_function).get_concrete_function()
+    expect((answers, seen) == ([True, False], ["built"]), f"in a graph: {answers}, {seen}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+import tensorflow as tf
+
 from npu_bridge import horovod_internals
 from tests.canaries import RANK_CANARIES, canary_of, expect
 
@@ -17,6 +19,24 @@ def _():
         expect(basics.HorovodBasics.init(None) == "changed" and seen == [before], "the method did not change")
     finally:
         basics.HorovodBasics.init = before
+
+
+@canary_of(horovod_internals.call_at_exchanges, on_ranks=True)
+def _():
+    operators = importlib.import_module(horovod_internals.OPERATORS_MODULE)
+    before, seen = {**vars(operators.MPI_LIB)}, []
+    horovod_internals.call_at_exchanges(operators, lambda: seen.append(1))
+    try:
+        operators.broadcast(tf.constant(1.0), 0)
+        expect(not seen, "a broadcast counts")
+        operators._allreduce(tf.constant(1.0))
+        operators._grouped_allreduce([tf.constant(1.0)])
+        operators.allgather(tf.constant([1.0]))
+        operators.alltoall(tf.zeros([operators.size()]))
+        operators._reducescatter(tf.zeros([operators.size()]))
+        expect(len(seen) == 5, f"{len(seen)} of 5 exchanges were noted")
+    finally:
+        vars(operators.MPI_LIB).update(before)
 
 
 @canary_of(

@@ -124,3 +124,29 @@ def _():
         tf.summary.scalar("canary", 1.0)
     expect(len(sessions.summary_operators()) == 1, "the summary is missing")
     expect([op.type for op in sessions.summary_writer_initializers()] == ["CreateSummaryFileWriter"], "no writer")
+
+
+@canary_of(sessions.empty_buffer)
+def _():
+    drawn = tf.random.uniform([])
+    wanted = v1.RunOptions(output_partition_graphs=True)
+    with v1.Session() as session, sessions.run_options_buffer(wanted) as options, sessions.empty_buffer() as metadata:
+        session._do_run(None, [], [drawn], {}, options, metadata)
+        graphs = v1.RunMetadata.FromString(sessions.content_of(metadata)).partition_graphs
+    expect(
+        any(node.op == "RandomUniform" for graph in graphs for node in graph.node),
+        "a run tells no graph it was executed as",
+    )
+
+
+@canary_of(sessions.collected_function_graphs, eagerly=True)
+def _():
+    def called():
+        return tf.function(lambda value: tf.exp(value) + 1.0)(tf.constant(1.0))
+
+    with sessions.collected_function_graphs() as outer:
+        with sessions.collected_function_graphs() as inner:
+            called()
+        called()
+    counts = [len(metadata.function_graphs) for metadata in (inner, outer)]
+    expect(counts == [1, 2], f"{counts} functions were collected")

@@ -300,6 +300,36 @@ def _():
         expect(training.keys_in_object_checkpoint(tf.train.load_checkpoint(path)) == {}, "names are taken for objects")
 
 
+@canary_of(training.was_restored, training.restored_and_unused, eagerly=True)
+def _():
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(part=tf.Variable(1.0), more=tf.Variable(2.0)).write(f"{folder}/objects")
+        part, other = tf.Variable(0.0), tf.Variable(0.0)
+        checkpoint = tf.train.Checkpoint(part=part, other=other)
+        checkpoint.read(path)
+        expect(training.was_restored(part) and not training.was_restored(other), "restored parts are not known")
+        expect(training.restored_and_unused(checkpoint) == ["more"], "what is left over is not known")
+
+
+@canary_of(training.put_around_restore, training.saved_as, training.variables_by_key)
+def _():
+    asked = []
+    saver_class, restore = v1.train.Saver, v1.train.Saver.restore
+    training.put_around_restore(lambda inner, saver, session, path: asked.append((saver, session, path)))
+    try:
+        plain = v1.get_variable("plain", [2])
+        whole = v1.get_variable("whole", [4], partitioner=v1.fixed_size_partitioner(2))
+        saver = saver_class({"called": plain})
+        saver.restore("session", "path")
+    finally:
+        saver_class.restore = restore
+    expect(asked == [(saver, "session", "path")], "savers restore by themselves")
+    expect(training.variables_by_key(saver) == {"called": plain}, "a saver does not tell what it was given")
+    expect(training.variables_by_key(saver_class([plain])) is None, "a list is taken for a dictionary")
+    expect(training.saved_as(plain) == ("plain", ""), "a variable is saved by another name")
+    expect([training.saved_as(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ")
+
+
 @canary_of(training.compile_arguments, eagerly=True)
 def _():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])

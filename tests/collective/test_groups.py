@@ -43,7 +43,7 @@ class Rank:
         self.members = tuple(range(job.size))
         self.opened = []
 
-    def exchange(self, numbers, meeting):
+    def exchange(self, numbers, meeting, what):
         self.job.told[self.rank] = [meeting, *numbers]
         self.job.barrier.wait()
         told = list(self.job.told)
@@ -158,7 +158,7 @@ def test_a_rank_cannot_make_a_group_without_itself():
 def test_a_name_is_free_again_after_a_failed_meeting(alone):
     own, world = alone
 
-    def fail(numbers, meeting):
+    def fail(numbers, meeting, what):
         raise rendezvous.RanksMissingError("nobody came")
 
     world.exchange = fail
@@ -193,13 +193,16 @@ def test_labels_are_short_and_tell_members_apart():
     assert long != label(*range(101, 201))
 
 
-def test_ranks_that_do_not_come_are_waited_for_no_longer_than_the_limit(monkeypatch):
+def test_ranks_that_do_not_come_are_spoken_of_and_waited_for_no_longer_than_the_limit(monkeypatch, caplog):
     monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "1")
     monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
     never = threading.Event()
-    with pytest.raises(rendezvous.RanksMissingError, match="some rank within 1 seconds"):
-        rendezvous.meet(never.wait, "test", 0, 2, give_up=never.set)
+    text = "not every rank takes part in making group 'pair'.*got no call from some rank within 1 seconds"
+    with pytest.raises(rendezvous.RanksMissingError, match=text):
+        rendezvous.meet(never.wait, "test", 0, 2, give_up=never.set, what="group 'pair'")
     never.set()
+    (said,) = caplog.messages
+    assert "making group 'pair'" in said and "no call from some rank for 0.5 of 1 seconds. Add the call" in said
 
 
 def test_what_fails_at_a_meeting_is_raised(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 
+from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer, npu_tf_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -40,6 +41,7 @@ SIGNATURES = {
         ("is_tailing_optimization", False),
         ("wire", "none"),  # ours, by keyword only
         ("stages", ()),
+        ("gradient_split_groups", None),
     ],
 }
 
@@ -230,3 +232,49 @@ def test_two_models_in_one_function(generation):
 
     step()
     assert (first.numpy(), second.numpy()) == (0.5, 1.0)
+
+
+SCHEDULE = tf.keras.optimizers.schedules.ExponentialDecay
+RATES = {
+    "numpy float32": lambda: np.float32(0.5),
+    "numpy float64": lambda: np.float64(0.5),
+    "array": lambda: np.array(0.5, np.float32),
+    "tensor": lambda: tf.constant(0.5),
+    "variable": lambda: tf.Variable(0.5),
+    "schedule": lambda: SCHEDULE(np.float32(0.5), np.int64(10), np.float32(0.5)),
+}
+MADE_WITH_RATE = {
+    "rule": optimizers.keras.SGD,
+    "legacy rule": optimizers.keras_legacy.SGD,
+    "group of a rule": lambda rate: optimizers.keras.SGD(0.1, groups=[{"match": ".", "lr": rate}]),
+    "current": lambda rate: npu_keras_optimizer(tf.keras.optimizers.SGD(rate)),
+    "legacy": lambda rate: npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(rate)),
+    "legacy with a scale": lambda rate: npu_keras_optimizer(tf.keras.optimizers.legacy.SGD(rate), manager()),
+    "around a rule": lambda rate: npu_keras_optimizer(optimizers.keras.SGD(rate)),
+    "NPUOptimizer": lambda rate: NPUOptimizer(tf.keras.optimizers.legacy.SGD(rate)),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_WITH_RATE)
+@pytest.mark.parametrize("rate", RATES)
+def test_a_configuration_is_json_whatever_the_rate_is_given_as(kind, rate):
+    """Before the first update and after it; and an optimizer made of it has the same rate."""
+    optimizer = MADE_WITH_RATE[kind](RATES[rate]())
+    first = json.loads(json.dumps(optimizer.get_config()))
+    variable = tf.Variable([1.0])
+    optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    json.dumps(optimizer.get_config())
+    np.testing.assert_array_equal(variable, [0.5])
+    if kind != "NPUOptimizer":  # which hands on the configuration of the optimizer inside
+        again = type(optimizer).from_config(first)
+        again.apply_gradients([(tf.constant([1.0]), variable)])
+        np.testing.assert_array_equal(variable, [0.0])
+
+
+def test_an_optimizer_of_ours_inside_comes_back_from_an_older_file(tmp_path):
+    """Keras has one of the same name."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+    model.compile(npu_keras_optimizer(optimizers.keras.Adam(np.float32(0.5), fused=True)), "mse")
+    model.save(tmp_path / "model.h5")
+    inner = tf.keras.models.load_model(tmp_path / "model.h5").optimizer._optimizer
+    assert type(inner) is optimizers.keras.Adam and inner.get_config()["fused"]

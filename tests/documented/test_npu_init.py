@@ -50,6 +50,7 @@ NAMES = [
     "keras_to_npu",
     "npu_strategy",
     "util",
+    "npu_config",
     "npu_plugin",
     "hccl_ops",
     "npu_cpu_ops",
@@ -118,12 +119,13 @@ import tensorflow
 assert tf is tensorflow.compat.v1 and session.Session is tf.Session and session_run_hook.SessionRunHook
 assert backend.set_session and config_pb2.ConfigProto is tf.ConfigProto
 assert "horovod" not in sys.modules and not logging.getLogger().handlers
+assert npu_config.NPURunConfig is NPURunConfig and npu_config.ExperimentalConfig
 assert tf.get_default_graph().get_operations() == []
 print(" ".join(bound))
 """
     ).split()
     assert set(bound) == set(NAMES), set(bound) ^ set(NAMES)
-    assert len(NAMES) == len(set(NAMES)) == 71
+    assert len(NAMES) == len(set(NAMES)) == 72
 
 
 def test_config_proto_is_normalised_in_place():

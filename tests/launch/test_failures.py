@@ -159,6 +159,26 @@ def test_ranks_that_disagree_are_told_the_tensor_and_a_stopped_process_is_named(
     wait_for(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
+def test_a_group_that_one_rank_alone_makes_ends_the_job_and_names_the_others(tmp_path):
+    """Said at half of the limit, and the end at the limit: that of the environment here, 60 and 120 s without it."""
+    write_script(
+        tmp_path,
+        """
+        import time
+        from hccl.manage.api import create_group, get_rank_id
+        if get_rank_id() == 0:
+            create_group("pair", 2, [0, 1])
+        time.sleep(300)
+        """,
+    )
+    code, output = npu_run("-np", "2", "train.py", cwd=tmp_path, HCCL_CONNECT_TIMEOUT="4")
+    assert code == 1
+    lines = [line for line in output.splitlines() if "not every rank takes part in making group 'pair'" in line]
+    assert "got no call from rank 1 for 2 of 4 seconds" in lines[0]
+    assert "rank 0 of 2 ended with RanksMissingError" in lines[-1]
+    assert "got no call from rank 1 within 4 seconds" in lines[-1] and "Add the call there" in lines[-1]
+
+
 def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_not(tmp_path):
     """The default limit, made short: a single run of rank 0 takes longer than that, and the other one waits for it."""
     write_script(

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from npu_bridge.collective import rendezvous
 from npu_bridge.launch.job.first_failure import Ending
 from npu_bridge.launch.job.hang import HangDetector, Position, StuckCall, describe_hang, idle_since, waiting_since
 from npu_bridge.launch.rank.processor_time import _named, processor_secs
@@ -216,6 +217,20 @@ def test_waiting_in_tensorflow_is_recognised_and_so_is_computing():
             assert news["stuck"]["busy_at"] == 105.0
         finally:
             lock.release()
+
+
+def test_waiting_for_ranks_that_make_no_group_is_recognised(monkeypatch):
+    monkeypatch.delenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", raising=False)
+    come = threading.Event()
+
+    def make_group():
+        rendezvous.meet(come.wait, "create_group_0", 0, 2, give_up=come.set)
+
+    with running(make_group) as thread:
+        try:
+            assert sampled_twice(thread, "rendezvous.meet(come.wait", 105.0)[1]["waits"]
+        finally:
+            come.set()
 
 
 def compute(secs):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from npu_bridge.options import environment
 from npu_bridge.precision import ORIGINAL, AccelerateTrainCallback, Policy, builds_of, policy_of_last_step
+from npu_bridge.tf_internals.sessions import collected_function_graphs
 from tests.precision.small_models import MATRIX_KERNELS, dtypes_of, precision_of, session_of, tf1
 from tests.training import assert_same_bits
 
@@ -61,16 +62,9 @@ class Steps(tf.keras.callbacks.Callback):
 @contextlib.contextmanager
 def built():
     """Inside, the matrix kernels of every executor that is built are counted by dtype."""
-    from tensorflow.python.eager import context
-
     counts = collections.Counter()
-    context.context().enable_run_metadata()
-    try:
-        context.context().export_run_metadata()  # forgets what was built so far
+    with collected_function_graphs() as metadata:
         yield counts
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_run_metadata()
     for function in metadata.function_graphs:
         for node in (node for graph in function.partition_graphs for node in graph.node):
             if any(word in node.op for word in MATRIX_KERNELS):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.collective import groups
-from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
 from npu_bridge.gradients.stages.all_reduce import fragments_of
 from tests.training import in_graph
@@ -222,3 +222,33 @@ def test_a_list_given_to_npu_allreduce_may_be_cut_anyhow(on_ranks):
     for seed in (20, 21, 22):
         for differing in on_ranks(2, npu_allreduce_in_many_cuts, seed, 12):
             assert differing == [], f"seed {seed}"
+
+
+@in_graph
+def cuts_of_two_optimizers():
+    """On a rank: how many transfers there are for an optimizer with a cut of its own, and for others around it."""
+    strategies = groups.of_this_process().strategies
+    variables = [tf1.get_variable(f"v{number}", [4]) for number in range(5)]
+    loss = tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables])
+    options = {"before": {}, "own": {"gradient_split_groups": [1, 2, 3]}, "after": {}, "later": {}}
+    optimizers = {
+        name: NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), is_distributed=True, name=name, **each)
+        for name, each in options.items()
+    }
+    try:
+        for name in ("before", "own", "after"):
+            optimizers[name].compute_gradients(loss, variables)
+        strategies.set_last_indices(groups.WORLD, (0, 1, 2, 3, 4))
+        optimizers["after"].compute_gradients(loss, variables)
+        optimizers["later"].compute_gradients(loss, variables)
+    finally:
+        strategies.forget(groups.WORLD)
+    sent = [op.name for op in tf1.get_default_graph().get_operations() if op.type == "HorovodGroupedAllreduce"]
+    return {name: sum(f"{name}_fragment" in op for op in sent) for name in options}
+
+
+@pytest.mark.ranks(2)
+def test_a_cut_belongs_to_the_optimizer_that_it_was_made_for(on_ranks):
+    """And what is set for the process is read once for each optimizer, when it is first used."""
+    for counts in on_ranks(2, cuts_of_two_optimizers):
+        assert counts == {"before": 1, "own": 4, "after": 2, "later": 5}  # "after" was used twice

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +14,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from npu_bridge.npu_init import npu_keras_optimizer
+from npu_bridge.options.errors import say_once
 from npu_bridge.rewrite import free_the_tail
 from npu_bridge.rewrite.transfers import find_transfers
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
@@ -150,6 +154,85 @@ def test_what_does_not_fit_float16_never_gets_to_a_variable(on_ranks, wrapper):
     for variable, step in on_ranks(2, one_large_gradient, wrapper, "float16", [1e6, 0.0]):
         np.testing.assert_array_equal(variable, np.float32([0.0, 0.0]))
         assert step == 0
+
+
+class _Said(logging.Handler):
+    """What is said, line by line, with the number of steps before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self.step = [], 0
+
+    def emit(self, record):
+        self.lines.append((self.step, record.getMessage()))
+
+
+def said_of_drops(way):
+    """On a rank: what is said in four steps, of which the third and the fourth do not fit; the variable after each."""
+    said, log = _Said(), logging.getLogger("npu_bridge.options.errors")
+    say_once.cache_clear()
+    log.addHandler(said)
+    try:
+        return said.lines, _DROPPING[way](said)
+    finally:
+        log.removeHandler(said)
+
+
+def _gradients_of_steps(said):
+    """Gradients of this rank; only rank 1 has those that do not fit."""
+    for said.step, large in enumerate([1.0, 1.0, 1e6, 1e6]):
+        yield np.float32([large if collective.current().rank == 1 else 1.0])
+
+
+@in_graph
+def _dropping_in_session(said, make=None):
+    variable = tf1.get_variable("variable", [1], initializer=tf1.zeros_initializer())
+    own = tf1.placeholder(tf.float32, [1])
+    optimizer = (make or (lambda opt: NPUDistributedOptimizer(opt, wire="float16")))(OPTIMIZERS["sgd"]())
+    train_op = optimizer.minimize(tf.reduce_sum(variable * own))
+    values = []
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for gradient in _gradients_of_steps(said):
+            session.run(train_op, {own: gradient})
+            values.append(float(session.run(variable)[0]))
+    return values
+
+
+def _dropping_in_loop(said, wrap):
+    variable = tf.Variable([0.0])
+    optimizer = npu_keras_optimizer(tf.keras.optimizers.SGD(0.1), wire="float16")
+    step, values = wrap(lambda own: optimizer.apply_gradients([(own, variable)])), []
+    for gradient in _gradients_of_steps(said):
+        step(tf.constant(gradient))
+        values.append(float(variable[0]))
+    return values
+
+
+_DROPPING = {
+    "session": _dropping_in_session,
+    "eager": lambda said: _dropping_in_loop(said, lambda step: step),
+    "function": lambda said: _dropping_in_loop(said, tf.function),
+    "scaled": lambda said: _dropping_in_session(
+        said, lambda opt: NPUOptimizer(opt, FixedLossScaleManager(8), True, True, wire="float16")
+    ),
+    "scaled outside": lambda said: _dropping_in_session(
+        said,
+        lambda opt: NPULossScaleOptimizer(
+            NPUDistributedOptimizer(opt, wire="float16"), FixedLossScaleManager(8), is_distributed=True
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", _DROPPING)
+def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_mend(on_ranks, way):
+    (lines, values), (others, _) = on_ranks(2, said_of_drops, way)
+    np.testing.assert_allclose(values, [-0.1, -0.2, -0.2, -0.2], rtol=1e-6)
+    assert others == [] and len(lines) == (0 if "scaled" in way else 1)
+    for step, line in lines:
+        assert step == 2
+        assert "not finite in float16" in line and "wire='bfloat16'" in line
 
 
 def test_bfloat16_has_the_range_of_float32(on_ranks):

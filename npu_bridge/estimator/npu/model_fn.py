@@ -11,7 +11,6 @@ from npu_bridge import collective, session
 from npu_bridge.collective import agreement
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
 from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
-from npu_bridge.gradients.older_checkpoints import saver_for_older
 from npu_bridge.options import of_graph
 
 _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -104,7 +103,7 @@ def model_fn_under_options(model_fn, options, has_params):
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:
             spec = spec._replace(train_op=session.name_step(spec.train_op))
-        return _restoring_older_checkpoints(spec, config)
+        return spec
 
     return npu_model_fn
 
@@ -123,20 +122,3 @@ def _with_host_call(spec):
     with tf.control_dependencies([host_op]):
         loss = tf.identity(spec.loss)
     return spec._replace(loss=loss, evaluation_hooks=[hook, *(spec.evaluation_hooks or ())])
-
-
-def _restoring_older_checkpoints(spec, config):
-    """Lets the latest checkpoint be read that was saved before the loss was scaled, in every mode."""
-    checkpoint = tf.train.latest_checkpoint(config.model_dir)
-    if checkpoint is None or spec.scaffold.saver is not None:
-        return spec
-    saver = saver_for_older(
-        checkpoint,
-        sharded=True,
-        max_to_keep=config.keep_checkpoint_max,
-        keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
-        save_relative_paths=True,
-    )
-    if saver is None:
-        return spec
-    return spec._replace(scaffold=tf.compat.v1.train.Scaffold(saver=saver, copy_from_scaffold=spec.scaffold))

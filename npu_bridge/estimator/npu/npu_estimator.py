@@ -13,6 +13,7 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective, session
+from npu_bridge._terminal import logger
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -41,7 +42,7 @@ from npu_bridge.tf_internals.training import checkpoint_interval, log_step_count
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
 # Arguments of a TPUEstimator that scripts carry over.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
+from npu_bridge._terminal import logger
+from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments
@@ -43,7 +44,7 @@ __all__ = [
     "shutdown_resource",
 ]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _JIT_OFF = tf.compat.v1.OptimizerOptions.OFF
 
 # Kept because scripts may read it; nothing here does.
@@ -232,6 +233,7 @@ def npu_keras_optimizer(
     *,
     wire: str = "none",
     stages: Sequence[Any] = (),
+    gradient_split_groups: Sequence[int] | None = None,
 ) -> Any:
     """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
 
@@ -245,7 +247,7 @@ def npu_keras_optimizer(
       opt: a `tf.keras.optimizers.Optimizer` or `tf.keras.optimizers.legacy.Optimizer`.
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
-      is_tailing_optimization, wire, stages: as in `NPUOptimizer`.
+      is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
@@ -265,6 +267,7 @@ def npu_keras_optimizer(
         is_tailing_optimization=is_tailing_optimization,
         stages=tuple(copies_of(stages, owner)),
         wire=wire,
+        first_parameters=check_first_parameters(owner, gradient_split_groups),
     )
     return keras_optimizer(opt, settings, owner)
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
@@ -39,7 +40,7 @@ __all__ = [
     "broadcast_global_variables",
 ]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):

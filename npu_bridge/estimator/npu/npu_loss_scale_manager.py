@@ -21,13 +21,13 @@ from npu_bridge.gradients.loss_scale_rule import (
     scale_variable,
     write_values,
 )
-from npu_bridge.options.errors import message, shown
+from npu_bridge.options.errors import KnownKeywords, message, shown
 from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 
 
-class LossScaleManager(tf.Module, abc.ABC):
+class LossScaleManager(KnownKeywords, tf.Module, abc.ABC):
     """What an optimizer asks about the loss scale. Derive from it to bring your own rule."""
 
     @abc.abstractmethod
@@ -147,6 +147,11 @@ class MovingLossScaleManager(_Saved):
         if self._fetched is not None and self._fetched.graph is graph and current_control_flow_context(graph) is None:
             return self._fetched
         return tf.convert_to_tensor(self._loss_scale)
+
+    @property
+    def scale_shape(self) -> tf.TensorShape:
+        """() for one scale, (n,) for n of them that move each by itself."""
+        return self._loss_scale.shape
 
     def agreed_constants(self):
         """The arguments of the constructor."""

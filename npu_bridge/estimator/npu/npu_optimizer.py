@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import wire as wire_formats
+from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
@@ -19,6 +20,7 @@ from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
+from npu_bridge.options.errors import unknown_keyword
 
 __all__ = [
     "KerasDistributeOptimizer",
@@ -30,7 +32,8 @@ __all__ = [
     "reduce",
 ]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
+_WITHOUT_EFFECT = ("clipnorm", "clipvalue", "global_clipnorm", "lr", "decay")
 
 
 class NPUOptimizer(PipelineOptimizer):
@@ -56,11 +59,15 @@ class NPUOptimizer(PipelineOptimizer):
         to 16 bits, which halves the bytes, and averages them in float32. A step whose scaled gradients do not fit
         float16 is skipped like any overflow; bfloat16 has the range of float32.
       stages: what else happens to gradients, of `npu_bridge.stages`, in any order.
+      gradient_split_groups: ascending positions of parameters, from 1, in the order of the forward pass, at which
+        another fragment of this optimizer's gradients begins; None for the cut that `hccl.split.api` has set for the
+        process when this optimizer is first used, else the usual one.
     Raises:
-      TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` is no
-        list of stages.
-      ValueError: `stages` cannot be ordered, `is_loss_scale` without a manager, or `opt` itself already averages
-        gradients or scales the loss where this optimizer is to be distributed, or `wire` is no wire format.
+      TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` or
+        `gradient_split_groups` is no list.
+      ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or
+        `opt` itself already averages gradients or scales the loss where this optimizer is to be distributed, or `wire`
+        is no wire format.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -79,6 +86,7 @@ class NPUOptimizer(PipelineOptimizer):
         *,
         wire="none",
         stages=(),
+        gradient_split_groups=None,
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
         manager, wire_dtype = check_arguments(
@@ -91,6 +99,7 @@ class NPUOptimizer(PipelineOptimizer):
             is_tailed=bool(is_tailing_optimization),
             wire_dtype=wire_dtype,
             stages=stages,
+            first_parameters=check_first_parameters("NPUOptimizer", gradient_split_groups),
             owner="NPUOptimizer",
         )
         super().__init__(opt, pipeline, name)
@@ -211,9 +220,8 @@ def npu_distributed_optimizer_wrapper(optimizer):
 
 
 def _check_without_effect(keywords):
-    unknown = sorted(set(keywords) - {"clipnorm", "clipvalue", "global_clipnorm", "lr", "decay"})
-    if unknown:
-        raise TypeError(f"KerasDistributeOptimizer() got an unexpected keyword argument {unknown[0]!r}")
+    for name in sorted(set(keywords) - set(_WITHOUT_EFFECT)):
+        raise unknown_keyword("KerasDistributeOptimizer", name, ("optimizer", "name", *_WITHOUT_EFFECT))
     if keywords:
         _LOG.warning(
             "KerasDistributeOptimizer: %s has no effect here. Give it to the optimizer inside.", ", ".join(keywords)

@@ -20,6 +20,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import session as effects
+from npu_bridge.gradients.training_apart import watch_sessions
 from npu_bridge.options import of_graph, read_session_config
 from npu_bridge.options.environment import imposed_options
 from npu_bridge.precision import Precision, attach
@@ -72,6 +73,7 @@ def decorator_tf_session(func: Callable) -> Callable:
         if config is not bound.arguments.get("config"):
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
+        watch_sessions()
         if has_entry or is_imposed:
             effects.settle_session(self, options)
             attach(self, precision)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import tensorflow as tf
 
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.inner import adapt
+from npu_bridge.gradients.keras.own_variables import load_by_name, note_names
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
-
-_LOG = logging.getLogger(__name__)
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -47,7 +43,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
             pairs = self.aggregate_gradients(pairs)
         if building_graph():
             return self._pipeline.apply(
-                pairs, lambda trained: adapt(self._optimizer, self.name).apply_gradients(trained, None, name)
+                pairs, lambda trained: self._pipeline.inner.apply_gradients(trained, None, name)
             )
         keywords = {"skip_gradients_aggregation": True} if is_skipping else {}
         keywords.update(kwargs)
@@ -65,20 +61,27 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     @tf.autograph.experimental.do_not_convert
     def build(self, var_list):
         """Makes the slots of the variables, and what stages keep for them."""
-        self._optimizer.build(var_list)
+        self._optimizer.build(self._pipeline.inner.stand_ins.of(var_list))
         self._pipeline.pipeline.make_variables(var_list)
+
+    @tf.autograph.experimental.do_not_convert
+    def finalize_variable_values(self, var_list):
+        """Gives the variables their moving averages at the end of a training, where the optimizer keeps some."""
+        self._pipeline.inner.stand_ins.change(var_list, self._optimizer.finalize_variable_values)
 
     @property
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages."""
-        return type(self._optimizer.variables)([*self._optimizer.variables, *self.state_variables])
+        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables."""
+        return type(self._optimizer.variables)(self._all_variables())
+
+    def save_own_variables(self, store):
+        """Gives a `.keras` or `.weights.h5` file the values, and the names of those that stages keep."""
+        super().save_own_variables(store)
+        note_names(store, len(self._inner_variables()), self._own_variables())
 
     def load_own_variables(self, store):
-        """Takes the values a `.keras` file holds; one that was saved without loss scaling has none for it."""
-        if self.state_variables and len(store.keys()) == len(self._inner_variables()):
-            _LOG.warning("%s: the file holds no loss scale; it starts from its initial value.", self.name)
-            self._optimizer.load_own_variables(store)
-        else:
+        """Takes the values that such a file holds, also where it was saved with other stages."""
+        if not load_by_name(store, self._inner_variables(), self._own_variables()):
             super().load_own_variables(store)
 
     def get_config(self):
@@ -88,7 +91,6 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
-    finalize_variable_values = delegated("finalize_variable_values")
     update_step = delegated("update_step")
 
 

@@ -69,15 +69,15 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
                 self._create_all_weights([variable for grad, variable in pairs if grad is not None])
 
     def variables(self):
-        """The inner optimizer's variables, then those of the pipeline's stages."""
-        return [*self._optimizer.variables(), *self.state_variables]
+        """The inner optimizer's variables, then those of the pipeline's stages and what stands for 16-bit variables."""
+        return self._all_variables()
 
     @property
     def weights(self):
         return self.variables()
 
     def _create_all_weights(self, var_list):
-        create_all_weights(self._optimizer, var_list)
+        create_all_weights(self._optimizer, self._pipeline.inner.stand_ins.of(var_list))
         self._pipeline.pipeline.make_variables(var_list)
 
     _create_hypers = delegated("_create_hypers")

@@ -31,7 +31,7 @@ class KerasPipeline:
 
     Args:
       pipeline: the stages, also an attribute.
-      inner: the optimizer that updates; None when only gradients are worked on.
+      inner: the optimizer that updates, also an attribute; None when only gradients are worked on.
       owner: name for messages.
     Attributes:
       backward_passes: those since the last update, for loops of one's own.
@@ -39,7 +39,7 @@ class KerasPipeline:
 
     def __init__(self, pipeline: Pipeline, inner: InnerOptimizer | None, owner: str):
         self.pipeline = pipeline
-        self._inner = inner
+        self.inner = inner
         if inner is not None:
             pipeline.optimizer_variables = inner.variables
         self._owner = owner
@@ -89,9 +89,9 @@ class KerasPipeline:
         step = self._open_steps.take(pairs) or self._step_of_unscaled_loss()
         step.grads_and_vars = pairs
         updated = [variable for grad, variable in pairs if grad is not None]
-        self._inner.prepare([variable for _, variable in pairs])
-        step.make_slots = lambda: self._inner.make_slots(updated)
-        return self.pipeline.apply(step, update)
+        self.inner.prepare([variable for _, variable in pairs])
+        step.make_slots = lambda: self.inner.make_slots(updated)
+        return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
         """The loss to differentiate with a tape of your own; a callable gives a callable."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge.collective import wire as wire_formats
+from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
@@ -24,6 +26,7 @@ class KerasSettings:
         averages the gradients.
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
       wire: format in which gradients are sent: "none", "float16" or "bfloat16".
+      first_parameters: positions of the parameters at which fragments of the gradients begin; None for the usual cut.
     """
 
     name: str
@@ -34,6 +37,7 @@ class KerasSettings:
     counts_skipped_steps: bool = False
     stages: tuple = ()
     wire: str = "none"
+    first_parameters: Sequence[int] | None = None
 
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
@@ -47,6 +51,7 @@ class KerasSettings:
             wire_dtype=wire_formats.wire_dtype(self.wire, self.name),
             stages=self.stages,
             record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
+            first_parameters=check_first_parameters(self.name, self.first_parameters),
             owner=self.name,
         )
 

@@ -7,8 +7,10 @@ import inspect
 import types
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from npu_bridge._plain_config import plain
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
@@ -46,12 +48,15 @@ class PipelineMixin(delegating_trackable()):
       settings: what to do with its gradients.
     """
 
+    has_stand_ins = True
+
     def __init__(self, optimizer: Any, settings: KerasSettings):
         super().__init__(optimizer)
         pipeline = settings.pipeline(optimizer)
         self._optimizer = optimizer
         self._settings = settings
         self._pipeline = KerasPipeline(pipeline, adapt(optimizer, settings.name), settings.name)
+        pipeline.restored_optimizer = lambda: optimizer
         self._state = pipeline.state()
         if settings.is_distributed:
             mark_as_distributed(self)
@@ -89,24 +94,47 @@ class PipelineMixin(delegating_trackable()):
 
     def get_config(self) -> dict:
         """The inner optimizer and the settings, as JSON knows them."""
-        return {"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()}
+        return plain({"optimizer": tf.keras.optimizers.serialize(self._optimizer), **self._settings.to_config()})
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """The counterpart of `get_config`."""
         inner = copy.deepcopy(config["optimizer"])  # Keras changes what it reads
-        optimizer = tf.keras.optimizers.deserialize(
-            inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
+        # In .h5 files Keras takes an optimizer of a user's that is called as one of its own for that.
+        made_by = tf.keras.utils.get_registered_object(
+            inner.get("registered_name") or inner["class_name"], custom_objects
+        )
+        optimizer = (
+            tf.keras.optimizers.deserialize(
+                inner, custom_objects=custom_objects, use_legacy_format="module" not in inner
+            )
+            if made_by is None
+            else made_by.from_config(inner["config"])
         )
         return cls(optimizer, KerasSettings.from_config(config))
 
     def set_weights(self, weights):
-        """Sets the inner optimizer's variables and then, if there are as many values, those of the stages."""
-        count = len(weights) - len(self.state_variables)
-        is_whole = count == len(self._inner_variables())
-        self._optimizer.set_weights(weights[:count] if is_whole else weights)
-        if is_whole:
-            tf.keras.backend.batch_set_value(list(zip(self.state_variables, weights[count:])))
+        """Sets the inner optimizer's variables and then, if there are values for them, those that are kept besides."""
+        held = self._variables_of([np.shape(value) for value in weights])
+        count = len(self._inner_variables())
+        self._optimizer.set_weights(weights if held is None else weights[:count])
+        if held is not None:
+            tf.keras.backend.batch_set_value(list(zip(held[count:], weights[count:])))
+
+    def _all_variables(self):
+        """The inner optimizer's variables, those of the stages, and those that stand for variables of 16 bits."""
+        return [*self._inner_variables(), *self._own_variables()]
+
+    def _own_variables(self):
+        return [*self.state_variables, *self._pipeline.inner.stand_ins.kept]
+
+    def _variables_of(self, shapes):
+        """Those that a file holds whose values have these shapes; it may be without the last ones, or the stages'."""
+        own, stages, kept = self._inner_variables(), self.state_variables, self._pipeline.inner.stand_ins.kept
+        for held in (self._all_variables(), [*own, *stages], [*own, *kept], own):
+            if [tuple(variable.shape) for variable in held] == list(map(tuple, shapes)):
+                return held
+        return None
 
     def _inner_variables(self):
         variables = self._optimizer.variables

@@ -162,7 +162,7 @@ class Accumulate(Stage):
         ]
         with tf.name_scope("Accumulate"):
             counted = sums.counter.read_value()
-            is_last = tf.equal(counted, self._steps - 1)
+            is_last = counted >= self._steps - 1  # more than that in a window which began with more steps
             windows = [None] * len(pairs)
             # In the order in which the backward pass delivers: what reduces them looks for that order.
             for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):

@@ -15,7 +15,7 @@ from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_r
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
-from npu_bridge.options.errors import message, say_once, shown
+from npu_bridge.options.errors import check_count, message, say_once, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -53,19 +53,15 @@ class Adasum(AllReduce):
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
-        expected, mend = "ranks, at least 1, or 'host'", "Leave it out to combine every two ranks."
-        if averaged_ranks != "host":
-            if isinstance(averaged_ranks, (bool, str)) or not isinstance(averaged_ranks, int):
-                problem = "averaged_ranks is no number of ranks"
-                raise TypeError(message("Adasum", problem, expected, shown(averaged_ranks), mend))
-            if averaged_ranks < 1:
-                problem, got = "averaged_ranks is out of range", shown(averaged_ranks)
-                raise ValueError(message("Adasum", problem, expected, got, mend))
+        mend = "Leave it out to combine every two ranks."
+        if not isinstance(averaged_ranks, str) or averaged_ranks != "host":
+            check_count("Adasum", "averaged_ranks", averaged_ranks, mend, what="'host', or a number of ranks")
         if on not in ("gradients", "weights"):
             expected, mend = "'gradients' or 'weights'", "Leave it out to combine gradients."
             raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))
         self._averaged_ranks = averaged_ranks
         self._is_of_weights = on == "weights"
+        self.keeps_replicas = self._is_of_weights
         if self._is_of_weights:
             self.place, self.gives = "synchronise", ()
 
@@ -98,7 +94,8 @@ class Adasum(AllReduce):
         with tf.name_scope(f"{self._name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
             gradients, names = [grad for grad, _ in step.grads_and_vars], [var.name for _, var in step.grads_and_vars]
-            results = _dense(sent, fragments_of(gradients, names), combined, f"{self._name}_adasum")
+            cut = fragments_of(gradients, names, self.split.strategy())
+            results = _dense(sent, cut, combined, f"{self._name}_adasum")
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
                     results[position] = of_sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
@@ -107,6 +104,9 @@ class Adasum(AllReduce):
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
+
+    def replicas_of_this_rank(self, step):
+        return step.make_slots() if self._is_of_weights else []  # weights are alike after each update
 
     def gate(self, step, apply):
         ranks = collective.current()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class AllReduce(Stage):
@@ -40,6 +40,8 @@ class AllReduce(Stage):
       name: prefix of the transfers' names; the same on every rank.
       wire_dtype: the 16-bit dtype gradients are rounded to before they are sent, or None for as they are. Gradients
         that have 16 bits already keep their dtype.
+    Attributes:
+      split: how this optimizer cuts its gradients.
     Graph: name scope `<name>_Allreduce`; the transfers themselves are in the scope `transfers` at the root.
     """
 
@@ -50,6 +52,7 @@ class AllReduce(Stage):
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
         self._name = name
         self._wire_dtype = wire_dtype
+        self.split = OwnSplit()
 
     def sent_bytes(self, others, ranks):
         return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
@@ -59,9 +62,8 @@ class AllReduce(Stage):
             return
         plan.owner = self._name
         plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
-        plan.fragments = fragments_of(
-            [grad for grad, _ in step.grads_and_vars], [gradient.name for gradient in plan.gradients]
-        )
+        gradients = [grad for grad, _ in step.grads_and_vars]
+        plan.fragments = fragments_of(gradients, [gradient.name for gradient in plan.gradients], self.split.strategy())
         plan.settings["wire"] = "none" if self._wire_dtype is None else self._wire_dtype.name
         plan.settings["hcom_parallel"] = _overlaps_backward_pass()
         plan.settings["FUSION_TENSOR_SIZE"] = fragments.flight_bytes(collective.current().size)
@@ -90,7 +92,8 @@ class AllReduce(Stage):
         with tf.name_scope(f"{self._name}_Allreduce"):
             gradients = [grad for grad, _ in step.grads_and_vars]
             sent = when_ready(step.on_wire)
-            cut = fragments_of(gradients, [variable.name for _, variable in step.grads_and_vars])
+            names = [variable.name for _, variable in step.grads_and_vars]
+            cut = fragments_of(gradients, names, self.split.strategy())
             reduced = {
                 # Different ranks may send the same row: only with these added up is the norm right to clip by.
                 position: sum_repeated_rows(method.gather(grad, f"{self._name}_sparse_{position}"))
@@ -178,13 +181,32 @@ class _RoundedMean(_Mean):
         return map_values(gathered, lambda values: tf.cast(values, tf.float32) / self.size)
 
 
-def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = groups.WORLD) -> list[list[int]]:
-    """Cuts the dense gradients into aggregation fragments, by the split strategy of the group.
+class OwnSplit:
+    """How one optimizer cuts its gradients: as it was told itself, else as was set for the process when it first asks.
+
+    Args:
+      first_parameters: positions of the parameters at which a fragment begins, or None.
+    """
+
+    def __init__(self, first_parameters: tuple | None = None):
+        self._strategy = first_parameters and fragments.SplitStrategy(first_parameters=first_parameters)
+
+    def strategy(self) -> fragments.SplitStrategy:
+        """The strategy, the same at every call."""
+        if self._strategy is None:
+            self._strategy = groups.of_this_process().strategies.of(groups.WORLD)
+        return self._strategy
+
+
+def fragments_of(
+    gradients: Sequence[Any], names: Sequence[str], strategy: fragments.SplitStrategy | None = None
+) -> list[list[int]]:
+    """Cuts the dense gradients into aggregation fragments.
 
     Args:
       gradients: dense tensors, `tf.IndexedSlices` or Nones.
       names: what each of them is the gradient of; for the log line that shows the order indices count in.
-      group: the group whose ranks reduce them.
+      strategy: how to cut; None for what is set for the process now.
     Returns:
       Positions of the dense ones, one list per fragment, in the order they become ready.
     Raises:
@@ -192,11 +214,10 @@ def fragments_of(gradients: Sequence[Any], names: Sequence[str], group: str = gr
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
     ready = sorted(dense, key=readiness_of(gradients))
-    strategy = groups.of_this_process().strategies.of(group)
+    strategy = strategy or OwnSplit().strategy()
     if strategy.last_indices is not None:
         _LOG.info(
-            "Gradients of group %s in the order of set_split_strategy_by_idx: %s",
-            group,
+            "Gradients in the order of set_split_strategy_by_idx: %s",
             ", ".join(f"{index} {names[position]}" for index, position in enumerate(ready)),
         )
     cut = strategy.cut([static_bytes(gradients[position]) for position in ready])

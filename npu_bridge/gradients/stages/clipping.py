@@ -66,7 +66,7 @@ class ClipByValue(Stage):
 
     def __init__(self, low: float, high: float | None = None):
         if high is None:
-            bound = positive(type(self).__name__, "the bound", low)
+            bound = positive(type(self).__name__, "low, the bound on both sides,", low)
             low, high = -bound, bound
         self._low, self._high = bounds(type(self).__name__, low, high)
 

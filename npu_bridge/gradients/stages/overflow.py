@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
+from npu_bridge.options.errors import say_once
+from npu_bridge.tf_internals.graphs import is_compiled_by_xla
 
 # The name under which the NPU stack's documentation and scripts know the decision.
 _FETCHED_NAME = "overflow_status_reduce_all"
@@ -130,18 +135,17 @@ def _changed_and_their_sources(step):
 class NarrowVariableGuard(Stage):
     """Keeps the old value of every element of a 16-bit variable or slot whose new value is not finite.
 
-    An optimizer does its arithmetic in the dtype of the variable. In float16 the square of 300 is infinite and Adam's
-    epsilon of 1e-8 is zero, so that a usable gradient can still make an Inf or a NaN. Variables of 32 and 64 bits are
-    left alone, and cost nothing.
+    An optimizer does its arithmetic in float32, but in float16 what is above 65504 is infinite, so that a usable
+    gradient can still make an Inf. Variables of 32 and 64 bits are left alone, and cost nothing.
     """
 
     place = "guard"
 
     def gate(self, step, apply):
         updated = [variable for grad, variable in step.grads_and_vars if grad is not None]
-        if not any(_is_narrow(variable) for variable in updated):
+        if not any(is_narrow(variable) for variable in updated):
             return apply()
-        narrow = [variable for variable in [*updated, *step.make_slots()] if _is_narrow(variable)]
+        narrow = [variable for variable in [*updated, *step.make_slots()] if is_narrow(variable)]
         old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
             update = apply()
@@ -151,11 +155,6 @@ class NarrowVariableGuard(Stage):
                 new = variable.read_value()
                 kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
         return update if update is None or tf.executing_eagerly() else tf.group(update, *kept)
-
-
-def _is_narrow(variable):
-    dtype = variable.dtype.base_dtype
-    return dtype.is_floating and dtype.size < tf.float32.size
 
 
 class SkipRecord(Stage):
@@ -195,3 +194,33 @@ class SkipRecord(Stage):
             iterations = self._optimizer.iterations
             changed.append(iterations.assign_add(tf.cast(is_skipped, iterations.dtype)))
         return None if tf.executing_eagerly() else tf.group(*changed)
+
+
+class DropNotice(Stage):
+    """Says, on rank 0, when the first step is dropped that no loss scale will mend; changes no gradient.
+
+    With a loss scale a skipped step is a step of its search, and others tell when the search fails. Without one,
+    the next step is computed from the same variables, and most likely dropped as well.
+
+    Args:
+      words: what to say.
+    Graph: an operator of Python, on every rank, that is run in dropped steps only. There is none in what XLA compiles.
+    """
+
+    place = "record"
+
+    def __init__(self, words: str):
+        self._words = words
+
+    def after(self, step):
+        if step.should_apply is None:
+            return None
+        if tf.executing_eagerly():
+            return self._say() if bool(step.is_skipped()) else None
+        if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
+            return None
+        return run_if(step.is_skipped(), lambda: tf.numpy_function(self._say, [], []))
+
+    def _say(self):
+        if place_in_job()[0] == 0:
+            say_once(logging.WARNING, self._words)

@@ -13,7 +13,7 @@ from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variab
 from npu_bridge.gradients.stage import Stage, called_too_early
 from npu_bridge.gradients.stages.all_reduce import description_of
 from npu_bridge.gradients.start_values import watch_graph
-from npu_bridge.options.errors import message, shown
+from npu_bridge.options.errors import check_count, message
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -42,15 +42,11 @@ class PartialSync(Stage):
     place = "synchronise"
     needs = ("a verdict",)
     communicates = True
+    keeps_replicas = True
 
     def __init__(self, threshold: int = 2**21):
-        expected = "a number of values, at least 1"
-        if isinstance(threshold, bool) or not isinstance(threshold, int):
-            raise TypeError(message("PartialSync", "threshold is not an integer", expected, shown(threshold), ""))
-        if threshold < 1:
-            mend = "Use 1 to average one variable after each update."
-            raise ValueError(message("PartialSync", "threshold is out of range", expected, shown(threshold), mend))
-        self._threshold = threshold
+        mend = "Use 1 to average one variable after each update."
+        self._threshold = check_count("PartialSync", "threshold", threshold, mend, what="a number of values")
         self._name = type(self).__name__
         self._counter: tf.Variable | None = None
         self._variables: list = []
@@ -78,6 +74,9 @@ class PartialSync(Stage):
         if collective.current().size > 1:
             plan.owner = self._name
             plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
+
+    def replicas_of_this_rank(self, step):
+        return [*(variable for grad, variable in step.grads_and_vars if grad is not None), *step.make_slots()]
 
     def gate(self, step, apply):
         update = apply()

@@ -85,7 +85,7 @@ class _Sparsified(AllReduce, abc.ABC):
                 for position, grad in enumerate(wide)
                 if isinstance(grad, tf.IndexedSlices)
             }
-            cut = fragments_of(gradients, [variable.name for variable in variables])
+            cut = fragments_of(gradients, [variable.name for variable in variables], self.split.strategy())
             sizes_bytes = [0 if isinstance(grad, tf.IndexedSlices) else static_bytes(grad) for grad in wide]
             for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]

@@ -6,19 +6,19 @@ import contextlib
 import sys
 
 import click
-from rich.console import Console
 
-from npu_bridge.launch.command_line import SETTINGS
+from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
 from npu_bridge.launch.doctor.ranks import Trial, horovod_section, run_trial
+from npu_bridge.launch.table import PlainConsole
 from npu_bridge.options.environment import read_variable, write_variable
 
 __all__ = ["doctor", "examine"]
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.option("--config", metavar="FILE", help="A configuration file (TOML): what would it do here?")
 @click.option("--rank-table", metavar="FILE", help="A rank table (JSON): is it right, and which servers are here?")
 @click.option(
@@ -33,7 +33,7 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float):
 
     Starts one and two processes that really sum a tensor. The exit code is 1 when a run could not work, else 0.
     """
-    console = Console(highlight=False)
+    console = PlainConsole()
     with console.status("starting ranks") if console.is_terminal else contextlib.nullcontext():
         page = examine(config, rank_table, limit_secs)
     print_page(page, console)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.text import Text
 
-from npu_bridge.launch.table import print_table
+from npu_bridge._terminal import in_line
+from npu_bridge.launch.table import print_table, print_text
 
 __all__ = ["Page", "Problem", "Section", "print_page"]
 
@@ -69,7 +69,7 @@ def print_page(page: Page, console: Console) -> None:
     words = {True: "problem", False: "note"}
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
         style = "red" if problem.is_fatal else "yellow"
-        console.print(Text(f"{words[problem.is_fatal]} {number}: {problem.what}", style=style), soft_wrap=True)
+        print_text(console, f"{words[problem.is_fatal]} {number}: {in_line(problem.what)}", style)
         if problem.mend:
-            console.print(Text(f"  mend: {problem.mend}"), soft_wrap=True)
-    console.print(Text(page.verdict, style="bold"), soft_wrap=True)
+            print_text(console, f"  mend: {problem.mend}")
+    print_text(console, page.verdict, "bold")

@@ -7,9 +7,9 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
+from npu_bridge._reading import read_text
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
@@ -129,7 +129,7 @@ def _slots(hosts: str | None) -> dict[str, int]:
 
 def _slots_of_file(path: str) -> dict[str, int]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"--hostfile {path} cannot be read ({error}). Name a text file.") from error
     slots: dict[str, int] = {}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import re
 import time
 from pathlib import Path
 from typing import BinaryIO, Callable
 
+from npu_bridge._secondary_files import GrowingFile, Secondary, reason_of
 from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput"]
+__all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
 
 # How many of its last lines are shown of a rank that could not report how it failed.
 TAIL_LINES = 40
@@ -20,6 +22,8 @@ LOG_FILES = rb"^--- \d{4}-\d\d-\d\d "  # how logs of ranks begin
 # Python's unbuffered `print` writes the newline by itself: long enough for it to arrive, too short to notice.
 _PARTIAL_LINE_SECS = 0.05
 _TAIL_LINE_BYTES = 4096
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_GAP = "--- {count} bytes are not here: {reason}\n"
 # What TensorFlow, Horovod and Gloo log on a rank after another one has failed (2.15, 0.28): the launcher says it once.
 _SECONDARY_MESSAGES = re.compile(
     rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |  what\(\):  ).*"
@@ -28,18 +32,41 @@ _SECONDARY_MESSAGES = re.compile(
 )
 
 
-class JointStream:
-    """One of the launcher's own streams, shared by all ranks."""
+class ReaderGoneError(Exception):
+    """Nobody reads one of the launcher's own streams any more."""
 
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
+
+class JointStream:
+    """One of the launcher's own streams, shared by all ranks.
+
+    Args:
+      stream: where it goes; None, as Python has it for a closed one, takes nothing.
+      name: of the stream, in words.
+      say: prints a line somewhere else, when the stream leads to a file that cannot be written.
+    """
+
+    def __init__(self, stream: BinaryIO | None, name: str = "the output", say: Callable[[str], None] | None = None):
+        self._stream = getattr(stream, "raw", stream)  # what a buffer could not write, it would try to write for ever
+        self._secondary = Secondary(name, say=say)
         self._is_mid_line = False
 
     def write(self, text: bytes) -> None:
-        """Writes text of rank 0 at once; it may be a part of a line, or a progress bar that ends in `\\r`."""
-        self._stream.write(text)
-        self._stream.flush()
+        """Writes text of rank 0 at once; it may be a part of a line, or a progress bar that ends in `\\r`.
+
+        Raises:
+          ReaderGoneError: nobody reads it any more.
+        """
+        if self._stream is not None:
+            self._secondary.attempt(self._write, text)
         self._is_mid_line = not text.endswith(b"\n")
+
+    def _write(self, text: bytes) -> None:
+        try:
+            while text:
+                text = text[self._stream.write(text) or 0 :]
+            self._stream.flush()
+        except BrokenPipeError:
+            raise ReaderGoneError(self._secondary.what) from None
 
     def write_line(self, line: bytes) -> None:
         """Writes a line (its newline is added) of another rank; an unfinished line above it stays whole."""
@@ -117,22 +144,28 @@ class RankOutput:
 class RankLog:
     """`rank_<n>.log` in a folder; a run adds to what earlier runs have left there.
 
+    While it cannot be written, the job goes on: a line says so, and another one that it is written again.
+
     Args:
       folder: made when missing.
       rank: the rank that prints.
       title: goes into the line above this run's output.
+      say: prints a line.
     Raises:
-      LaunchError: the file cannot be written.
+      LaunchError: the folder is none, or may not be written; a full disk is no such error.
     """
 
-    def __init__(self, folder: str | os.PathLike, rank: int, title: str):
+    def __init__(self, folder: str | os.PathLike, rank: int, title: str, say: Callable[[str], None] | None = None):
         path = Path(folder) / f"rank_{rank}.log"
+        self._file = GrowingFile(path, "the log", gap=_GAP, say=say)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file.open()
         except OSError as error:
-            raise LaunchError(f"--log-dir {folder} cannot be written ({error}). Name another folder.") from error
-        self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode())
+            # Where there is a log of an earlier attempt, the folder is the right one.
+            if error.errno not in _NO_ROOM and not path.is_file():
+                why = reason_of(error)
+                raise LaunchError(f"--log-dir {folder} cannot be written ({why}). Name another folder.") from error
+        self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode(errors="replace"))
         self._held: dict[str, bytearray] = {}
 
     def feed(self, stream: str, text: bytes) -> None:

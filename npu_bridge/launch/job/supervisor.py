@@ -12,11 +12,14 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from npu_bridge._key_value_server import KeyValueServer
+from npu_bridge._terminal import silence, visible
+from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.first_failure import (
     SECONDARY_GRACE_SECS,
     Ending,
@@ -28,13 +31,13 @@ from npu_bridge.launch.job.first_failure import (
 )
 from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
 from npu_bridge.launch.job.hosts import Plan
-from npu_bridge.launch.job.output import JointStream, RankLog
+from npu_bridge.launch.job.output import JointStream, RankLog, ReaderGoneError
 from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
 from npu_bridge.launch.job.slots import Slot, open_slots
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.host import RemoteHost, RemoteProcess
 
-__all__ = ["STOP_SECS", "Outcome", "run_ranks"]
+__all__ = ["STOP_SECS", "Outcome", "check_thread", "run_ranks"]
 
 # How long a rank may take to end itself after a polite signal: enough to close files, too short to annoy.
 STOP_SECS = 4.0
@@ -72,25 +75,40 @@ def run_ranks(
       stall_secs: end the job when a rank has been waiting for others as long as this, 0 for never; None ends it when
         every rank has been waiting for 600 s, and none has computed anything.
     Raises:
-      LaunchError: Horovod cannot be imported, ssh is missing, or a log file cannot be written.
+      LaunchError: Horovod cannot be imported, ssh is missing, the folder of the logs is none, or this is not the main
+        thread.
     """
     job = _Job(stall_secs)
     with open_slots(plan) as (slots, server), job.heeding_signals():
         try:
             job.server = server
             titles = [f"rank {slot.rank} of {plan.size}: {script}" for slot in slots]
-            logs = [None if log_dir is None else RankLog(log_dir, rank, title) for rank, title in enumerate(titles)]
+            logs = [log_dir and RankLog(log_dir, rank, title, job.say) for rank, title in enumerate(titles)]
             for host in dict.fromkeys(slot.host for slot in slots):
                 own = [slot for slot in slots if slot.host == host]
                 start = functools.partial(job.start_there, host) if host else job.start_here
                 start(own, script, arguments, plan, logs)
             return job.run()
-        except BrokenPipeError:
-            # Nobody reads our output any more; nothing may be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except ReaderGoneError as gone:
+            silence(sys.stdout)  # nothing may be written at exit either
+            with contextlib.suppress(ReaderGoneError):
+                job.say(f"nobody reads {gone} any more; all ranks are stopped")
             return Outcome(128 + signal.SIGPIPE, has_failed=False)
         finally:
             job.close()
+
+
+def check_thread() -> None:
+    """Refuses to start a job where no signal would arrive that could stop it.
+
+    Raises:
+      LaunchError: this is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError(
+            f"a job is started in the thread {threading.current_thread().name!r}. Expected the main thread, which "
+            f"alone gets the signals that stop a job. Start npu-run there, or as a process of its own."
+        )
 
 
 class _Job:
@@ -98,8 +116,11 @@ class _Job:
 
     def __init__(self, stall_secs: float | None):
         self.server: KeyValueServer | None = None
-        self._streams = {"stdout": JointStream(sys.stdout.buffer), "stderr": JointStream(sys.stderr.buffer)}
-        self._hang_detector = HangDetector(stall_secs, self._say)
+        self._streams = {
+            "stdout": JointStream(sys.stdout.buffer, "standard output", self.say),
+            "stderr": JointStream(sys.stderr.buffer, "standard error", lambda text: None),
+        }
+        self._hang_detector = HangDetector(stall_secs, self.say)
         self._ranks: list[WatchedRank] = []
         self._hosts: list[RemoteHost] = []
         self._selector = selectors.DefaultSelector()
@@ -130,6 +151,7 @@ class _Job:
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
         """Collects stop signals for the loop instead of dying of them, while in this block."""
+        check_thread()
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         # What was ignored stays so: `nohup npu-run` outlives its terminal.
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
@@ -178,7 +200,7 @@ class _Job:
             rank.process.send_signal(signal.SIGKILL)
         while any(rank.is_running for rank in self._ranks):
             # What they still say is passed on as long as somebody reads it.
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(ReaderGoneError):
                 self._turn(_KILL_TICK_SECS)
 
     def _watch(self, source: RankProcess | RemoteHost) -> None:
@@ -209,7 +231,7 @@ class _Job:
         positions = {rank.rank: rank.position for rank in self._ranks}
         text = describe_hang(calls, endings, stopped, secs, positions)
         self._say_who_was_refused()
-        self._say(f"{text} All ranks were stopped.")
+        self.say(f"{text} All ranks were stopped.")
         return HANG_EXIT_CODE
 
     def _stuck_calls(self) -> dict[int, StuckCall | None]:
@@ -221,10 +243,10 @@ class _Job:
     def _stop_by_signal(self) -> int:
         number = self._signals[0]
         name = signal.Signals(number).name
-        self._say(f"{name}, stopping {len(self._ranks)} ranks")
+        self.say(f"{name}, stopping {len(self._ranks)} ranks")
         self._stop(number)
         self._say_who_was_refused()
-        self._say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
+        self.say(f"stopped by {name}; exit code {128 + number}. All ranks were stopped.")
         return 128 + number
 
     def _stop(self, number: int) -> None:
@@ -248,23 +270,23 @@ class _Job:
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
         for line in describe_survivors(cause, endings):
-            self._say(line)
+            self.say(line)
         lines = cause.trace.splitlines()[-_TRACE_LINES:]
         if lines:
             kind = "traceback" if cause.summary else "last output"
-            self._say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
+            self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
         self._say_who_was_refused()
-        self._say(describe(cause, endings, len(self._ranks)))
+        self.say(describe(cause, endings, len(self._ranks)))
         return exit_code_of(cause)
 
     def _say_who_was_refused(self) -> None:
         count = self.server.refused if self.server is not None else 0
         if count:
-            self._say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
+            self.say(f"{count} request(s) at the rendezvous server without this job's secret were refused")
 
-    def _say(self, text: str) -> None:
-        """On a line of its own, also when a rank was stopped in the middle of one."""
-        self._streams["stderr"].write_line(f"npu-run: {text}".encode(errors="replace"))
+    def say(self, text: str) -> None:
+        """Prints on a line of its own, also when a rank was stopped in the middle of one."""
+        self._streams["stderr"].write_line(visible(f"npu-run: {text}").encode())
 
     def _note_signal(self, number: int, frame: object) -> None:
         self._signals.append(number)

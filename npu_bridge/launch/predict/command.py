@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
+from npu_bridge._reading import read_json
+from npu_bridge._terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
-from npu_bridge.launch.command_line import SETTINGS, ending_on
+from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.page import as_facts, print_plan
@@ -21,7 +22,7 @@ _VALUE_BYTES = 4
 _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
 @click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
@@ -62,7 +63,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
             check_file(picture, "--picture", PLAN_FILES)
             _draw(predictions, training, picture)
     if as_json:
-        click.echo(json.dumps(as_facts(predictions, training, link), indent=2))
+        echo(json_text(json.dumps(as_facts(predictions, training, link), indent=2)))
     else:
         print_plan(predictions, training, link)
 
@@ -87,7 +88,7 @@ def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
 def _secs_of_summary(path: str) -> float:
     """The step time of a run that has not waited for other ranks."""
     try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        facts = read_json(path)
         ranks, steps_per_sec = facts["ranks"], facts["steps_per_sec"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -97,7 +98,8 @@ def _secs_of_summary(path: str) -> float:
             f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
             f"one rank. Run one, or give --compute-secs."
         )
-    if not isinstance(steps_per_sec, (int, float)) or steps_per_sec <= 0:
+    is_number = isinstance(steps_per_sec, (int, float)) and not isinstance(steps_per_sec, bool)
+    if not is_number or not 1e-9 <= steps_per_sec <= 1e9:
         raise LaunchError(
             f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
         )

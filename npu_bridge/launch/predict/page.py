@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from npu_bridge.collective.cost_model import Link, Prediction, Training
-from npu_bridge.launch.table import print_table
+from npu_bridge.launch.table import PlainConsole, print_table, print_text
 
 __all__ = ["as_facts", "format_secs", "print_plan"]
 
@@ -39,10 +36,10 @@ def as_facts(predictions: Sequence[Prediction], training: Training, link: Link) 
 
 def print_plan(predictions: Sequence[Prediction], training: Training, link: Link) -> None:
     """Prints one row per number of ranks, and what they rest on."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     rows = [_row(prediction, training) for prediction in predictions]
     print_table(rows, console, headings=_HEADINGS, right=len(_HEADINGS) - 1)
-    console.print(Text(_foot(predictions, training, link)), soft_wrap=True)
+    print_text(console, _foot(predictions, training, link))
 
 
 def format_secs(secs: float) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
+from npu_bridge._reading import read_json
 from npu_bridge.collective.measured_split import VARIABLE, Speeds
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.options import environment
@@ -21,7 +19,7 @@ def announce_split(path: str) -> None:
       LaunchError: the file cannot be read, or holds no speeds.
     """
     try:
-        speeds = Speeds.of_facts(json.loads(Path(path).read_text(encoding="utf-8"))["speeds"])
+        speeds = Speeds.of_facts(read_json(path)["speeds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise LaunchError(

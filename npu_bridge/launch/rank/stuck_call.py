@@ -28,6 +28,8 @@ _NOTICE_SECS = 2.0
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
+# Where a rank waits for others in this package's own code.
+_MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
 # What is no line of the script: installed packages, and this one wherever it is.
 _PACKAGE = os.path.dirname(npu_bridge.__file__)
 _INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
@@ -60,7 +62,8 @@ class MainThreadSampler:
         Returns:
           A message for the launcher: `{"stuck": {"since", "where", "waits", "busy_at", "pipeline"}}` once the thread
           has not returned from a call for a while and whenever that changes, `{"stuck": None}` when it moves again
-          after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod.
+          after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod, or where
+        groups of ranks are made.
         """
         frames = sys._current_frames()
         frame = frames.get(self._thread)
@@ -76,7 +79,7 @@ class MainThreadSampler:
         stuck = {
             "since": self._since,
             "where": _position(frame),
-            "waits": str(frame.f_globals.get("__name__", "")).partition(".")[0] in _RUNTIMES,
+            "waits": _waits_for_ranks(frame),
             "busy_at": self._last_busy(now),
             "pipeline": _pipeline(frames, self._thread),
         }
@@ -101,6 +104,16 @@ class MainThreadSampler:
         elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
             self._busy_at = now
         return self._busy_at
+
+
+def _waits_for_ranks(innermost: types.FrameType) -> bool:
+    if _module_of(innermost).partition(".")[0] in _RUNTIMES:
+        return True
+    return any(_module_of(frame) in _MEETINGS for frame, _ in traceback.walk_stack(innermost))
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _position(innermost: types.FrameType) -> str:

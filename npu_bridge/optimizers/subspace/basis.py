@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from npu_bridge._files import new_file, write_whole
 from npu_bridge.optimizers.groups import name_of
-from npu_bridge.options.errors import did_you_mean, message, nearest, shown
+from npu_bridge.options.errors import check_count, did_you_mean, message, nearest, shown
 from npu_bridge.tf_internals.training import keys_in_object_checkpoint
 
 _EXTRA_DIRECTIONS = 10
@@ -123,6 +123,7 @@ def compute_pca_basis(
     found = _in_folder(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise _error("k is no number of directions", "at least 1", shown(k), "Leave it out for 32.")
+    check_count("compute_pca_basis", "seed", seed, "Leave it out for 0.", least=0)
     if len(found) < k:
         got, mend = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
         raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, mend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,7 +73,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         for argument, value, is_right, expected in (
             ("rho", rho, lambda x: 0 < x < 1, "above 0 and below 1"),
             ("gamma", gamma, lambda x: 0 <= x < 1, "from 0 to below 1"),
-            ("alpha", alpha, lambda x: x >= 0, "of at least 0"),
+            ("alpha", alpha, lambda x: 0 <= x < math.inf, "of at least 0"),
             ("sigma", sigma, lambda x: 0 < x < 1, "above 0 and below 1"),
             ("trials", trials, lambda x: x >= 1 and isinstance(x, int), "whole, of at least 1"),
         ):

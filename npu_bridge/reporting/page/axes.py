@@ -10,6 +10,7 @@ _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
 # A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
 _LOG_FROM = 20
+_LOG_TO = 1e150  # what is as good as zero has no place on it
 
 
 class Axis(NamedTuple):
@@ -69,7 +70,7 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
 def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
     """A logarithmic axis for positive numbers that fall by much, else a linear one."""
     low, high = ends = _ends(numbers)
-    return (decades if low > 0 and high / low > _LOG_FROM else linear)(ends, start, end)
+    return (decades if low > 0 and _LOG_FROM < high / low < _LOG_TO else linear)(ends, start, end)
 
 
 def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:

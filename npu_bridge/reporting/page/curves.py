@@ -12,6 +12,8 @@ from npu_bridge.reporting.history import History, StepRow, laid_out
 MOST_BUCKETS = 800
 # Times are kept in milliseconds, so the pace of a few short steps would be noise (ours).
 _RATE_BUCKETS = 100
+# Beyond it sums and squares are no longer finite; it counts as infinite.
+_LARGEST = 1e150
 
 
 class Range(NamedTuple):
@@ -30,7 +32,7 @@ class Bucket(NamedTuple):
       step: global step after the last one.
       loss, loss_scale, learning_rate: None where it is not known, or never finite.
       skipped: steps skipped among these.
-      not_finite: steps whose loss was NaN or infinite.
+      not_finite: steps whose loss was NaN, infinite or as good as that.
       precision: dtype of the last of them, or None.
     """
 
@@ -93,14 +95,18 @@ def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
         _range(row.loss_scale for row in rows),
         _range(row.learning_rate for row in rows),
         sum(row.skipped for row in rows),
-        sum(row.loss is not None and not math.isfinite(row.loss) for row in rows),
+        sum(row.loss is not None and not _can_be_drawn(row.loss) for row in rows),
         rows[-1].precision,
     )
 
 
 def _range(values) -> Range | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = [value for value in values if value is not None and _can_be_drawn(value)]
     return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
+
+
+def _can_be_drawn(value: float) -> bool:
+    return abs(value) < _LARGEST
 
 
 def _speeds(rows, places, edges) -> list[Speed]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from npu_bridge import __version__
 from npu_bridge._files import write_whole
+from npu_bridge._terminal import visible
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
@@ -86,8 +87,9 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
       title: of the page, as text.
       body, scripts: HTML; the latter stands behind the former.
       command: what makes such pages.
+    Control characters are shown: a page that has them is no valid HTML.
     """
-    return (
+    return visible(
         f'{_BEGINNING}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n'

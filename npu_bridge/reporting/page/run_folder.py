@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from npu_bridge._reading import RefusedFileError, open_file, read_json, read_text, whole_number
+from npu_bridge.options.rank_table import MOST_RANKS
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE
 
 __all__ = ["NoRunError", "RunFolder", "Timeline", "read_run_folder"]
 
 _PICTURE, _TAIL = "tail.svg", "tail.json"
+_TEXTS, _ROWS = ("script", "command", "folder", "history"), ("options", "variables", "environment")
 
 
 class NoRunError(ValueError):
@@ -67,6 +69,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
     if not os.path.isdir(path):
         raise NoRunError(f"there is no folder {path!r}. Name the folder of a training, such as its model_dir.")
     facts = _json(os.path.join(path, FACTS_FILE)) or {}
+    _check_facts(facts, os.path.join(path, FACTS_FILE))
     history = _find_history(path, facts) if history is None else history
     if not history.rows:
         raise NoRunError(
@@ -86,9 +89,33 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
 
 def _find_history(path: str, facts: Mapping[str, Any]) -> History:
     """The one the training has named, or the usual one."""
-    names = (facts.get("history"), HISTORY_FILE)
-    paths = [os.path.join(path, name) for name in names if isinstance(name, str)]
-    return History(next(filter(os.path.isfile, paths), paths[-1]))
+    named = facts.get("history")
+    names = [named] if isinstance(named, str) else []
+    for name in [*names, HISTORY_FILE]:
+        with contextlib.suppress(FileNotFoundError), open_file(name, within=path):
+            return History(os.path.join(path, name))
+    return History(os.path.join(path, HISTORY_FILE))
+
+
+def _check_facts(facts: Mapping[str, Any], path: str) -> None:
+    """Texts, rows of a table, and a mapping for each rank: what the page is made of."""
+    for name in _TEXTS:
+        if not isinstance(facts.get(name, ""), str):
+            raise _damaged(path, name, "a text")
+    for name in _ROWS:
+        rows = facts.get(name) or []
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+            raise _damaged(path, name, "a list of rows")
+    ranks = facts.get("ranks") or []
+    if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
+        raise _damaged(path, "ranks", "a mapping for each rank")
+
+
+def _damaged(path: str, name: str, expected: str) -> NoRunError:
+    return NoRunError(
+        f"{path} is damaged: {name!r} is not as a training writes it. Expected {expected}. Remove the file for a page "
+        f"without what it says."
+    )
 
 
 def _timeline(folder: str) -> Timeline | None:
@@ -96,21 +123,29 @@ def _timeline(folder: str) -> Timeline | None:
     if not facts:
         return None
     try:
-        picture = Path(folder, _PICTURE).read_text(encoding="utf-8")
+        picture = read_text(_PICTURE, within=folder)
         by_rank: dict[int, list[tuple[float, float]]] = {}
         for trace in facts["traces"]:
-            by_rank.setdefault(trace["rank"], []).append((trace["duration_ms"], trace["exposed_ms"]))
+            times = float(trace["duration_ms"]), float(trace["exposed_ms"])
+            by_rank.setdefault(whole_number(trace["rank"], most=MOST_RANKS - 1), []).append(times)
         medians = {
             rank: tuple(statistics.median(column) for column in zip(*pairs)) for rank, pairs in sorted(by_rank.items())
         }
-        return Timeline(picture, facts["steps"], facts["step_ms"], facts["exposed_ms"], medians)
+        steps = [whole_number(step) for step in facts["steps"]]
+        if not steps:
+            return None
+        return Timeline(picture, steps, float(facts["step_ms"]), float(facts["exposed_ms"]), medians)
+    except RefusedFileError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _json(path: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(os.path.basename(path), within=os.path.dirname(path))
+    except RefusedFileError:
+        raise
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

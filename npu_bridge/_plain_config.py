@@ -1,0 +1,33 @@
+"""Configurations of optimizers as JSON knows them: numbers of numpy and TensorFlow become those of Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def plain(value: Any) -> Any:
+    """A value of a configuration with Python's own numbers, whatever it is nested in.
+
+    Args:
+      value: what a `get_config` returned. Scalars and arrays of numpy, tensors whose values are known, and variables
+        outside of graphs become numbers, or lists of them; schedules become their configurations.
+    Returns:
+      The same for anything else.
+    """
+    import tensorflow as tf
+
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        made = [plain(each) for each in value]
+        return made if isinstance(value, list) else tuple(made)
+    if isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
+        return plain(tf.keras.optimizers.schedules.serialize(value))
+    if isinstance(value, tf.Variable) and tf.executing_eagerly():
+        value = value.numpy()
+    elif isinstance(value, tf.Tensor):
+        known = tf.get_static_value(value)
+        value = value if known is None else known
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -1,0 +1,98 @@
+"""What trainings keep besides the model, and what becomes of it in one with other stages or another number of ranks.
+
+The rule for all of it: read where it fits, begun where the checkpoint has none, dropped where nobody wants it; each is
+said once, in a line of rank 0. A variable of the model, or a step count, that is missing is an error. What each rank
+keeps for itself is in checkpoints as a row for each rank, and goes on with any number of ranks by the table below.
+
+    kind                          the same number of ranks         another number of ranks
+    sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the window's gradient,
+                                                                   a mean over the ranks, is that of before
+    what TopK, Threshold kept     each rank its own                all ranks the mean: what is still owed to the
+                                                                   variables stays the same; where nothing is kept
+                                                                   (one rank, a density that pays no more) it is dropped
+    weights with PartialSync      each rank its own                all ranks the mean
+    slots with PartialSync, with  each rank its own                all ranks the mean
+    Adasum(on="weights")
+    counts, loss scales, slots    alike on all ranks               the same values
+
+A row for each rank whose variable is no longer each rank's own (the stage is gone) becomes the mean, too. A checkpoint
+of one rank, and one that was written without `sync_all`, has no rows: all ranks go on with what it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+
+from npu_bridge import collective
+from npu_bridge.options.errors import say_once
+
+OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
+# By what stands in the names of variables, in TF 1 graphs and in object-based checkpoints: what messages call them.
+_KINDS = (
+    (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),
+    (r"accumulated(/|$)", "Accumulate's sums"),
+    (r"not_sent(/|$)", "what TopK or Threshold did not send"),
+    (r"freeze_updates", "Freeze's count of updates"),
+    (r"partial_sync_updates", "PartialSync's count of updates"),
+)
+_OF_RULES = r"beta\d_power|update_count"
+_BY_NAME = r"(.*/)?(loss_scale|good_steps|bad_steps|skipped_steps|last_step_skipped)(_\d+)?"  # so they are listed
+_SLOTS = "slots of the optimizer"
+_SHOWN = 6
+
+
+def kind_of(name: str) -> str | None:
+    """What messages call the state of a stage with such a name; None for what is not of a stage."""
+    return next((words for part, words in _KINDS if re.search(rf"(^|/){part}", name)), None)
+
+
+def is_kept(name: str, variables: Iterable[str]) -> bool:
+    """True for the name of state of a stage, of a slot of one of the variables, or of a number that rules keep."""
+    if kind_of(name) or re.fullmatch(_BY_NAME, name) or re.fullmatch(rf"(.*/)?({_OF_RULES})(_\d+)?", name):
+        return True
+    parts = name.split("/")
+    known = set(variables)
+    return any("/".join(parts[:count]) in known for count in range(1, len(parts)))
+
+
+def say_begun(checkpoint: str, names: Sequence[str], slots: Iterable[str]) -> None:
+    """Says what starts from its initial value, because the checkpoint has none."""
+    if names:
+        listed = _listed(names, frozenset(slots))
+        _say(f"{checkpoint}: begun anew, as the checkpoint has none: {listed}; they start from their initial values.")
+
+
+def say_dropped(checkpoint: str, names: Sequence[str]) -> None:
+    """Says what the checkpoint has, and nobody uses."""
+    if names:
+        of_rules = frozenset(name for name in names if not re.fullmatch(_BY_NAME, name))
+        _say(f"{checkpoint}: dropped, as nothing here uses it: {_listed(names, of_rules)}.")
+
+
+def say_merged(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> None:
+    """Says whose rows became their mean, and of how many ranks these were."""
+    if names:
+        size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
+        now = f"{size} ranks" if size > 1 else "1 rank"
+        listed = _listed(names, frozenset(names), "weights and slots")
+        _say(f"{checkpoint}: merged from {of} ranks for {now}, which go on with the mean: {listed}.")
+
+
+def _say(text):
+    if collective.current().rank == 0:
+        say_once(logging.WARNING, f"npu_bridge: {text}")
+
+
+def _listed(names, others, words=_SLOTS):
+    """Names by kind, with their number; those in `others` that are of no stage are `words`, the rest by their names."""
+    kinds: dict[str, int] = {}
+    for name in names:
+        kind = kind_of(name) or (words if name in others else name)
+        kinds[kind] = kinds.get(kind, 0) + 1
+    known = {words, *(of_stages for _, of_stages in _KINDS)}
+    of_kinds = [f"{kind} ({count} variable{'s' * (count > 1)})" for kind, count in kinds.items() if kind in known]
+    by_name = [kind for kind in kinds if kind not in known]
+    more = [f"{len(by_name) - _SHOWN} more"] if len(by_name) > _SHOWN else []
+    return ", ".join([*of_kinds, *by_name[:_SHOWN], *more])

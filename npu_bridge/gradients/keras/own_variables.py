@@ -1,0 +1,72 @@
+"""Optimizer variables in `.keras` and `.weights.h5` files, for a training with other stages than the one that saved.
+
+Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner optimizer,
+and their names are noted beside the numbers, so that each is read where it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from npu_bridge.gradients import kept_state
+
+_NAMES = "npu_bridge_names"
+_WHICH = "the loaded file"
+
+
+def note_names(store: Any, inner_count: int, state: Sequence) -> None:
+    """Notes the names of the variables of stages, where the format of the file has room for them."""
+    attributes = getattr(store, "attrs", None)
+    if attributes is not None and state:
+        attributes[_NAMES] = [f"{inner_count + number}={name}" for number, name in enumerate(_names(state))]
+
+
+def load_by_name(store: Any, inner: Sequence, state: Sequence) -> bool:
+    """Loads what fits, and says what does not; False where Keras can do it, or where the inner optimizer has changed.
+
+    Args:
+      store: arrays by number.
+      inner: the variables of the inner optimizer, which must be there with their shapes.
+      state: those of the stages.
+    """
+    saved = [np.asarray(store[str(number)]) for number in range(len(store.keys())) if str(number) in store]
+    noted = getattr(store, "attrs", {}).get(_NAMES, ())
+    by_name = {name: int(number) for number, _, name in (str(each).partition("=") for each in noted)}
+    is_alike = len(saved) == len(inner) + len(state) and (not by_name or list(by_name) == _names(state))
+    if is_alike or not _fits_all(inner, saved) or len(inner) not in (len(saved), min(by_name.values(), default=-1)):
+        return False
+    for variable, value in zip(inner, saved):
+        variable.assign(value)
+    found = {name: saved[number] for name, number in by_name.items()}
+    begun = []
+    for name, variable in zip(_names(state), state):
+        if name in found and variable.shape.is_compatible_with(found[name].shape):
+            variable.assign(found.pop(name))
+        else:
+            begun.append(name)
+    kept_state.say_begun(_WHICH, _told(begun), ())
+    kept_state.say_dropped(_WHICH, _told(found))
+    return True
+
+
+def _fits_all(variables, values):
+    pairs = list(zip(variables, values))
+    return len(pairs) == len(variables) and all(one.shape.is_compatible_with(value.shape) for one, value in pairs)
+
+
+def _names(variables):
+    """Their names, numbered where several have the same one."""
+    counts: dict[str, int] = {}
+    names = []
+    for variable in variables:
+        name = variable.name.partition(":")[0]
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return names
+
+
+def _told(names):
+    return [name.partition("#")[0] for name in names if kept_state.OF_RANKS not in name]

@@ -1,0 +1,195 @@
+"""Restores checkpoints of TF 1 graphs into trainings with other stages, another rule or another number of ranks.
+
+TensorFlow's savers want every variable of the graph, and restore none if one is missing. So `Saver.restore` is changed
+once the process builds a pipeline: it compares the checkpoint's list of keys with what the saver restores, and decides
+for each key by the rule of `kept_state`. Whoever restores (a session, `MonitoredTrainingSession`, an Estimator) goes
+through it. Graphs without a pipeline, and checkpoints that have everything, are restored by TensorFlow alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.gradients import kept_state, rank_values
+from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
+from npu_bridge.graph.search import search
+from npu_bridge.tf_internals.training import (
+    keys_in_object_checkpoint,
+    put_around_restore,
+    saved_as,
+    variables_by_key,
+)
+
+_NAMED = 3
+
+
+class _Read(NamedTuple):
+    """One tensor that a saver reads: its key, the slice of it, and where the value comes out."""
+
+    key: str
+    part: str
+    output: tf.Tensor
+
+
+class _Plan(NamedTuple):
+    """What becomes of the keys of a checkpoint and of a saver.
+
+    Attributes:
+      reads: all that the saver reads.
+      begun: variables by key and slice that the checkpoint lacks.
+      merged: by key how many ranks have a row in the checkpoint, where they become their mean.
+      rows_of: by key the key of the rows whose mean its value becomes, as it is no longer each rank's own.
+      dropped: keys of the checkpoint that are state of stages or rules, and that nothing here wants.
+      slots: keys here that are state of the update rule.
+    """
+
+    reads: list[_Read]
+    begun: dict
+    merged: dict[str, int]
+    rows_of: dict[str, str]
+    dropped: list[str]
+    slots: set[str]
+
+
+@functools.cache
+def watch_savers() -> None:
+    """Has savers of TF 1 graphs restore by the rule of `kept_state`, from now on."""
+    put_around_restore(_restore)
+
+
+def _restore(restore, saver, session, path):
+    graph = None if tf.executing_eagerly() else getattr(session, "graph", None)
+    pipelines = pipelines_in(graph) if graph is not None else []
+    plan = _plan(saver, graph, pipelines, os.fspath(path)) if pipelines and path else None
+    if plan is None or not (plan.begun or plan.rows_of):
+        restore(saver, session, path)
+    else:
+        _restore_by(plan, saver, session, os.fspath(path))
+    rank_values.rows_may_have_come(graph, session)
+    if plan is not None:
+        _tell(plan, os.path.basename(path))
+
+
+def _plan(saver, graph, pipelines, path):
+    """None where TensorFlow is to restore, or to say what is wrong with the file, by itself."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        shapes = reader.get_variable_to_shape_map()
+    except (tf.errors.OpError, ValueError):
+        return None
+    if keys_in_object_checkpoint(reader):
+        return None
+    state, slots = _state_of(saver, graph, pipelines)
+    reads = _reads_of(saver, graph)
+    lacking = {(read.key, read.part) for read in reads if read.key not in shapes}
+    begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}
+    _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
+    wanted = {read.key for read in reads}
+    rows = {key: key.rpartition(kept_state.OF_RANKS)[2] for key in shapes if kept_state.OF_RANKS in key}
+    merged = {own: shapes[key][0] for key, own in rows.items() if _become_their_mean(shapes[key])}
+    rows_of = {own: key for key, own in rows.items() if key not in wanted and own in wanted and own in merged}
+    dropped = [key for key in shapes if key not in wanted and key not in rows]
+    names = [saved_as(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
+    dropped = [key for key in dropped if kept_state.is_kept(key, names)]
+    kept = {own for key, own in rows.items() if key in wanted or own in rows_of}
+    merged = {own: count for own, count in merged.items() if own in kept}
+    return _Plan(reads, begun, merged, rows_of, dropped, slots)
+
+
+def _become_their_mean(shape):
+    return bool(shape) and shape[0] > 1 and shape[0] != collective.current().size
+
+
+def _state_of(saver, graph, pipelines):
+    """What may be missing, by key and slice; and the keys of the state of update rules among it."""
+    of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
+    of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
+    by_key = variables_by_key(saver) or {}
+    called = {id(variable): (key, "") for key, variable in by_key.items()}
+    trained = {id(variable) for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    optional = [*of_rules, *of_stages, *graph.get_collection(LOSS_SCALE_STATE)]
+    state = {
+        called.get(id(variable), saved_as(variable)): variable
+        for variable in optional
+        if id(variable) not in trained and variable.graph is graph
+    }
+    rules = {id(variable) for variable in of_rules}
+    return state, {key for (key, _), variable in state.items() if id(variable) in rules}
+
+
+def _reads_of(saver, graph):
+    restoring = graph.get_operation_by_name(saver.saver_def.restore_op_name)
+
+    def needs(op):
+        return [] if op.type == "RestoreV2" else [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+
+    found = []
+    for op in search([restoring], needs):
+        if op.type == "RestoreV2":
+            keys, parts = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
+            found += [_Read(key.decode(), part.decode(), out) for key, part, out in zip(keys, parts, op.outputs)]
+    return found
+
+
+def _check_missing(keys, path, shapes):
+    if keys:
+        more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+        text = (
+            f"checkpoint: {path} lacks {len(keys)} variables of this graph that are not state of stages or optimizers. "
+            f"Expected {', '.join(sorted(keys)[:_NAMED])}{more}; got {len(shapes)} others. Restore it into the model "
+            f"that it was saved of, or leave these out by a Saver of the variables it has."
+        )
+        raise tf.errors.NotFoundError(None, None, text)
+
+
+def _restore_by(plan, saver, session, path):
+    """Reads what there is in a graph apart, as the session's own may be finalized, and feeds it to the saver's ops."""
+    there = [read for read in plan.reads if (read.key, read.part) not in plan.begun and read.key not in plan.rows_of]
+    merged = [read for read in plan.reads if read.key in plan.rows_of]
+    keys = [*(read.key for read in there), *(plan.rows_of[read.key] for read in merged)]
+    parts = [*(read.part for read in there), *("" for _ in merged)]
+    values = _values(path, keys, parts, [read.output.dtype for read in [*there, *merged]])
+    fed = {read.output: value for read, value in zip([*there, *merged], values)}
+    fed.update({read.output: _mean(fed[read.output]) for read in merged})
+    for read in plan.reads:
+        if (read.key, read.part) in plan.begun:
+            fed[read.output] = _empty(plan.begun[read.key, read.part])
+    session.run(saver.saver_def.restore_op_name, fed)
+    # After that, for slots that start as a copy of a variable.
+    session.run([variable.initializer for variable in plan.begun.values()])
+
+
+def _values(path, keys, parts, dtypes):
+    if not keys:
+        return []
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        tensors = tf.raw_ops.RestoreV2(prefix=path, tensor_names=keys, shape_and_slices=parts, dtypes=dtypes)
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            return session.run(tensors)
+
+
+def _mean(rows):
+    if rows.dtype == np.bool_:
+        return rows.any(axis=0)
+    return rows.mean(axis=0, dtype=np.float64).astype(rows.dtype) if rows.dtype.kind in "fV" else rows[0]
+
+
+def _empty(variable):
+    """Something of the shape that the saver assigns before the variable is initialised."""
+    shape = variable.shape if variable.shape.is_fully_defined() else variable.initial_value.shape
+    sizes = [size or 0 for size in shape.as_list()] if shape.rank is not None else [0]
+    return np.zeros(sizes, variable.dtype.base_dtype.as_numpy_dtype)
+
+
+def _tell(plan, checkpoint):
+    begun = [key for key, _ in plan.begun if kept_state.OF_RANKS not in key]
+    kept_state.say_begun(checkpoint, begun, plan.slots)
+    kept_state.say_merged(checkpoint, list(plan.merged), plan.merged.values())
+    kept_state.say_dropped(checkpoint, plan.dropped)

@@ -1,0 +1,197 @@
+"""What an optimizer updates in place of variables of 16 bits, or of TF 1 reference variables that it does not take.
+
+In bfloat16 a decay of 0.999 is 1, and a change of a thousandth of a weight is none. So an optimizer never sees a variable
+of 16 bits: it is given a stand-in, a float32 variable of that name, for which it keeps its slots, and the variable gets
+the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded value, somebody
+else changed the variable, be it an assignment or a checkpoint without that state; there the stand-in begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from npu_bridge.gradients.arithmetic import map_values
+from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
+from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.graphs import is_reference as is_reference_dtype
+from npu_bridge.tf_internals.graphs import stand_in
+from npu_bridge.tf_internals.training import track
+
+# The slot that a stand-in is, and how checkpoints call it: `<variable>/float32`.
+SLOT = "float32"
+
+
+def is_narrow(variable: Any) -> bool:
+    """Whether a variable holds numbers of 16 bits."""
+    dtype = tf.as_dtype(variable.dtype).base_dtype
+    return dtype.is_floating and dtype.size < tf.float32.size
+
+
+def is_reference(variable: Any) -> bool:
+    """Whether a variable is a TF 1 reference variable."""
+    return isinstance(variable, tf.Variable) and is_reference_dtype(variable.dtype)
+
+
+def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
+    """Refuses an optimizer that cannot train variables of 16 bits.
+
+    Raises:
+      ValueError: it writes to variables elsewhere than in `apply_gradients`, or reads them by the loss.
+    """
+    name = type(optimizer).__name__
+    if hasattr(optimizer, "evaluates"):
+        problem = f"{name} evaluates the loss with changed variables, which 16 bits would round"
+    elif isinstance(optimizer, tf.compat.v1.train.SyncReplicasOptimizer):
+        problem = f"{name} updates variables in a thread of its own, where 16 bits would round its arithmetic"
+    else:
+        return
+    mend = "Use another optimizer, or keep the variables in float32: O2, or master_weights=True."
+    raise ValueError(message(owner, problem, "variables in float32", "variables of 16 bits", mend))
+
+
+class StandIns:
+    """The stand-ins of one optimizer.
+
+    Args:
+      optimizer: whose checkpoints hold them.
+      takes_references: whether it updates TF 1 reference variables itself.
+      updates_narrow: whether it updates variables of 16 bits itself; then there are no stand-ins for these.
+    Graph: a float32 variable for each variable of 16 bits that is updated, and nothing for others. One for a reference
+      variable is a copy in a step, which no checkpoint holds.
+    """
+
+    def __init__(self, optimizer: Any, takes_references: bool, updates_narrow: bool):
+        self._optimizer = optimizer
+        self._takes_references = takes_references
+        self._updates_narrow = updates_narrow
+        self._made: dict[Any, _StandIn | None] = {}
+        self._module: Any = None
+
+    def of(self, variables: Sequence) -> list:
+        """What the optimizer is given for these variables, made now where it does not exist yet."""
+        made = [self._stand_in_of(variable) for variable in variables]
+        return [variable if own is None else own.seen for own, variable in zip(made, variables)]
+
+    @property
+    def kept(self) -> list:
+        """The float32 variables that checkpoints hold."""
+        return [own.values for own in self._made.values() if own is not None and own.is_kept]
+
+    def slot_of(self, variable: Any) -> Any:
+        """The float32 variable kept for a variable; None without one."""
+        own = self._made.get(variable.ref())
+        return own.values if own is not None and own.is_kept else None
+
+    def update(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
+        """Calls `update` with stand-ins and float32 gradients, and has the variables follow.
+
+        Returns:
+          What `update` returned; in a TF 1 graph where there are stand-ins, an op.
+        """
+        given = [variable for grad, variable in grads_and_vars if grad is not None]
+        own = {variable.ref(): made for variable in given if (made := self._stand_in_of(variable)) is not None}
+        if not own:
+            return update(list(grads_and_vars))
+        return self._change(list(own.values()), lambda: update([_pair_of(own, *pair) for pair in grads_and_vars]))
+
+    def change(self, variables: Sequence, change: Callable[[list], Any]) -> Any:
+        """Calls `change` with what stands for variables, and has the variables follow; returns as `update`."""
+        made = [own for own in map(self._stand_in_of, variables) if own is not None]
+        if not made:
+            return change(list(variables))
+        return self._change(made, lambda: change(self.of(variables)))
+
+    def _change(self, made, change):
+        with tf.name_scope("stand_ins"):
+            current = [own.follow_variable() for own in made]
+        if not building_graph():
+            done = change()
+            for own in made:
+                own.lead_variable()
+            return done
+        with tf.control_dependencies(current):
+            done = change()
+        with tf.control_dependencies([] if done is None else [done]), tf.name_scope("stand_ins"):
+            return tf.group(*([] if done is None else [done]), *(own.lead_variable() for own in made))
+
+    def _stand_in_of(self, variable):
+        reference = variable.ref()
+        if reference not in self._made:
+            self._made[reference] = self._make(variable) if self._needs_one(variable) else None
+        return self._made[reference]
+
+    def _needs_one(self, variable):
+        if is_narrow(variable):
+            return not self._updates_narrow
+        return not self._takes_references and is_reference(variable)
+
+    def _make(self, variable):
+        owner = type(self._optimizer).__name__
+        if is_narrow(variable):
+            check_takes_stand_ins(self._optimizer, owner)
+        if isinstance(variable, tf.distribute.DistributedValues) or not variable.shape.is_fully_defined():
+            problem = f"{variable.name} is of 16 bits and cannot be updated in float32"
+            expected, mend = "one variable of known shape", "Keep it in float32: O2, or master_weights=True."
+            got = f"{type(variable).__name__} of shape {variable.shape}"
+            raise ValueError(message(owner, problem, expected, got, mend))
+        made = _StandIn(variable, self._takes_references)
+        if made.is_kept:
+            if self._module is None:  # tracked when it holds something, so that other checkpoints stay what they are
+                self._module = tf.Module(name=SLOT)
+                track(self._optimizer, self._module, SLOT, overwrite=True)
+            track(self._module, made.values, made.seen.name.partition(":")[0], overwrite=True)
+        return made
+
+
+class _StandIn:
+    """Stands for one variable.
+
+    Attributes:
+      values: the variable that the optimizer changes.
+      seen: the same under the name of the variable it stands for.
+      is_kept: whether its value outlives a step.
+    """
+
+    def __init__(self, variable, takes_references):
+        self._variable = variable
+        self.is_kept = is_narrow(variable)
+        self._dtype = tf.as_dtype(variable.dtype).base_dtype
+        dtype = tf.float32 if self.is_kept else self._dtype
+        name = variable.name.partition(":")[0]
+        with tf.init_scope(), tf.compat.v1.name_scope(None):  # outside of the caller's conditions and scopes
+            is_eager = tf.executing_eagerly()
+            # In a graph any value would do: the first step finds that the variable is not its rounded value.
+            self.values = tf.compat.v1.Variable(
+                initial_value=lambda: tf.cast(variable, dtype) if is_eager else tf.zeros(variable.shape, dtype),
+                trainable=False,
+                use_resource=True,
+                name=f"{name}/{SLOT}",
+                dtype=dtype,
+                collections=None if self.is_kept else [],
+            )
+            if self.is_kept:
+                initialise_with_keras([self.values])
+            has_key = takes_references or not is_reference(variable)
+            self.seen = stand_in(variable, self.values, dtype, has_key)
+
+    def follow_variable(self):
+        """Makes the value that of the variable, but where that is its rounded value; returns the op."""
+        value = (value_before_update if is_reference(self._variable) else tf.identity)(self._variable)
+        if self.is_kept:
+            kept = self.values.read_value()
+            value = tf.where(tf.equal(tf.cast(kept, self._dtype), value), kept, tf.cast(value, kept.dtype))
+        return self.values.assign(value, read_value=False)
+
+    def lead_variable(self):
+        """Gives the variable the rounded value; returns the op."""
+        return tf.compat.v1.assign(self._variable, tf.cast(self.values.read_value(), self._dtype))
+
+
+def _pair_of(own, grad, variable):
+    made = own.get(variable.ref())
+    if grad is None or made is None:
+        return grad, variable
+    return map_values(grad, lambda values: tf.cast(values, made.seen.dtype)), made.seen

@@ -1,0 +1,94 @@
+"""Jobs whose logs and output go to a disk that is full for a while."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from npu_bridge.launch.job.output import RankLog
+from tests.launch.launching import LIMIT_SECS, npu_run, start, write_script
+from tests.small_disk import small_disk  # noqa: F401 - a fixture
+
+# Every rank prints until its log has come back; rank 0 fills the disk and makes room again, rank 1 sees it.
+FILLING = """
+    import os, pathlib, sys, time
+    from tests.small_disk import SmallDisk
+
+    rank, disk = os.environ["RANK_ID"], SmallDisk(pathlib.Path(sys.argv[1]))
+    log = pathlib.Path(sys.argv[1], "logs", f"rank_{rank}.log")
+
+    def wait_for(condition, text=""):
+        while not condition():
+            print(text or "waiting", flush=True)
+            time.sleep(0.05)
+
+    print("before", flush=True)
+    wait_for(lambda: "before" in log.read_text())
+    if rank == "0":
+        disk.fill()
+        pathlib.Path("full.0").touch()
+    wait_for(pathlib.Path("full.0").exists)
+    print("full " * 2000, flush=True)
+    pathlib.Path(f"told.{rank}").touch()
+    if rank == "0":
+        wait_for(pathlib.Path("told.1").exists)
+        time.sleep(0.5)
+        disk.make_room()
+        pathlib.Path("room").touch()
+    wait_for(pathlib.Path("room").exists)
+    wait_for(lambda: "after" in log.read_text(), "after")
+"""
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path, small_disk):  # noqa: F811
+    write_script(tmp_path, FILLING)
+    code, output = npu_run("-np", "2", "--log-dir", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
+    assert code == 0
+    for rank in range(2):
+        log = f"the log {small_disk.path}/logs/rank_{rank}.log"
+        stopped = f"npu-run: {log} is not written any more: No space left on device; the rest goes on without it"
+        assert output.splitlines().count(stopped) == 1
+        assert output.splitlines().count(f"npu-run: {log} is written again") == 1
+        lines = (small_disk.path / "logs" / f"rank_{rank}.log").read_text().splitlines()
+        assert re.match(r"--- [\d: -]+ rank \d of 2: train.py", lines[0]) and "before" in lines
+        assert lines[-1] == "after" and set(lines[1:]) <= {"before", "waiting", "after", ("full " * 2000)}
+
+
+def test_a_log_that_was_full_for_long_says_how_much_is_missing(tmp_path, small_disk, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("npu_bridge._secondary_files._PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge._secondary_files._LONGEST_PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge._secondary_files._KEPT_BYTES", 10_000)
+    said = []
+    small_disk.fill()
+    log = RankLog(small_disk.path / "logs", 0, "title", said.append)  # in a folder that cannot be made yet
+    for number in range(100):
+        log.feed("stdout", b"%999d\n" % number)
+    small_disk.make_room()
+    log.feed("stdout", b"last ")
+    log.feed("stdout", b"line\n")
+    log.close()
+    lines = (small_disk.path / "logs" / "rank_0.log").read_text().splitlines()
+    assert re.fullmatch(r"--- 900\d\d bytes are not here: No space left on device", lines[0])
+    assert [line.strip() for line in lines[1:]] == [*map(str, range(90, 100)), "last line"]
+    assert ["not written any more" in text for text in said] == [True, False]
+
+
+def test_output_that_goes_to_a_full_disk_does_not_end_the_job(tmp_path, small_disk):  # noqa: F811
+    write_script(tmp_path, "import os\nprint('x' * 100_000)\nopen(f'done.{os.environ[\"RANK_ID\"]}', 'w')")
+    small_disk.fill()
+    with open(small_disk.path / "output", "w") as file:
+        process = start("-np", "2", "train.py", cwd=tmp_path, output=file.fileno())
+        assert process.wait(timeout=LIMIT_SECS) == 0
+    assert (tmp_path / "done.0").exists() and (tmp_path / "done.1").exists()
+
+
+@pytest.mark.parametrize("folder", ["file/below", "/proc/1/nowhere"])
+def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path, folder):
+    (tmp_path / "file").touch()
+    write_script(tmp_path, "open('started', 'w')")
+    code, output = npu_run("--log-dir", folder, "train.py", cwd=tmp_path)
+    assert (
+        code == 2 and output.startswith(f"npu-run: --log-dir {folder} cannot be written (") and output.count("\n") == 1
+    )
+    assert not (tmp_path / "started").exists()

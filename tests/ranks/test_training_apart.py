@@ -1,0 +1,267 @@
+"""Ranks that bring nothing together say so before the first step; those that do, or do not train, say nothing."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_optimizer import (
+    KerasDistributeOptimizer,
+    NPUDistributedOptimizer,
+    NPUOptimizer,
+    npu_distributed_optimizer_wrapper,
+)
+from npu_bridge.gradients import training_apart
+from npu_bridge.hccl import hccl_ops
+from npu_bridge.npu_init import npu_keras_optimizer
+from npu_bridge.stages import Accumulate, Adasum, PartialSync
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+_STEPS = 3
+
+
+class _Lines(logging.Handler):
+    """What is said of training apart, each line with the number of steps that were made before."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self.steps = [], 0
+
+    def emit(self, record):
+        self.lines.append((self.steps, record.getMessage()))
+
+    def __enter__(self):
+        training_apart._say_once.cache_clear()
+        training_apart._LOG.addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        training_apart._LOG.removeHandler(self)
+
+
+def _sgd():
+    return tf1.train.GradientDescentOptimizer(0.1)
+
+
+def _model():
+    weight = tf1.get_variable("weight", [2], initializer=tf1.ones_initializer())
+    return tf.reduce_sum(tf.square(weight)), weight
+
+
+def _run(steps, lines, *, initialize=True):
+    """Runs operators one after the other in a plain session, a few times."""
+    with tf1.Session() as session:
+        if initialize:
+            session.run(tf1.global_variables_initializer())
+        for _ in range(_STEPS):
+            for step in steps:
+                session.run(step)
+            lines.steps += 1
+
+
+@in_graph
+def _session(optimizer, lines):
+    _run([optimizer().minimize(_model()[0])], lines)
+
+
+@in_graph
+def _monitored(optimizer, lines):
+    train_op = optimizer().minimize(_model()[0], tf1.train.get_or_create_global_step())
+    hooks = [NPUBroadcastGlobalVariablesHook(0), tf1.train.StopAtStepHook(_STEPS)]
+    with tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        while not session.should_stop():
+            session.run(train_op)
+            lines.steps += 1
+
+
+def _estimator(optimizer, lines, mode="train"):
+    def model_fn(features, labels, mode):
+        loss, weight = _model()
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            return NPUEstimatorSpec(mode, predictions=features * weight)
+        loss += tf.reduce_mean(features)
+        return NPUEstimatorSpec(mode, loss=loss, train_op=optimizer().minimize(loss, tf1.train.get_global_step()))
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors(np.ones([1, 2], np.float32)).repeat(_STEPS)
+
+    with tempfile.TemporaryDirectory() as folder:
+        estimator = NPUEstimator(model_fn, config=NPURunConfig(model_dir=folder, log_step_count_steps=None))
+        if mode == "train":
+            estimator.train(input_fn, max_steps=_STEPS)
+        elif mode == "evaluate":
+            estimator.evaluate(input_fn)
+        else:
+            list(estimator.predict(input_fn))
+
+
+def _fit(optimizer, lines, eagerly=False):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(2,))])
+    model.compile(optimizer(), "mse", run_eagerly=eagerly)
+    count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: setattr(lines, "steps", lines.steps + 1))
+    model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), 2, verbose=0, callbacks=[count])
+
+
+def _fit_eagerly(optimizer, lines):
+    _fit(optimizer, lines, eagerly=True)
+
+
+@in_graph
+def _fit_in_graph(optimizer, lines):
+    with tf1.Session().as_default():
+        _fit(optimizer, lines)
+
+
+@in_graph
+def _stock_horovod(lines):
+    import horovod.tensorflow as hvd
+
+    _run([hvd.DistributedOptimizer(NPUOptimizer(_sgd())).minimize(_model()[0])], lines)
+
+
+def _stock_horovod_of_keras(lines):
+    import horovod.keras as hvd
+
+    stock = functools.partial(hvd.DistributedOptimizer, tf.keras.optimizers.legacy.SGD(0.1))
+    _fit(lambda: npu_keras_optimizer(stock(), is_distributed=False, stages=[Accumulate(1)]), lines)
+
+
+@in_graph
+def _collectives_by_hand(lines):
+    """Gradients are summed by hccl_ops, and wait in a variable for the next run."""
+    loss, weight = _model()
+    kept = tf1.get_variable("kept", [2], trainable=False, initializer=tf1.zeros_initializer())
+    keep = kept.assign_add(hccl_ops.allreduce(tf.gradients(loss, weight)[0], "sum"))
+    _run([keep, NPUOptimizer(_sgd()).apply_gradients([(tf.identity(kept), weight)])], lines)
+
+
+@in_graph
+def _weights_by_hand(lines):
+    """Weights are averaged after the step, in a run of their own."""
+    loss, weight = _model()
+    train_op = NPUOptimizer(_sgd()).minimize(loss)
+    _run([train_op, weight.assign(hccl_ops.allreduce(weight, "sum") / 2)], lines)
+
+
+def _function_by_hand(lines):
+    """A function averages weights after the update."""
+    optimizer, weight = _keras_apart(tf.keras.optimizers)(), tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients([(2.0 * weight, weight)])
+        weight.assign(hccl_ops.allreduce(weight, "sum") / 2)
+
+    step()
+
+
+def _eager_by_hand(lines):
+    optimizer, weight = _keras_apart(tf.keras.optimizers)(), tf.Variable([1.0, 2.0])
+    optimizer.apply_gradients([(hccl_ops.allreduce(2.0 * weight, "sum"), weight)])
+
+
+@in_graph
+def _other_runs(lines):
+    """Initialisers, losses, counters and loaded values are no training."""
+    loss, weight = _model()
+    NPUOptimizer(_sgd()).minimize(loss)
+    step = tf1.train.get_or_create_global_step()
+    _run([loss, step.assign_add(1), weight.initializer], lines)
+
+
+@in_graph
+def _metric_over_ranks(lines):
+    """What is averaged for people to see does not train."""
+    loss, _ = _model()
+    train_op = NPUOptimizer(_sgd()).minimize(loss)
+    _run([[train_op, hccl_ops.allreduce(loss, "sum")]], lines)
+
+
+def _keras_apart(kind):
+    return lambda: npu_keras_optimizer(kind.SGD(0.1), is_distributed=False, stages=[Accumulate(1)])
+
+
+def _apart():
+    return NPUOptimizer(_sgd())
+
+
+def _with(*stages):
+    return lambda: NPUOptimizer(_sgd(), is_distributed=True, stages=list(stages))
+
+
+_LEGACY, _CURRENT = tf.keras.optimizers.legacy, tf.keras.optimizers
+APART = {
+    "session": lambda lines: _session(_apart, lines),
+    "session, Keras inside": lambda lines: _session(lambda: NPUOptimizer(_CURRENT.SGD(0.1)), lines),
+    "monitored session": lambda lines: _monitored(_apart, lines),
+    "estimator": lambda lines: _estimator(_apart, lines),
+    "estimator, stock optimizer": lambda lines: _estimator(_sgd, lines),
+    "fit, legacy": lambda lines: _fit(_keras_apart(_LEGACY), lines),
+    "fit, current": lambda lines: _fit(_keras_apart(_CURRENT), lines),
+    "fit, eager": lambda lines: _fit_eagerly(_keras_apart(_CURRENT), lines),
+    "fit in a graph": lambda lines: _fit_in_graph(_keras_apart(_LEGACY), lines),
+    "a metric over ranks": _metric_over_ranks,
+}
+TOGETHER = {
+    "session": lambda lines: _session(lambda: NPUOptimizer(_sgd(), is_distributed=True), lines),
+    "two wrappers": lambda lines: _session(lambda: NPUOptimizer(NPUDistributedOptimizer(_sgd())), lines),
+    "distributed": lambda lines: _monitored(lambda: NPUDistributedOptimizer(_sgd()), lines),
+    "estimator": lambda lines: _estimator(lambda: NPUOptimizer(_sgd(), is_distributed=True), lines),
+    "evaluation": lambda lines: _estimator(_apart, lines, "evaluate"),
+    "prediction": lambda lines: _estimator(_apart, lines, "predict"),
+    "in place": lambda lines: _session(lambda: npu_distributed_optimizer_wrapper(_sgd()), lines),
+    "in place, Keras": lambda lines: _fit(lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines),
+    "in place, Keras eagerly": lambda lines: _fit_eagerly(
+        lambda: npu_distributed_optimizer_wrapper(_keras_apart(_CURRENT)()), lines
+    ),
+    "accumulation": lambda lines: _session(_with(Accumulate(2)), lines),
+    "partial": lambda lines: _session(_with(PartialSync(2)), lines),
+    "Adasum": lambda lines: _session(_with(Adasum()), lines),
+    "fit, legacy": lambda lines: _fit(lambda: KerasDistributeOptimizer(_LEGACY.SGD(0.1)), lines),
+    "fit, current": lambda lines: _fit(lambda: KerasDistributeOptimizer(_CURRENT.SGD(0.1)), lines),
+    "stock Horovod": _stock_horovod,
+    "stock Horovod, Keras": _stock_horovod_of_keras,
+    "collectives by hand": _collectives_by_hand,
+    "weights by hand": _weights_by_hand,
+    "function by hand": _function_by_hand,
+    "eager by hand": _eager_by_hand,
+    "no training": _other_runs,
+}
+
+
+def _said(names, table):
+    said = {}
+    for name in names:
+        with _Lines() as lines:
+            globals()[table][name](lines)
+        said[name] = lines.lines
+    return said
+
+
+def test_ranks_that_train_apart_say_so_before_their_first_step(on_ranks):
+    on_rank_0, on_rank_1 = on_ranks(2, _said, list(APART), "APART")
+    assert {name: len(lines) for name, lines in on_rank_0.items()} == dict.fromkeys(APART, 2)
+    assert not any(on_rank_1.values())
+    for name, ((steps, what), (_, mend)) in on_rank_0.items():
+        assert steps == 0, name
+        assert "2 ranks train apart" in what and "a model of its own" in what
+        assert "is_distributed=True" in mend and "one rank" in mend
+
+
+def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ranks):
+    assert on_ranks(2, _said, list(TOGETHER), "TOGETHER") == [dict.fromkeys(TOGETHER, [])] * 2
+
+
+def test_one_rank_says_nothing():
+    names = ["session", "fit, current"]
+    assert _said(names, "APART") == dict.fromkeys(names, [])

@@ -1,0 +1,120 @@
+"""What is written beside a training, read from files and printed goes one way each; the syntax trees say so."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+# What is written there is written beside a training, and a training goes on without it.
+BESIDE = ("compare", "launch", "reporting", "session", "trials")
+# What a command is asked for, and ends with one sentence where it cannot be written; and what is no file of anybody.
+PRODUCTS = {
+    "compare/dumps.py": "compare --write-names",
+    "launch/bisect.py": "the state of a search, and what it finds",
+    "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
+    "launch/rank/processor_time.py": "names of threads, below /proc",
+    "launch/record.py": "the file that reads a record",
+    "launch/repeat.py": "the note in the folder of a repeat",
+    "reporting/page/document.py": "npu-run report; ReportHook attempts it",
+    "reporting/page/facts.py": "ReportHook attempts it",
+    "reporting/plan_picture.py": "npu-run plan --picture",
+    "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
+    "session/dump_files.py": "TensorWatch attempts it",
+    "session/overflow_hook.py": "TensorWatch attempts it",
+    "trials/replay.py": "all that a replay is for",
+}
+WRITERS = {"new_file", "write_whole", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
+READERS = {"read_text", "read_bytes", "load", "fromfile", "memmap", "genfromtxt", "loadtxt"}
+# Files below /proc; a module that is copied to machines without this package.
+READ_OTHERWISE = {"launch/job/rank_process.py", "launch/rank/processor_time.py", "trials/replay_tf1.py"}
+READING = (*BESIDE, "boost", "options", "precision")
+# The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
+# tells the one that has started it, and prints of scripts for TensorFlow 1.
+PRINT_OTHERWISE = {"_terminal.py", "options/docs_page.py", "trials/replay_tf1.py", "launch/doctor/trial.py"}
+
+
+def calls_in(packages):
+    """(path below npu_bridge, functions around it, call) of every call in some packages."""
+    for package in packages:
+        place = REPOSITORY / "npu_bridge" / package
+        for path in sorted(place.rglob("*.py") if place.is_dir() else [place]):
+            for around, node in walk(ast.parse(path.read_text()), ()):
+                yield str(path.relative_to(REPOSITORY / "npu_bridge")), around, node
+
+
+def walk(node, around):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield around, child
+        inside = (*around, child.name) if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) else around
+        yield from walk(child, inside)
+
+
+def name_of(call):
+    """`open` of `open(...)`, and of `path.open(...)`."""
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def owner_of(call):
+    return ast.unparse(call.func).rpartition(".")[0]
+
+
+def opens(call):
+    """ "r" or "w" of a call that opens a file, else None."""
+    if name_of(call) not in ("open", "fdopen") or owner_of(call) not in ("", "os", "io"):
+        return None
+    texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    if owner_of(call) == "os":
+        return "w" if "O_WRONLY" in ast.unparse(call) or "O_RDWR" in ast.unparse(call) else "r"
+    return "w" if any(set("wax+") & set(text) and len(text) <= 3 for text in texts) else "r"
+
+
+def named_in(call):
+    return {node.id for node in ast.walk(call) if isinstance(node, ast.Name)} | {
+        node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)
+    }
+
+
+def test_what_is_written_beside_a_training_is_attempted():
+    calls = list(calls_in(BESIDE))
+    attempted: dict[str, set[str]] = {}
+    for path, _, call in calls:
+        if name_of(call) in ("attempt", "GrowingFile"):
+            attempted.setdefault(path, set()).update(named_in(call))
+    found, seen = [], set()
+    for path, around, call in calls:
+        is_writing = name_of(call) in WRITERS or opens(call) == "w"
+        if not is_writing or name_of(call) in ("attempt", "GrowingFile"):
+            continue
+        seen.add(path)
+        if path not in PRODUCTS and not set(around) & attempted.get(path, set()):
+            found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert not found, "write it through Secondary.attempt or a GrowingFile"
+    assert set(PRODUCTS) <= seen, "no longer written there; take it off the list"
+    assert sum(map(len, attempted.values())) > 30
+
+
+def test_files_are_read_in_one_way():
+    found = []
+    for path, _, call in calls_in(READING):
+        is_reading = opens(call) == "r" and "devnull" not in ast.unparse(call)
+        if name_of(call) in READERS and owner_of(call):
+            is_reading = name_of(call) != "load" or owner_of(call) in ("np", "json")
+        # Of an array that is open; of what is no file.
+        is_open = call.args and ast.unparse(call.args[0]) in ("file", "session")
+        if is_reading and not is_open and path not in READ_OTHERWISE:
+            found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert not found, "read it through npu_bridge._reading"
+
+
+def test_lines_are_printed_in_one_way():
+    found = []
+    for path, _, call in calls_in([""]):
+        whole = ast.unparse(call.func)
+        is_print = whole in ("print", "click.echo", "click.secho", "click.utils.echo", "console.print", "warnings.warn")
+        is_stream = any(f"std{name}" in whole for name in ("out", "err")) and name_of(call) in ("write", "writelines")
+        is_logger = whole == "logging.getLogger" and "__name__" in ast.unparse(call)
+        if (is_print or is_stream or is_logger) and path not in PRINT_OTHERWISE and path != "launch/table.py":
+            found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert not found, "print it through npu_bridge._terminal, rows of tables through launch/table.py"
