@@ -339,5 +339,5 @@ def test_a_users_own_files_in_the_folder_stay(tmp_path, caplog):
         NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path))).train(input_fn, steps=2)
     assert [(tmp_path / name).read_text() for name in names] == [f"years of work on {name}" for name in names]
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
-    for name in ("report.html", "report.json", "history.jsonl"):
+    for name in ("report.json", "history.jsonl"):  # and without its facts no page is made
         assert f"{name} is a file that npu_bridge did not make" in caplog.text
