@@ -1,10 +1,12 @@
 """What updates cost: the optimizers of this package beside stock ones, on gradients that are there already.
 
-    python benchmarks/optimizers.py [--cases lamb,adam,momentum] [--shapes 60x333000,1000x512] [--only fused]
+    python benchmarks/optimizers.py [--cases lamb,adam,momentum,scaled] [--shapes 60x333000,1000x512] [--only fused]
 
 One core, one thread of each kind. For each case the contenders have a graph and a session each in one process and take
 turns; the order changes from round to round. Printed are median and least processor time of a step, and the median over
-rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one.
+rounds of the ratio to the peer, tensorflow-addons' LAMB or the TF 1 optimizer, which update variables one by one. A
+step of the case "scaled" differentiates a scaled loss, unscales and judges the gradients, and updates; its peer does
+not combine them.
 Processor time is what a step takes on a core of its own, also while others use this one.
 
 Aims: LAMB at most 0.40 on 60 x 333,000 and 0.15 on 1,000 x 512; Adam 0.5 and momentum 0.7 on 1,000 x 512; neither above
@@ -24,6 +26,8 @@ os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
 
 import tensorflow as tf  # noqa: E402
 
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager  # noqa: E402
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer  # noqa: E402
 from npu_bridge.optimizers import tf1 as ours  # noqa: E402
 
 tf1 = tf.compat.v1
@@ -35,6 +39,12 @@ def _tfa_lamb():
     import tensorflow_addons as tfa
 
     return tfa.optimizers.LAMB(0.01, weight_decay=0.01)
+
+
+def _scaled(**options):
+    return lambda: NPUOptimizer(
+        ours.Adam(0.01, fused=True), FixedLossScaleManager(1000.0), is_loss_scale=True, **options
+    )
 
 
 # The first one of a case is the peer.
@@ -54,6 +64,10 @@ CASES = {
         "SGD, momentum": lambda: ours.SGD(0.01, 0.9),
         "SGD, momentum, fused": lambda: ours.SGD(0.01, 0.9, fused=True),
     },
+    "scaled": {
+        "Adam, fused": _scaled(),
+        "Adam, fused, combine_grad": _scaled(combine_grad=True),
+    },
 }
 
 
@@ -72,7 +86,11 @@ def build_step(make_optimizer, count, size):
             names = [f"gradient_{number}" for number in range(count)]
             kept = [tf1.get_variable(name, [size], initializer=normal, trainable=False) for name in names]
             gradients = [gradient.read_value() for gradient in kept]
-        step = make_optimizer().apply_gradients(list(zip(gradients, variables)))
+        optimizer = make_optimizer()
+        if isinstance(optimizer, NPUOptimizer):  # which must have scaled the loss itself
+            step = optimizer.minimize(tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, gradients)]))
+        else:
+            step = optimizer.apply_gradients(list(zip(gradients, variables)))
         initialize = tf1.global_variables_initializer()
     config = tf1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
     session = tf1.Session(graph=graph, config=config)
@@ -121,7 +139,7 @@ def main():
             for name, samples in times.items():
                 ratio = statistics.median(own / other for own, other in zip(samples, peer))
                 print(
-                    f"  {name:24s} {1000 * statistics.median(samples):8.2f} ms  least {1000 * min(samples):8.2f} ms  "
+                    f"  {name:26s} {1000 * statistics.median(samples):8.2f} ms  least {1000 * min(samples):8.2f} ms  "
                     f"ratio {ratio:.3f}, of the least {min(samples) / min(peer):.3f}",
                     flush=True,
                 )

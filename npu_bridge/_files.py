@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 __all__ = [
+    "UNFINISHED",
     "NotOursError",
     "check_home",
     "check_output",
@@ -27,6 +28,7 @@ __all__ = [
     "write_whole",
 ]
 
+UNFINISHED = ".unfinished-"  # how names begin of files that have not got theirs yet
 _PROBE_BYTES = 1 << 14
 _HEAD_BYTES = 8192  # what tells a file of ours stands within its first bytes
 # What TensorFlow calls files and folders that it has not moved to their place yet.
@@ -54,7 +56,7 @@ def new_file(path: str | os.PathLike, mode: str = "w", ours: bytes | None = None
         check_output(path, ours)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     # A name that nobody can know, and only if nothing has it.
-    unfinished = os.path.join(os.path.dirname(path), f".unfinished-{secrets.token_hex(8)}")
+    unfinished = os.path.join(os.path.dirname(path), f"{UNFINISHED}{secrets.token_hex(8)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(descriptor, mode, **text) as file:

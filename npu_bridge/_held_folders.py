@@ -30,6 +30,7 @@ _LOG = logger(__name__)
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
+_UNKNOWN = "unknown"  # when a process started that runs
 _GUARD_TRIES = 200
 # What tells jobs of several ranks apart, one for each launcher.
 _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMIX_NAMESPACE",), ("PMI_JOBID",))
@@ -51,8 +52,8 @@ class _Owner(NamedTuple):
 class _Lock:
     """A lock file of this process."""
 
-    def __init__(self, path: str, text: str, has_taken_over: bool):
-        self.path, self.text, self.has_taken_over = path, text, has_taken_over
+    def __init__(self, path: str, text: str, last_sign: float | None = None):
+        self.path, self.text, self.last_sign = path, text, last_sign
         self.count, self.is_lost = 0, False
 
     def give_sign(self) -> None:
@@ -73,12 +74,14 @@ class Hold:
     Attributes:
       is_first: this process did not hold it already.
       has_taken_over: the process that held it before is known to be dead, and had not released it.
+      last_sign: when that process gave its last sign of life, in seconds by the clock of the file system; else None.
     """
 
     def __init__(self, lock: _Lock | None):
         self._lock = lock
         self.is_first = lock is None or lock.count == 1
-        self.has_taken_over = lock is not None and lock.has_taken_over
+        self.last_sign = None if lock is None else lock.last_sign
+        self.has_taken_over = self.last_sign is not None
 
     def release(self) -> None:
         """Gives the folder back; a second time does nothing."""
@@ -195,6 +198,9 @@ def _acquire(path: str, what: str) -> _Lock | None:
         return None
     try:
         return _acquire_with(path, own, text)
+    except OSError as error:  # somebody else's file, say, in a folder where only owners remove theirs
+        _LOG.debug("%s: not held (%s).", path, error)
+        return None
     finally:
         _remove(own, text)
 
@@ -203,17 +209,17 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
     own_job = json.loads(text)["job"]
     for _ in range(_GUARD_TRIES):
         if _place(own, path, text):
-            return _Lock(path, text, has_taken_over=False)
+            return _Lock(path, text)
         owner = _owner_of(path, own)
         if owner is None:
             continue  # it was released this moment
         if own_job and owner.facts.get("job") == own_job and not _is_gone(owner) and owner.silent_secs < SILENT_SECS:
-            return _Lock(path, "", has_taken_over=False)  # another rank holds it for all of them
+            return _Lock(path, "")  # another rank holds it for all of them
         if _is_alive(owner, path, own):
             raise FolderHeldError(_explain(owner, os.path.dirname(path)))
         if _take_over(path, own, text, owner):
             _LOG.info("%s: taken over from %s.", os.path.dirname(path), _name_of(owner.facts))
-            return _Lock(path, text, has_taken_over=True)
+            return _Lock(path, text, owner.modified)
         time.sleep(0.01)
     raise FolderHeldError(
         f"{os.path.dirname(path)} cannot be held: others try the same all the time. Start the jobs one after the other."
@@ -286,7 +292,7 @@ def _is_gone(owner: _Owner) -> bool:
     if owner.facts.get("machine") != _machine() or owner.facts.get("host") != socket.gethostname():
         return False
     process = owner.facts.get("process")
-    return not isinstance(process, int) or _start_of(process) != owner.facts.get("started")
+    return not isinstance(process, int) or _start_of(process) not in (owner.facts.get("started"), _UNKNOWN)
 
 
 def _this_process() -> dict[str, Any]:
@@ -317,15 +323,14 @@ def _start_of(process: int) -> str | None:
             fields = file.read().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
-        if os.path.isdir("/proc/self"):
-            return None
+        pass  # there is no such process, or no such file, or it is hidden from other users
     try:
         os.kill(process, 0)
-        return "running"
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except OSError:
-        return "running"
+        pass
+    return _UNKNOWN
 
 
 def _name_of(facts: dict[str, Any]) -> str:

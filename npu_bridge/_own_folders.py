@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npu_bridge._files import NotOursError, check_home, new_file, remove_own, walk
-from npu_bridge._held_folders import FolderHeldError, hold_folder
+from npu_bridge import _held_folders
+from npu_bridge._files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
+from npu_bridge._held_folders import FolderHeldError, Hold, hold_folder
 
 __all__ = ["MARKER", "FolderHeldError", "NotOursError", "OwnFolder", "own_folder"]
 
@@ -35,11 +36,14 @@ class OwnFolder:
       path: its real path.
     """
 
-    def __init__(self, path: str, command: str, option: str):
+    def __init__(self, path: str, command: str, option: str, last_sign: float | None = None):
         self.path, self._command, self._option = path, command, option
         self._marker = os.path.join(path, MARKER)
         self._facts = _read_marker(self._marker)
-        if not self._facts.get("is_open"):  # else it was left by a process that was killed, or is this one's already
+        if self._facts.get("is_open") and last_sign is not None:
+            # It was killed: what has come a while after its last sign of life is somebody else's.
+            self._list_files(until_ns=int((last_sign + _held_folders.BEAT_SECS) * 1e9))
+        if not self._facts.get("is_open"):  # else it is open in this process, or nobody knows when it was left
             self._facts = {"made_by": command, "files": self._facts.get("files", {}), "is_open": True}
             self._facts.update(inode=os.stat(path).st_ino, since_ns=_NEVER)
             self._write()
@@ -51,10 +55,17 @@ class OwnFolder:
         """Removes what this command has made before under some names, with `*`, in the folder.
 
         Raises:
-          NotOursError: something else is there under one of these names; then nothing is removed.
+          NotOursError: something else is there under one of these names, and nothing is removed; or it cannot be.
         """
-        for name in self.check(*patterns):
-            remove_own(os.path.join(self.path, name), self._is_own)
+        names = self.check(*patterns)
+        try:
+            for name in names:
+                remove_own(os.path.join(self.path, name), self._is_own)
+        except NotOursError:
+            raise
+        except OSError as error:
+            problem = f"{self._option}: {self.path} cannot be cleared ({error}). Name another folder."
+            raise NotOursError(problem) from error
 
     def check(self, *patterns: str) -> list[str]:
         """The names that fit; raises NotOursError if this command has not made all that is there under them."""
@@ -67,14 +78,18 @@ class OwnFolder:
 
     def close(self) -> None:
         """Lists what the command has made."""
+        with contextlib.suppress(OSError):  # on a full disk, or when something is just being removed: it stays open
+            self._list_files()
+            self._write()
+
+    def _list_files(self, until_ns: int = _NEVER) -> None:
         files = {}
         for name in os.listdir(self.path):
             for path, found in walk(os.path.join(self.path, name)):
-                if name not in _IGNORED and not stat.S_ISDIR(found.st_mode) and self._is_own(path, found):
+                is_left_out = stat.S_ISDIR(found.st_mode) or name in _IGNORED or found.st_ctime_ns > until_ns
+                if not is_left_out and self._is_own(path, found):
                     files[os.path.relpath(path, self.path)] = [found.st_size, found.st_mtime_ns]
         self._facts = {**self._facts, "files": files, "is_open": False}
-        with contextlib.suppress(OSError):  # on a full disk: it stays open
-            self._write()
 
     def _is_own(self, path: str, found: os.stat_result) -> bool:
         """Whether a file was made while the folder was this command's, and is as it was left."""
@@ -104,9 +119,9 @@ def own_folder(folder: str, command: str, option: str, holds: bool = True) -> It
     path = os.path.realpath(folder)
     _check(path, command, option)
     os.makedirs(path, exist_ok=True)
-    with hold_folder(path, _PURPOSE, command) if holds else contextlib.nullcontext():
+    with hold_folder(path, _PURPOSE, command) if holds else Hold(None) as hold:
         _check(path, command, option)  # what has come before the folder was held
-        own = OwnFolder(path, command, option)
+        own = OwnFolder(path, command, option, hold.last_sign)
         try:
             yield own
         finally:
@@ -142,7 +157,7 @@ def _check(path: str, command: str, option: str) -> None:
 
 
 def _is_ignored(name: str) -> bool:
-    return name == MARKER or name.startswith(f".{_PURPOSE}.lock")
+    return name == MARKER or name.startswith((f".{_PURPOSE}.lock", UNFINISHED))
 
 
 def _refusal(option: str, command: str, path: str, example: str) -> NotOursError:

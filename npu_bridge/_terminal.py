@@ -83,17 +83,16 @@ def silence(stream: TextIO | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def logger(name: str) -> logging.LoggerAdapter:
+def logger(name: str) -> logging.Logger:
     """The logger of a module; what is logged may name files, hosts and operators, and is shown on a terminal."""
-    return _VisibleLogger(logging.getLogger(name), {})
+    log = logging.getLogger(name)
+    log.addFilter(_make_visible)
+    return log
 
 
-class _VisibleLogger(logging.LoggerAdapter):
-    def log(self, level: int, message: Any, *arguments: Any, **keywords: Any) -> None:
-        if self.isEnabledFor(level):
-            text = str(message) % arguments if arguments else str(message)
-            keywords["stacklevel"] = keywords.get("stacklevel", 1) + 1
-            self.logger.log(level, "%s", visible(text), **keywords)
+def _make_visible(record: logging.LogRecord) -> bool:
+    record.msg, record.args = visible(record.getMessage()), ()
+    return True
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ FLOORS = {
     "npu_bridge._install": GROUND,
     "npu_bridge._machine": GROUND,
     "npu_bridge._lazy": GROUND,
+    "npu_bridge._flat_tensors": GROUND,
     "npu_bridge._plain_config": GROUND,
     "npu_bridge._after_import": GROUND,
     "npu_bridge._session_wrapper": GROUND,

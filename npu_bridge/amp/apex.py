@@ -33,10 +33,10 @@ def initialize(
       enabled: False gives back both as they are.
       opt_level: the level.
       verbosity: 0 says nothing.
-      combine_grad: under O1, or O2 with master weights. Gradients are put together where that saves something: in
-        fragments on the wire, and for the update by optimizers with `fused=True`.
+      combine_grad: under O1, or O2 with master weights: as in `NPUOptimizer`.
       combine_ddp: average gradients over the ranks; needs `combine_grad`.
-      ddp_replica_count, check_combined_tensors: without effect: nothing can replace a piece of a fragment.
+      ddp_replica_count: without effect; `gradient_split_groups` says how gradients are cut.
+      check_combined_tensors: with `combine_grad`, as in `NPUOptimizer`.
       **overrides: as for `configure`, and `patch_torch_functions` for `patch_functions`.
     Returns:
       (model, optimizer), or that of both which was given.
@@ -53,6 +53,8 @@ def initialize(
         _check_combined(opt_level, combine_grad, combine_ddp, overrides.get("master_weights"))
         if combine_ddp is not None:
             overrides.setdefault("is_distributed", combine_ddp)
+        of_combining = {"combine_grad": combine_grad, "check_combined_tensors": check_combined_tensors}
+        overrides.update({name: value for name, value in of_combining.items() if value is not None})
         made = configure(opt_level, optimizers, models, **overrides)
         if verbosity:
             told = ", ".join(f"{name} {value}" for name, value in made.properties._asdict().items())

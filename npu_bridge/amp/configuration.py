@@ -16,6 +16,7 @@ from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.options.errors import message, say_once, shown, unknown_keyword
 from npu_bridge.precision.functions import follow, low_precision
@@ -37,7 +38,10 @@ _SCALE_ARGUMENTS = {
     "min_loss_scale": "min_loss_scale",
     "max_loss_scale": "max_loss_scale",
 }
-_OPTIMIZER_ARGUMENTS = ("is_distributed", "is_tailing_optimization", "stages", "wire", "gradient_split_groups")
+_OPTIMIZER_ARGUMENTS = (
+    *("is_distributed", "is_tailing_optimization", "stages", "wire"),
+    *("gradient_split_groups", "combine_grad", "check_combined_tensors"),
+)
 _OVERRIDES = (
     *Properties._fields,
     *("low_dtype", "num_losses", "user_cast_preferred"),
@@ -126,7 +130,7 @@ class Configuration:
         weights; with `keep_batchnorm_fp32` those named gamma, beta, moving_mean and moving_variance are not.
         """
         self.op_lists.register()
-        if not self._is_cast or self.properties.master_weights:
+        if not self._has_narrow_variables:
             yield
             return
         stays = _BATCH_NORM_VARIABLE.search if self.properties.keep_batchnorm_fp32 else lambda name: False
@@ -168,12 +172,11 @@ class Configuration:
             return self.model
         dtypes = {"half": self.low_dtype, "float": "float32"}
         layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self._is_cast else {}
-        is_narrow = self._is_cast and not self.properties.master_weights
         self.model = with_dtypes(
             model,
             ModelDtypes(
                 compute=self.properties.cast_model_type,
-                variables=self.low_dtype if is_narrow else "float32",
+                variables=self.low_dtype if self._has_narrow_variables else "float32",
                 keeps_batchnorm=self.properties.keep_batchnorm_fp32 is not False,
                 outputs=self.properties.cast_model_outputs,
                 of_layers=layers,
@@ -191,8 +194,11 @@ class Configuration:
           An `NPUOptimizer`, or what `npu_keras_optimizer` gives. Both skip a step that overflows, also with a fixed
           scale.
         Raises:
-          TypeError, ValueError: it is no optimizer, or one that scales the loss already.
+          TypeError, ValueError: it is no optimizer, or one that scales the loss already, or one that cannot train the
+            level's variables of 16 bits.
         """
+        if self._has_narrow_variables:
+            check_takes_stand_ins(optimizer, f"{_OWNER}: {self.level}")
         self.loss_scale_managers = [manager for manager in map(self._new_manager, range(self._num_losses)) if manager]
         managers: Any = self.loss_scale_managers
         manager = managers if len(managers) > 1 else managers[0] if managers else None
@@ -205,6 +211,10 @@ class Configuration:
     @property
     def _is_cast(self) -> bool:
         return self.properties.cast_model_type in LOW_DTYPES
+
+    @property
+    def _has_narrow_variables(self) -> bool:
+        return self._is_cast and not self.properties.master_weights
 
     def _new_manager(self, number: int) -> LossScaleManager | None:
         if self.properties.loss_scale == DYNAMIC:
@@ -230,7 +240,8 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
         dynamic_init_scale, scale_growth_factor, scale_backoff_factor, scale_window, min_loss_scale, max_loss_scale:
           of the dynamic loss scale; without effect on a fixed one.
         user_cast_preferred: under O1, True: what was registered replaces the entry of a list, as it always does here.
-        is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups: as in `NPUOptimizer`.
+        is_distributed, is_tailing_optimization, stages, wire, gradient_split_groups, combine_grad,
+          check_combined_tensors: as in `NPUOptimizer`.
     Returns:
       A `Configuration`, with the new `optimizer` and `model`.
     Raises:

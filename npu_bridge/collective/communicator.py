@@ -93,7 +93,7 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange(self, numbers: Sequence[int], meeting: str, what: str) -> list[list[int]]:
+    def exchange(self, numbers: Sequence[int], meeting: str, what: str = "its group") -> list[list[int]]:
         """Tells every rank a list of integers, at once and outside of any graph.
 
         Args:

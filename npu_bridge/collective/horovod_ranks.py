@@ -140,7 +140,7 @@ class HorovodCommunicator(Communicator):
 
         return moved_as_bits(tensor, send), received_counts[0]
 
-    def exchange(self, numbers, meeting, what):
+    def exchange(self, numbers, meeting, what="its group"):
         # Read now: once the ranks have met, another one may already be restarting Horovod.
         self._known_sets = self._declared_sets()
         gather, give_up = (lambda: self._gather_lists(numbers, meeting)), self._hvd.shutdown

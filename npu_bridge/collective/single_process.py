@@ -46,7 +46,7 @@ class SingleProcess(Communicator):
     def all_to_all(self, tensor, counts, name):
         return tensor, tf.cast(counts, tf.int32)
 
-    def exchange(self, numbers, meeting, what):
+    def exchange(self, numbers, meeting, what="its group"):
         return [list(numbers)]
 
     def open_groups(self, groups, meeting):

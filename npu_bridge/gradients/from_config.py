@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import did_you_mean, message, option_error, shown
+from npu_bridge.options.errors import did_you_mean, message, option_error, shown, signature_of_class
 
 _CLASS = "stage"  # the key that names it
 
@@ -53,7 +53,7 @@ def _stage_of(table, known):
 
 
 def _check_arguments(made_by, arguments):
-    signature = inspect.signature(made_by)
+    signature = signature_of_class(made_by)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     names = list(signature.parameters)
     takes = f"one of {', '.join(names)}" if names else "no argument"

@@ -89,6 +89,17 @@ def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
         return tf.cond(tf.equal(number, 0), _in_this_scope(first), rest)
 
 
+def in_written_order(run: Callable[[], Any]) -> tf.Operation:
+    """Builds in a TF 1 graph what `run` changes, in the order in which a `tf.function` runs it; returns the op.
+
+    Its operators are those of the graph itself, not of a function, so that everybody sees what is computed.
+    """
+    made = tf.function(lambda: [run(), None][1], autograph=False).get_concrete_function().graph
+    outer = {inside.name: outside for outside, inside in made.captures}
+    changes = [op.name for op in made.control_outputs]
+    return tf.group(*tf.compat.v1.import_graph_def(made.as_graph_def(), outer, changes, name="update"))
+
+
 def initialise_with_keras(variables: Iterable[Any]) -> None:
     """Has a Keras session initialise variables of the TF 1 graph being built; elsewhere it does nothing.
 

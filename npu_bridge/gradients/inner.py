@@ -12,8 +12,9 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.gradients.arithmetic import sum_in_order
-from npu_bridge.gradients.graph_mode import building_graph
+from npu_bridge.gradients.graph_mode import building_graph, in_written_order
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
+from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.tf_internals import training
 from npu_bridge.tf_internals.graphs import original_of, shared_name, update_input
 
@@ -97,6 +98,11 @@ class InnerOptimizer(abc.ABC):
     def _variables(self):
         return self.optimizer.variables()
 
+    def combine_key(self, variable: Any) -> Any:
+        """What the variables that the optimizer updates as one flat tensor have in common; None where it has none."""
+        key_of = getattr(self.optimizer, "combine_key", None)
+        return None if key_of is None else key_of(variable)
+
 
 def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimizer:
     """Finds the adapter for an optimizer; `owner` is the class it was given to, for the message.
@@ -138,14 +144,15 @@ def is_distributed(optimizer: Any) -> bool:
 class _Tf1Optimizer(InnerOptimizer):
     def make_slots(self, variables):
         with tf.init_scope():
-            training.create_slots(self.optimizer, self.stand_ins.of(variables))
+            self._make(variables)
         return super().make_slots(variables)
 
     def make_slots_apart(self, own, others, creator):
         with tf.init_scope():
-            _make_apart(
-                lambda some: training.create_slots(self.optimizer, self.stand_ins.of(some)), own, others, creator
-            )
+            _make_apart(self._make, own, others, creator)
+
+    def _make(self, variables):
+        training.create_slots(self.optimizer, self.stand_ins.of(variables))
 
     def compute_gradients(self, loss, **arguments):
         return self.optimizer.compute_gradients(loss, **arguments)
@@ -244,15 +251,7 @@ class _KerasOptimizer(_KerasFamily):
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
         # A tf.function keeps them, and orders them as written.
-        gradients = [grad for grad, _ in grads_and_vars]
-        variables = [variable for _, variable in grads_and_vars]
-
-        @tf.function(autograph=False)
-        def update(gradients):
-            self.optimizer.apply_gradients(zip(gradients, variables))
-            return tf.constant(True)
-
-        return update(gradients).op
+        return in_written_order(lambda: self.optimizer.apply_gradients(grads_and_vars))
 
     def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)
@@ -281,9 +280,11 @@ def _start_after_variables(next_creator, **arguments):
     Keras' moving averages do.
     """
     origin = arguments.get("initial_value")
-    if isinstance(origin, tf.Variable) and building_graph():
+    if not isinstance(origin, tf.Variable) or not building_graph():
+        return next_creator(**arguments)
+    with classic_control_flow():  # the other kind reads a reference variable before it knows whether it should
         arguments["initial_value"] = tf.cast(_value_or_start(original_of(origin)), origin.dtype)
-    return next_creator(**arguments)
+        return next_creator(**arguments)
 
 
 def _start_rate_after_counter(optimizer):

@@ -48,6 +48,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
         pipeline.optimizer_variables = lambda: self._inner.variables()
+        if pipeline.combined is not None:
+            pipeline.combined.key_of = self._inner.combine_key
         pipeline.restored_optimizer = lambda: self
         track(self, optimizer, "optimizer")
         for name, state in pipeline.state().items():

@@ -35,6 +35,7 @@ class Pipeline:
     Attributes:
       optimizer_variables: gives the variables of the optimizer that updates; set by the wrapper around it, so that
         ranks compare these too before the first step.
+      combined: joins gradients into flat tensors, by what the optimizer says of its variables; None for none.
       restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
     Raises:
       TypeError: something is no stage.
@@ -60,6 +61,7 @@ class Pipeline:
         self._replicas = RankValues() if any(stage.keeps_replicas for stage in self._stages) else None
         self._given_back: GivenBack | None = None
         self.optimizer_variables: Callable[[], Sequence] = list
+        self.combined: Any = None
         self.restored_optimizer: Callable[[], Any] = lambda: None
         self._transforming = [
             stage

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.sharding import SharedUpdate
@@ -31,6 +32,7 @@ def pipeline_of(
     stages: Sequence[Stage] = (),
     record: Stage | None = None,
     first_parameters: tuple | None = None,
+    combined: CombinedGradients | None = None,
     owner: str = "Pipeline",
 ) -> Pipeline:
     """The pipeline of one optimizer.
@@ -49,6 +51,7 @@ def pipeline_of(
       record: a stage that remembers what was skipped, where a manager makes a step skippable.
       first_parameters: positions of the parameters at which fragments of the gradients begin; None for the cut that is
         set for the process.
+      combined: with a manager, joins gradients into flat tensors; None for each by itself.
       owner: who asks, for messages.
     Raises:
       TypeError: `stages` is no list of stages.
@@ -57,7 +60,7 @@ def pipeline_of(
     added = copies_of(stages, owner)
     is_scaled = manager is not None
     scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
-    made = [scaling(manager)] if is_scaled else []
+    made = [scaling(manager, combined)] if is_scaled else []
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
         _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
@@ -82,7 +85,9 @@ def pipeline_of(
     for stage in (*made, *added):
         if isinstance(stage, AllReduce):
             stage.split = OwnSplit(first_parameters)
-    return Pipeline([*made, *added], owner)
+    pipeline = Pipeline([*made, *added], owner)
+    pipeline.combined = combined
+    return pipeline
 
 
 def _words_of_drop(wire_dtype, owner):

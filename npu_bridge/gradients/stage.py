@@ -7,7 +7,9 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge._flat_tensors import mapped
 from npu_bridge.collective.agreement import Plan
+from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.options.errors import KnownKeywords, message
 
@@ -44,6 +46,7 @@ class Step:
       is_transformed: True when a stage after the verdict changes gradients.
       needs_recheck: True when one of these does not promise that usable gradients stay usable.
       notes: what a stage keeps for its later hooks, by stage.
+      combined: joins gradients into flat tensors, to be unscaled and judged at once; None where each is by itself.
       waits_for: ops of a graph that must have run before what stages keep is read or changed.
       carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
     """
@@ -69,6 +72,7 @@ class Step:
     is_transformed: bool = False
     needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
+    combined: Any = None
     waits_for: list = dataclasses.field(default_factory=list)
     carried: dict = dataclasses.field(default_factory=dict)
 
@@ -82,6 +86,15 @@ class Step:
         self.grads_and_vars = [
             (None if grad is None else transform(grad), variable) for grad, variable in self.grads_and_vars
         ]
+
+    def map_elements(self, transform: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        """Replaces the values of every existing gradient by `transform(values)`, which treats each element by itself.
+
+        Gradients that are combined stay so.
+        """
+        dense = [grad for grad in self.gradients if isinstance(grad, tf.Tensor)]
+        made = dict(zip(map(id, dense), mapped(dense, transform)))
+        self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
 
     def multiplied_by(self, factor: Any) -> None:
         """Notes that the gradients carry one more factor."""

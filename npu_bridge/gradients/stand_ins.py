@@ -1,9 +1,10 @@
 """What an optimizer updates in place of variables of 16 bits, or of TF 1 reference variables that it does not take.
 
-In bfloat16 a decay of 0.999 is 1, and a change of a thousandth of a weight is none. So an optimizer never sees a variable
-of 16 bits: it is given a stand-in, a float32 variable of that name, for which it keeps its slots, and the variable gets
-the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded value, somebody
-else changed the variable, be it an assignment or a checkpoint without that state; there the stand-in begins anew.
+In bfloat16 a decay of 0.999 is 1, and a change of a thousandth of a weight is none. So an optimizer never sees a
+variable of 16 bits: it is given a stand-in, a float32 variable of that name, for which it keeps its slots, and the
+variable gets the rounded result. A stand-in is part of the optimizer's state. Where the variable is not its rounded
+value, somebody else changed the variable, be it an assignment or a checkpoint without that state; there the stand-in
+begins anew.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, check_fused, update_together
+from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
 from npu_bridge.options.errors import message
+from npu_bridge.tf_internals.graphs import owner_of_slots
 
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -124,7 +125,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         if getattr(self, "_built", False):
             return
         self._groups.check(var_list)
-        self._updated = list(var_list)
+        self._updated = list(map(owner_of_slots, var_list))
         self._slots = []
         for variable in var_list:
             with _working_dtype_of(variable) as dtype:
@@ -155,6 +156,10 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         base = super().get_config()
         own = plain({key: base[key] for key in ("name", *_OF_ALL)})
         return {**own, "fused": self._is_fused, **self._rule_config()}
+
+    def combine_key(self, variable):
+        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
 
     def _distributed_apply_gradients_fn(self, distribution, grads_and_vars, **keywords):
         if not self._is_fused or distribution.num_replicas_in_sync > 1:
@@ -189,7 +194,8 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
-        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        updated = [*self._updated, *map(owner_of_slots, var_list)]
+        self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             with _working_dtype_of(variable) as dtype:
                 for slot, start in self._groups.of(variable).rule.slots().items():

@@ -12,7 +12,8 @@ from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, check_fused, update_together
+from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
+from npu_bridge.tf_internals.graphs import owner_of_slots
 
 _COUNT = "update_count"
 
@@ -67,6 +68,10 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         """Goes on from what `get_states` gave, in a session; see `states.set_states`."""
         states.set_states(type(self).__name__, values, self._updates_done(), self._slots_by_name(), session)
 
+    def combine_key(self, variable):
+        """What the variables that are updated as one flat tensor have in common; None for those that are not."""
+        return batch_key(variable, self._groups.of(variable)) if self._is_fused else None
+
     def _slots_by_name(self):
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         own = [variable for variable in self._updated if graph is None or variable.graph is graph]
@@ -77,7 +82,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
 
     def _create_slots(self, var_list):
         self._groups.check(var_list)
-        self._updated = list({variable.ref(): variable for variable in [*self._updated, *var_list]}.values())
+        updated = [*self._updated, *map(owner_of_slots, var_list)]
+        self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
             dtype = working_dtype(variable)
             for slot, start in self._groups.of(variable).rule.slots().items():
@@ -88,7 +94,8 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         self._create_non_slot_variable(tf.constant(0, tf.int64), f"{self._name}/{_COUNT}", first)
 
     def _updates_done(self):
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        with tf.init_scope():  # in a function, where it is called from
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return self._get_non_slot_variable(f"{self._name}/{_COUNT}", graph=graph)
 
     def _prepare(self):

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.optimizers import rules
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.options.errors import did_you_mean, message
 from npu_bridge.tf_internals.graphs import original_of
@@ -35,7 +36,8 @@ class ParameterGroups:
     Args:
       rule: the rule with the hyper-parameters of all variables that are in no group.
       groups: dictionaries with "match", a regular expression that is searched for in names or a list of variables, and
-        the hyper-parameters that differ ("lr" is "learning_rate"). A variable belongs to the first group that matches.
+        the hyper-parameters that differ ("lr" is "learning_rate"). With "rule", the name of another optimizer of this
+        package, the group has that one, and any of its arguments. A variable belongs to the first group that matches.
     Raises:
       TypeError, ValueError: a group is no such dictionary, or a value is not allowed.
     """
@@ -81,7 +83,9 @@ class ParameterGroups:
             problem, expected = "it names no variables", 'a dictionary with "match"'
             raise TypeError(message(where, problem, expected, repr(group), "Add it."))
         values = {"learning_rate" if name == "lr" else name: value for name, value in group.items() if name != "match"}
-        known = self.rule.hyper_names()
+        own = values.pop("rule", None)
+        made_by = type(self.rule) if own is None else _rule_called(own, where)
+        known = self.rule.hyper_names() if own is None else [field.name for field in dataclasses.fields(made_by)]
         for name in values:
             if name not in known:
                 mend = did_you_mean(name, known, f"Known are {', '.join(known)}.")
@@ -96,7 +100,15 @@ class ParameterGroups:
                 ) from error
         else:
             match = tuple(variable.ref() for variable in match)
-        return match, dataclasses.replace(self.rule, **values)
+        return match, dataclasses.replace(self.rule, **values) if own is None else made_by(**values)
+
+
+def _rule_called(name, where):
+    known = {rule.__name__: rule for rule in rules.ALL}
+    if not isinstance(name, str) or name not in known:
+        mend = did_you_mean(name, known, "Name one of them.")
+        raise ValueError(message(where, "unknown rule", f"one of {', '.join(known)}", repr(name), mend))
+    return known[name]
 
 
 def name_of(variable: Any) -> str:

@@ -14,11 +14,16 @@ from npu_bridge.optimizers.rule import PerTensor, Rule
 from npu_bridge.optimizers.rules.adam import Adam, AdamW
 from npu_bridge.optimizers.rules.lamb import LAMB
 from npu_bridge.optimizers.rules.sgd import SGD
-from npu_bridge.tf_internals.graphs import unique_id
+from npu_bridge.tf_internals.graphs import is_compiled_by_xla, unique_id
 
 
 def fits(rule: Rule) -> bool:
-    """True when there is a kernel for this rule."""
+    """True when there is a kernel for this rule; not in a function that XLA compiles.
+
+    XLA goes over a variable once whatever the formula, and has no variables that exist within a step only.
+    """
+    if not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
+        return False
     known = _KERNELS.get(type(rule))  # not of a subclass, which may have another formula
     return known is not None and known[0](rule)
 

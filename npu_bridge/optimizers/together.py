@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge._flat_tensors import joined, run_of
 from npu_bridge.optimizers import flat_slots, kernels, per_variable
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
@@ -96,20 +97,27 @@ def _batches(pending):
     """
     batches, open_batches, filled = [], {}, {}
     for one in pending:
-        rule = one.treatment.rule
-        is_small = one.elements is not None and one.elements <= JOINED_ELEMENTS
-        is_one_op = not one.slots and _has_kernel(one) and not rule.reads_parameter
-        if not (is_small and rule.is_elementwise_or_norms) or is_one_op:
+        key = batch_key(one.variable, one.treatment)
+        is_one_op = not one.slots and _has_kernel(one) and not one.treatment.rule.reads_parameter
+        if key is None or is_one_op:
             batches.append([one])
             continue
-        size = one.elements if _has_norms(one.treatment) else None
-        key = one.treatment, one.variable.dtype.base_dtype, one.variable.device, size
         if key not in open_batches or filled[key] + one.elements > FLAT_ELEMENTS:
             open_batches[key], filled[key] = [], 0
             batches.append(open_batches[key])
         open_batches[key].append(one)
         filled[key] += one.elements
     return batches
+
+
+def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
+    """What variables that are updated together have in common; None for one that is updated by itself."""
+    elements = variable.shape.num_elements() if variable.shape.is_fully_defined() else None
+    is_small = elements is not None and elements <= JOINED_ELEMENTS
+    if not (is_small and treatment.rule.is_elementwise_or_norms):
+        return None
+    size = elements if _has_norms(treatment) else None
+    return treatment, variable.dtype.base_dtype, variable.device, size
 
 
 def _has_kernel(one):
@@ -173,7 +181,8 @@ def _change_and_slots(batch, parameter, gradient, at, sizes):
 
 
 def _joined(tensors, shape):
-    flat = tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], 0)
+    flat = run_of(tensors)
+    flat = joined(tensors) if flat is None else flat
     return flat if len(shape) == 1 else tf.reshape(flat, shape)
 
 

@@ -111,17 +111,24 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), mend))
 
 
+def signature_of_class(made_by: type) -> inspect.Signature:
+    """The arguments of a class's constructor."""
+    init = made_by.__init__  # type: ignore[misc]
+    if init is object.__init__:
+        return inspect.Signature()
+    return inspect.Signature(list(inspect.signature(init).parameters.values())[1:])
+
+
 class KnownKeywords:
     """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too."""
 
     def __new__(cls, *arguments: Any, **keywords: Any):
         del arguments
-        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-        known = [parameter.name for parameter in parameters]
+        parameters = signature_of_class(cls).parameters
+        is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if is_open else keywords:
-            if name not in known:
-                raise unknown_keyword(cls.__name__, name, known)
+            if name not in parameters:
+                raise unknown_keyword(cls.__name__, name, parameters)
         return super().__new__(cls)
 
 

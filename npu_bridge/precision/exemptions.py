@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
-from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE
+from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE, UPDATES
 from npu_bridge.graph.operators import elements_of
 from npu_bridge.graph.search import search
 from npu_bridge.precision.modes import Policy
@@ -43,8 +43,10 @@ def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
     return asked
 
 
-def kept_ops(dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Those of a run's operators that keep their dtype whatever the lists of types say."""
+def kept_ops(
+    dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation], allowed: Collection[str] = ()
+) -> list[tf.Operation]:
+    """Those of a run's operators that keep their dtype whatever the lists of types say; `allowed` names more types."""
     ops = list(ops)
     let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
     if policy.reach == "all":
@@ -56,7 +58,34 @@ def kept_ops(dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation]
         asked = dtypes.by_name.get(op.name) or dtypes.by_type.get(op.type)
         if asked == "float32" or (asked is None and (has_mark(op) or op.type in let_in)):
             kept.append(op)
-    return [*kept, *(_ops_of_loss_scale(ops) - set(kept))] if policy.reach == "all" and ops else kept
+    if policy.reach == "nothing" or not ops:
+        return kept
+    states = _ops_of_updates(ops) if policy.reach == "all" else _starting(_ops_of_updates(ops), allowed)
+    if policy.reach == "all":
+        states |= _ops_of_loss_scale(ops)
+    return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
+
+
+def _starting(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
+    """Those of the types from which mixed precision starts to lower."""
+    return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
+
+
+def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
+    """Those that compute what optimizers keep, and numbers such as their rates: in 16 bits a decay of 0.999 is 1."""
+    own = set(ops)
+    noted = own.intersection(ops[0].graph.get_collection(UPDATES))
+
+    def numbers_before(op):
+        return [value.op for value in op.inputs if value.dtype == tf.float32 and value.shape.rank == 0]
+
+    numbers = search([op for start in noted for op in numbers_before(start)], numbers_before)
+    return {op for op in own.intersection(noted.union(numbers)) if _computes_in_float32(op)}
+
+
+def _computes_in_float32(op: tf.Operation) -> bool:
+    has_float32 = any(value.dtype == tf.float32 for value in (*op.inputs, *op.outputs))
+    return bool(op.inputs) and has_float32 and not op.op_def.is_stateful
 
 
 def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:

@@ -158,7 +158,9 @@ class Precision:
 
     def kept_ops(self, policy: Policy, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """The operators of a run that keep their dtype under a policy."""
-        return exemptions.kept_ops(self._dtypes, policy, sorted(ops, key=lambda op: op.name))
+        ops = sorted(ops, key=lambda op: op.name)
+        lists = [self._mixlist, *([registered(ops[0].graph).as_mixlist()] if ops else [])]
+        return exemptions.kept_ops(self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists)))
 
     def _imitates(self, policy: Policy) -> bool:
         is_possible = self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU"

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import json
+import os
 
 import tensorflow as tf
 
@@ -46,7 +49,8 @@ def _no_garbage_collection():
 def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
 
-    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not.
+    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not. It
+    stays as it is where ranks have different decisions in their graphs.
 
     Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
     Ranks: collective: every rank calls it on the same graph, and runs it.
@@ -56,10 +60,13 @@ def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
     report = TailingReport()
     report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
     report.unchanged_because, report.advice = _reason_against(transfers, index, communicator)
-    if report.unchanged_because:
-        return report
     dependent = index.followers([transfer.op for transfer in transfers])
     decisions = _decisions(index, dependent)
+    if not report.unchanged_because and not _are_alike_on_ranks(decisions, transfers, communicator):
+        report.unchanged_because = "ranks would decide about different things"
+        report.advice = "Build the same operators on every rank, also those that look at reduced gradients"
+    if report.unchanged_because:
+        return report
     bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
         for number, decision in enumerate(decisions):
@@ -111,6 +118,25 @@ def _decisions(index, dependent):
                 found.setdefault(predicate.name, predicate)
     # A decision that is itself made by a branch is made elsewhere.
     return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
+
+
+def _are_alike_on_ranks(decisions, transfers, communicator):
+    """Whether all ranks have the same decisions: each gets a transfer, for which a rank that has none would not come.
+
+    Ranks: collective, in a graph and a session of its own.
+    """
+    names = [decision.op.name.split("/") for decision in decisions]
+    scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # one around the model may be the rank's own
+    told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
+    told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
+    digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8).digest()
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        own = tf.compat.v1.placeholder(tf.int64, [1])
+        of_ranks = communicator.all_gather(own, f"{_SCOPE}_decisions")
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            digests = session.run(of_ranks, {own: [int.from_bytes(digest, "big", signed=True)]})
+    return len(set(digests)) == 1
 
 
 def _behind_identities(tensor):

@@ -23,6 +23,8 @@ from npu_bridge.session.effects import (
     prepare_session_config,
     settle_session,
 )
+from npu_bridge.session.end_together import EndTogether
+from npu_bridge.session.end_together_keras import EndTogetherCallback
 from npu_bridge.session.hooked_session import run_with_hooks
 from npu_bridge.session.host_call import HostCallHook, call_on_host, check_host_call
 from npu_bridge.session.iterations import name_step, steps_per_run, train_in_loops
@@ -33,6 +35,8 @@ __all__ = [
     "CarefulSaver",
     "CheckpointNotSavedError",
     "DamagedCheckpointError",
+    "EndTogether",
+    "EndTogetherCallback",
     "HostCallHook",
     "ModelDirInUseError",
     "call_on_host",

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.options import TrainingOptions
-from npu_bridge.options.errors import message, say_once
+from npu_bridge.options.errors import say_once
+from npu_bridge.session.random_seeds import seed_operators
 from npu_bridge.tf_internals.sessions import is_deterministic, set_deterministic
 
 # Graph seed of a deterministic run that names none; any number would do (ours).
@@ -22,19 +23,18 @@ _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with te
 
 
 def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
-    """Gives a graph without a seed a fixed one, for options that ask for determinism.
-
-    Random operators that the graph has already keep theirs; a warning names the first that has none.
-    """
-    if graph.seed is not None:
+    """Gives a graph without a seed a fixed one, and each random operator that has none, for determinism."""
+    if graph.seed is None:
+        graph.seed = seed_of(options)
+    if graph.seed is None:
         return
-    graph.seed = seed_of(options)
-    unseeded = _first_unseeded(graph)
-    if unseeded is not None:
-        mend = "Call tf.set_random_seed(...) before the graph is built, or make the session first."
-        expected = "every random operator to have a seed"
-        problem = "random operators were made before the session knew"
-        say_once(logging.WARNING, message("deterministic", problem, expected, f"none at {unseeded!r}", mend))
+    seeded = seed_operators(graph, graph.seed)
+    if seeded:
+        say_once(
+            logging.WARNING,
+            f"deterministic: {len(seeded)} of the random operators had no seed, the first is {seeded[0]!r}. Each got "
+            f"one made of {graph.seed}, its name and the rank, so that a run can be repeated.",
+        )
 
 
 def seed_of(options: TrainingOptions) -> int | None:
@@ -44,8 +44,8 @@ def seed_of(options: TrainingOptions) -> int | None:
     say_once(
         logging.WARNING,
         f"deterministic: random operators need a seed and none is set. Expected tf_random_seed or "
-        f"tf.set_random_seed(...) before the graph is built; got none. {FALLBACK_SEED} is used for operators "
-        f"that are made from now on; set your own seed.",
+        f"tf.set_random_seed(...) before the graph is built; got none. {FALLBACK_SEED} is used; set your "
+        f"own seed.",
     )
     return FALLBACK_SEED
 
@@ -122,14 +122,3 @@ class _Switch:
 def _switch() -> _Switch:
     """The one of this process."""
     return _Switch()
-
-
-def _first_unseeded(graph: tf.Graph) -> str | None:
-    """The name of the first random operator without a seed; None when all have one."""
-    takes_seed: dict = {}
-    for op in graph.get_operations():
-        if op.type not in takes_seed:
-            takes_seed[op.type] = {"seed", "seed2"} <= {attribute.name for attribute in op.op_def.attr}
-        if takes_seed[op.type] and op.get_attr("seed") == op.get_attr("seed2") == 0:
-            return op.name
-    return None

@@ -209,3 +209,9 @@ def stand_in(original: tf.Variable, values: tf.Variable, dtype: tf.DType, has_ke
 def original_of(variable: Any) -> Any:
     """The variable that a `stand_in` stands for; any other is itself."""
     return getattr(variable, "stands_for", variable)
+
+
+def owner_of_slots(variable: Any) -> Any:
+    """The variable that a `stand_in` with its key stands for; any other is itself."""
+    is_stand_in = hasattr(variable, "stands_for") and hasattr(variable, "_distributed_container")
+    return variable.stands_for if is_stand_in else variable

@@ -56,6 +56,7 @@ INHERITED: dict[str, tuple[str, ...]] = {
     "tensorflow.keras.layers.BatchNormalization": ("_param_dtype",),
     "tensorflow.estimator.Estimator": (
         "_assert_members_are_not_overridden",
+        "_call_input_fn",
         "_convert_train_steps_to_hooks",
         "_evaluate_run",
         "_train_with_estimator_spec",

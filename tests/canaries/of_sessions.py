@@ -149,4 +149,4 @@ def _():
             called()
         called()
     counts = [len(metadata.function_graphs) for metadata in (inner, outer)]
-    expect(counts == [1, 2], f"{counts} functions were collected")
+    expect(0 < counts[0] < counts[1], f"{counts} functions were collected")

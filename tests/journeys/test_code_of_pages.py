@@ -1,4 +1,4 @@
-"""The code of four pages of docs and the README's third use runs as it stands, alone and on two ranks."""
+"""The code of five pages of docs and the README's Estimators run as they stand, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tensorflow as tf
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
-README, KERAS, SESSION, REPORTING, AMP = (
+README, KERAS, SESSION, REPORTING, AMP, RANKS = (
     re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
-    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md", "docs/amp.md")
+    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md", "docs/amp.md", "docs/ranks.md")
 )
 
 WEIGHTS = """
@@ -31,7 +31,8 @@ weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
 GRAPH_PIECES = """
 import keras_2
 weights = keras_2.weights
-import readme_2
+import readme_1, readme_2
+import ranks_0
 import session_0, session_1, session_2
 import reporting_0, reporting_1
 """
@@ -45,8 +46,8 @@ def test_code_runs_as_it_stands(command, tmp_path):
     graphs = tmp_path / "graphs"
     graphs.mkdir()
     pages = {"readme": README, "keras": KERAS, "session": SESSION, "reporting": REPORTING, "amp": AMP}
-    for page, pieces in pages.items():
-        assert len(pieces) == 3
+    assert [len(pieces) for pieces in (*pages.values(), RANKS)] == [3, 3, 3, 3, 3, 1]
+    for page, pieces in {**pages, "ranks": RANKS}.items():
         for number, piece in enumerate(pieces):
             is_eager = page == "amp" or (page, number) in (("keras", 0), ("keras", 1), ("reporting", 2))
             ((tmp_path if is_eager else graphs) / f"{page}_{number}.py").write_text(piece)
@@ -58,6 +59,7 @@ def test_code_runs_as_it_stands(command, tmp_path):
     check_session(printed, str(graphs / "out" / "monitored"))
     check_reports({"pictured": 60, "monitored_report": 40}, graphs / "out")
     check_reports({"fitted": 16}, tmp_path / "out")
+    check_that_ranks_are_one_training(eager + printed, graphs / "out", ranks=1 if command == [sys.executable] else 2)
     assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
 
 
@@ -76,6 +78,12 @@ def check_keras(printed, ranks):
         assert re.search(expected, printed, re.MULTILINE), printed
     weights = re.findall(r"weights (\w{64})", printed)
     assert len(weights) == 2 * ranks and len(set(weights)) == 2, printed
+
+
+def check_that_ranks_are_one_training(printed, out, ranks):
+    assert "train apart" not in printed, printed
+    latest = {name: tf.train.latest_checkpoint(str(out / name)) for name in ("line", "together")}
+    assert latest["line"].endswith("-100") and latest["together"].endswith("-8" if ranks == 1 else "-5"), latest
 
 
 def check_levels(printed):

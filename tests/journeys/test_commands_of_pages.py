@@ -20,6 +20,7 @@ import sys
 
 import pytest
 
+from npu_bridge._own_folders import own_folder
 from npu_bridge.launch import cli
 from tests.examples.commands import run_warm
 from tests.launch.launching import needs_horovod
@@ -218,11 +219,12 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
-    for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
-        (folder / path).mkdir(parents=True)
-        noise = random.Random(path)
-        write_history(str(folder / path), [3 - step / 20 + noise.gauss(shift, 1) / 1000 for step in range(40)])
-        (folder / path / "trial.json").touch()
+    with own_folder(str(folder / "noise"), "npu-run", "--out"):  # as a run before has left it
+        for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
+            (folder / path).mkdir(parents=True)
+            noise = random.Random(path)
+            write_history(str(folder / path), [3 - step / 20 + noise.gauss(shift, 1) / 1000 for step in range(40)])
+            (folder / path / "trial.json").touch()
     for name, losses in {
         "digits": [3.0, 2.0, 1.0],
         "again": [3.0, 2.0, 1.0],

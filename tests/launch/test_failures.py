@@ -211,3 +211,45 @@ def test_a_job_that_can_never_go_on_ends_by_itself_and_one_that_computes_does_no
     assert "computed" in output.splitlines()
     verdict = output.splitlines()[-1]
     assert all(f"rank {rank} waiting for apart_{rank} at train.py:" in verdict for rank in range(2))
+
+
+UNEQUAL = """
+    import sys
+    import numpy as np
+    import tensorflow as tf
+    from hccl.manage.api import get_rank_id
+    from npu_bridge.estimator.npu.npu_config import NPURunConfig
+    from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+    from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
+
+    tf1 = tf.compat.v1
+
+    def input_fn():
+        batch = np.ones([2, 3], np.float32), np.ones([2, 1], np.float32)
+        return tf.data.Dataset.from_tensors(batch).repeat(9 if get_rank_id() == 0 else 4)
+
+    def model_fn(features, labels, mode):
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, tf1.get_variable("kernel", [3, 1])) - labels))
+        optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1))
+        train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+        return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    if sys.argv[1] == "estimator":
+        config = NPURunConfig(model_dir="out", log_step_count_steps=None)
+        NPUEstimator(model_fn, config=config).train(input_fn)
+    else:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+        model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+        model.fit(input_fn(), verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "what"), [("estimator", "came to the end of its input"), ("keras", "was through with model.fit")]
+)
+def test_a_rank_whose_input_ends_early_is_named_with_its_step_and_what_to_do(tmp_path, way, what):
+    code, output = npu_run("-np", 2, write_script(tmp_path, UNEQUAL), way, cwd=tmp_path)
+    last = output.splitlines()[-1]
+    assert code == 1
+    assert f"rank 1 of 2 {what} after 4 steps, and rank 0 went on to step 5, which needs every rank" in last
+    assert "EndTogether" in last and "Traceback" not in output

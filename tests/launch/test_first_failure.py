@@ -10,11 +10,14 @@ from npu_bridge.launch.job.first_failure import (
     SECONDARY_GRACE_SECS,
     SETTLE_SECS,
     Ending,
+    InputEnd,
     describe,
+    describe_short,
     describe_survivors,
     exit_code_of,
     first_failure,
     is_decided,
+    ran_short,
 )
 
 SECONDARY = Ending(rank=0, when=10.0, exit_code=1, summary="UnknownError: shut down", is_secondary=True)
@@ -118,3 +121,35 @@ def test_survivors_have_a_line_each_and_one_where_they_say_the_same():
         "rank 7 was killed by SIGABRT after that",
         "rank 8 was lost: nothing was heard from hostb after that",
     ]
+
+
+OWN_END = Ending(rank=1, when=10.5, exit_code=1, summary="OutOfRangeError: End of sequence")
+AFTER_37, AFTER_50 = InputEnd(37, False), InputEnd(50, False)
+
+
+@pytest.mark.parametrize(
+    ("cause", "input_ends", "short"),
+    [
+        (SECONDARY, {1: AFTER_37}, 1),  # it ended well, or is on its way
+        (OWN_END, {1: AFTER_37}, 1),
+        (SECONDARY, {1: AFTER_50, 2: AFTER_37}, 2),
+        (SECONDARY, {}, None),
+        (SECONDARY, {0: AFTER_50, 1: AFTER_37}, None),  # whoever waits has no more input itself
+        (OWN_END, {0: AFTER_37, 1: AFTER_37, 2: AFTER_37}, None),  # nobody has more
+        (RAISED, {1: AFTER_37}, None),
+        (KILLED, {1: AFTER_37}, None),
+    ],
+)
+def test_a_rank_that_runs_out_of_input_is_the_story_when_others_wait_for_it(cause, input_ends, short):
+    assert ran_short(cause, input_ends, 3) == short
+
+
+def test_the_end_of_an_input_is_told_with_its_step_and_what_to_do():
+    text = describe_short(1, {1: AFTER_37}, 3, 1)
+    assert text.startswith(
+        "rank 1 of 3 came to the end of its input after 37 steps, and ranks 0, 2 went on to step 38, which needs every "
+        "rank; exit code 1. Give all ranks the same number of batches"
+    )
+    assert "EndTogether" in text
+    assert str(InputEnd(1, True)) == "was through with model.fit after 1 step"
+    assert str(InputEnd(None, False)) == "came to the end of its input"

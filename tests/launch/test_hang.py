@@ -14,7 +14,7 @@ import time
 import pytest
 
 from npu_bridge.collective import rendezvous
-from npu_bridge.launch.job.first_failure import Ending
+from npu_bridge.launch.job.first_failure import Ending, InputEnd
 from npu_bridge.launch.job.hang import HangDetector, Position, StuckCall, describe_hang, idle_since, waiting_since
 from npu_bridge.launch.rank.processor_time import _named, processor_secs
 from npu_bridge.launch.rank.stuck_call import MainThreadSampler
@@ -41,6 +41,9 @@ def test_description_names_who_waits_for_what_and_who_is_missing():
     )
     assert "\n" not in text
     assert "rank 0 waiting at train.py:7" in describe_hang({0: WAITS, 1: None}, [], [], 60.0)  # no tensor is known
+    ends = {1: InputEnd(37, False)}
+    text = describe_hang({0: WAITS, 1: WAITS}, [], [], 60.0, input_ends=ends)
+    assert "rank 1 came to the end of its input after 37 steps, and is waiting at train.py:7" in text
 
 
 def test_description_names_the_rank_that_is_in_its_input_pipeline_and_not_those_that_wait_for_it():

@@ -11,15 +11,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from npu_bridge import _held_folders
 from npu_bridge._own_folders import own_folder
 from npu_bridge.launch.bisect import bisect
 from npu_bridge.launch.cli import run_script
@@ -362,6 +365,14 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     assert code == 0 and "begun" in output, "what a killed job has left is taken over"
 
 
+def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
+    write_script(tmp_path, "import time\ntime.sleep(1)\nprint('ran')")
+    ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"} for rank in range(2)]
+    jobs = [start("--log-dir", "logs", "train.py", cwd=tmp_path, **variables) for variables in ranks]
+    for code, output in map(finish, jobs):
+        assert code == 0 and "ran" in output
+
+
 def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypatch):
     for name in ("run_c", "run_d"):
         (tmp_path / name).mkdir()
@@ -398,6 +409,35 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
     with pytest.raises(FileExistsError, match=r"mine.csv is a file that npu_bridge did not make"):
         CsvWriter(str(tmp_path / "mine.csv")).begin(0)
     assert (tmp_path / "mine.csv").read_text() == "step,weight\n1,2.0\n"
+
+
+KILLED = """
+import os, signal, sys
+from npu_bridge._own_folders import own_folder
+with own_folder(sys.argv[1], "npu-run record", "--out") as own:
+    os.mkdir(os.path.join(own.path, "rank_0"))
+    open(os.path.join(own.path, "rank_0", "record.json"), "w").close()
+    os.utime(os.path.join(own.path, ".npu_bridge.lock"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, folder], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr(_held_folders, "BEAT_SECS", 0.05)  # that much later it may be the command's last word
+    time.sleep(0.1)
+    (folder / "rank_0" / "notes.txt").write_text("mine")
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="holds 'rank_0/notes.txt'"):
+            with own_folder(str(folder), "npu-run record", "--out") as own:
+                own.clear("rank_*")
+    (folder / "rank_0" / "notes.txt").rename(tmp_path / "notes.txt")
+    with own_folder(str(folder), "npu-run record", "--out") as own:
+        own.clear("rank_*")
+    assert not (folder / "rank_0").exists()
 
 
 def test_what_a_command_lists_is_json(tmp_path):

@@ -241,3 +241,35 @@ def test_rules_that_do_not_read_parameters_say_so():
         if rule.is_elementwise_or_norms:
             given = {"learning_rate": 0.1}
             Training(lambda rule=rule, given=given: getattr(tf1, rule.__name__)(**given, fused=True)).run(_gradients(1))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["as it is", "compiled by XLA"])
+def test_fused_optimizers_train_in_functions_of_all_kinds(is_compiled):
+    def losses_of_model(optimizer):
+        v2.keras.utils.set_random_seed(1)
+        model = v2.keras.Sequential([v2.keras.Input([6]), v2.keras.layers.Dense(8), v2.keras.layers.Dense(3)])
+        model.compile(npu_keras_optimizer(optimizer), "mse", jit_compile=is_compiled)
+        return model.fit(features, labels, epochs=3, batch_size=16, shuffle=False, verbose=0).history["loss"]
+
+    def losses_of_function(optimizer):
+        kernel, bias = tf.Variable(tf.ones([6, 3])), tf.Variable(tf.zeros([3]))
+
+        @tf.function(jit_compile=is_compiled)
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(features @ kernel + bias - labels))
+            optimizer.apply_gradients(zip(tape.gradient(loss, [kernel, bias]), [kernel, bias]))
+            return loss
+
+        return [float(step()) for _ in range(3)]
+
+    v2 = tf.compat.v2
+    features = np.random.RandomState(0).randn(32, 6).astype(np.float32)
+    labels = features[:, :3]
+    assert np.allclose(*(losses_of_model(keras.LAMB(0.01, fused=fused)) for fused in (True, False)), rtol=1e-5)
+    for name in ("LAMB", "Adam"):
+        of_keras, of_tf1 = getattr(keras, name), getattr(tf1, name)
+        expected = losses_of_function(of_keras(0.01))
+        for optimizer in (of_keras(0.01, fused=True), of_tf1(0.01, fused=True)):
+            assert np.allclose(losses_of_function(optimizer), expected, rtol=1e-5)
+        assert expected[2] < expected[0]

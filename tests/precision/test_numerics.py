@@ -11,7 +11,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED
-from tests.precision.small_models import precision_of, session_of, tell_steps, tf1
+from npu_bridge.optimizers import tf1 as ours
+from tests.precision.small_models import precision_of, run_with_graph, session_of, tell_steps, tf1
 
 SMALL = 1e-9  # of the loss: gradients below 6e-8 are 0 in float16
 STEPS = 30
@@ -79,3 +80,43 @@ def test_modes_differ_from_float32_by_their_precision():
         losses, _, reduced = fit(precision_of(precision_mode_v2=mode), lambda: FixedLossScaleManager(2.0**20))
         np.testing.assert_allclose(losses[-1], exact[-1], rtol=tolerance)
         assert reduced.tobytes() != kernel.tobytes(), mode
+
+
+def test_what_computes_an_update_stays_in_float32():
+    """In float16 a decay of 0.999 is 1, and step 70000 is infinite."""
+    counter = lambda: tf.cast(tf1.train.get_or_create_global_step(), tf.float32)  # noqa: E731
+    optimizers = {
+        "stock": lambda: tf1.train.AdamOptimizer(0.01),
+        "gated": lambda: tf1.train.AdamOptimizer(0.01),
+        "keras": lambda: tf.keras.optimizers.Adam(0.01),
+        "ours": lambda: ours.LAMB(0.01),
+        "scheduled": lambda: tf1.train.GradientDescentOptimizer(0.01 / (1.0 + (counter() + 70000.0) / 70000.0)),
+    }
+    with tf.Graph().as_default() as graph:
+        random, steps, weights = np.random.RandomState(0), [], {}
+        inputs = tf.constant(random.randn(32, 6), tf.float32)
+        start = random.randn(6, 3).astype(np.float32)
+        for name, make in optimizers.items():
+            weights[name] = tf1.get_variable(name, initializer=start, use_resource=True)
+            loss = tf.reduce_mean(tf.square(tf.matmul(inputs, weights[name]) - 1.0))
+            manager = FixedLossScaleManager(128.0) if name == "gated" else None
+            optimizer = NPUOptimizer(make(), manager, is_loss_scale=manager is not None)
+            with tf.name_scope(name):
+                steps.append(optimizer.minimize(loss, var_list=[weights[name]]))
+        kept = {variable.name: variable for variable in tf1.global_variables() if variable.shape.rank == 0}
+        seen = []
+        for mode in ("origin", "fp16"):
+            with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
+                session.run(tf1.global_variables_initializer())
+                for _ in range(60):
+                    session.run(steps)
+                seen.append((session.run(kept), session.run(weights)))
+                nodes = run_with_graph(session, steps)[1]
+    (exact, exact_weights), (lowered, lowered_weights) = seen
+    assert lowered == exact and "beta2_power:0" in exact
+    for name, value in exact_weights.items():
+        assert np.max(np.abs(value - lowered_weights[name])) < 0.02 * np.max(np.abs(value - start)), name
+    half = {node.name for node in nodes if node.attr["T"].type == tf.float16.as_datatype_enum}
+    assert any("MatMul" in name for name in half)
+    wrong = [name for name in half if "/update" in name or "Adam/mul" in name or "LAMB/" in name]
+    assert wrong == []

@@ -286,6 +286,32 @@ def test_a_stock_saver_never_writes_outdated_slots(on_ranks, tmp_path):
     assert np.any(contents(f"{tmp_path}/together")["model/kernel/Adam"])
 
 
+@in_graph
+def train_variables_of_16_bits(is_sharded, folder):
+    """On a rank: trains with Adam and saves with NPUSaver; rank 0's path."""
+    shapes = ([4, 3], [3], [5, 2], [7])
+    variables = [
+        tf1.get_variable(f"v{number}", initializer=tf.fill(shape, tf.constant(0.5, tf.bfloat16)))
+        for number, shape in enumerate(shapes)
+    ]
+    loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(variable, tf.float32) - 2.0)) for variable in variables])
+    step = NPUDistributedOptimizer(tf1.train.AdamOptimizer(0.001), is_sharded).minimize(loss)
+    saver = NPUSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(20):
+            session.run(step)
+        return saver.save(session, f"{folder}/narrow_{is_sharded}_{collective.current().rank}")
+
+
+def test_checkpoints_hold_the_float32_values_of_16_bit_variables_of_all_ranks(on_ranks, tmp_path):
+    sharded, whole = (
+        contents(on_ranks(2, train_variables_of_16_bits, is_sharded, str(tmp_path))[0]) for is_sharded in (True, False)
+    )
+    assert_same_bits(sharded, whole)
+    assert all(np.allclose(whole[f"v{number}/float32"], 0.52, atol=1e-4) for number in range(4))
+
+
 def train_in_a_monitored_session(is_sharded, folder, steps):
     """On a rank: as scripts do: a checkpoint folder on rank 0 only, and saves by hand on rank 0 now and then."""
     rank = collective.current().rank

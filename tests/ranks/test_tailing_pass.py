@@ -379,3 +379,28 @@ def test_a_session_runs_the_pass_when_its_map_says_so(on_ranks, is_monitored):
     for (values, has_changed), (tailed_values, has_tailed) in zip(plain, tailed):
         assert_same_bits(tailed_values, values)
         assert (has_changed, has_tailed) == (False, True)
+
+
+@in_graph
+def train_with_a_decision_of_rank_0():
+    """On a rank: steps of a graph in which rank 0 alone looks at reduced gradients; the report, and the variables."""
+    model = Chain()
+    optimizer = WRAPPERS["scale outside"](OPTIMIZERS["sgd"]())
+    pairs = optimizer.compute_gradients(model.loss)
+    if collective.current().rank == 0:
+        is_finite = tf.reduce_all(tf.math.is_finite(pairs[0][0]))
+        tf.cond(is_finite, lambda: tf.constant(1.0), lambda: tf.constant(0.0))
+    train_op = optimizer.apply_gradients(pairs)
+    report = free_the_tail(tf1.get_default_graph(), collective.current())
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train_op, {model.inputs: np.ones([2, 8], np.float32), model.poison: 0.0})
+        return report.text(), {variable.name: session.run(variable) for variable in tf1.trainable_variables()}
+
+
+def test_a_decision_that_only_one_rank_has_leaves_the_graphs_alone(on_ranks):
+    (text, values), (other_text, other_values) = on_ranks(2, train_with_a_decision_of_rank_0, time_limit_secs=100)
+    assert text == other_text
+    assert "leaves this graph as it is" in text and "ranks would decide about different things" in text
+    assert_same_bits(values, other_values)

@@ -149,12 +149,36 @@ def test_seed_of_the_user_stays():
     assert NPURunConfig(deterministic=1, tf_random_seed=0).tf_random_seed == 0
 
 
-def test_operators_that_came_before_the_seed_are_named(caplog):
-    with tf.Graph().as_default():
-        tf.random.normal([3], seed=5)
-        tf.random.normal([3], name="early")
-        tf1.Session(config=session_config(deterministic=1)).close()
-    assert "got none at 'early/RandomStandardNormal'" in caplog.text
+def trained_without_a_seed():
+    """The numbers that a graph with dropout draws, and its weights, when the session comes last; on each rank."""
+    with tf.Graph().as_default() as graph:
+        weights = tf1.get_variable("weights", [6, 3])  # initialised at random
+        loss = tf.reduce_sum(tf.square(tf1.nn.dropout(tf.ones([2, 6]), rate=0.5) @ weights - 1.0))
+        step = tf1.train.AdamOptimizer(0.1).minimize(loss)
+        numbers = tf.data.Dataset.range(30).shuffle(30).map(lambda number: (number, tf.random.uniform([])))
+        batches = tf1.data.make_initializable_iterator(numbers)
+        in_branch = tf.cond(loss > 0, lambda: tf.random.normal([]), lambda: 0.0)
+        seeded = tf.random.normal([], seed=5)
+        called = tf.function(lambda value: value * tf.random.normal([3]), autograph=False)(1.0)
+        drawn = [called, called + 0.0, in_branch, seeded, *batches.get_next()]
+        start = [tf1.global_variables_initializer(), batches.initializer]
+        graph.finalize()
+        with tf1.Session(config=session_config(deterministic=1)) as session:
+            session.run(start)
+            seen = [session.run([*drawn, loss, step])[:-1] for _ in range(4)]
+            return [np.asarray(value).tolist() for value in [*tf.nest.flatten(seen), session.run(weights)]]
+
+
+def test_operators_made_without_a_seed_get_one_each(on_ranks, caplog):
+    first = trained_without_a_seed()
+    assert trained_without_a_seed() == first
+    assert "had no seed, the first is 'weights/Initializer" in caplog.text
+    called, again, in_branch, seeded, number, uniform, _ = first[:7]
+    assert called == again and len({in_branch, seeded, uniform, *called}) == 6
+    of_rank_0, of_rank_1 = on_ranks(2, trained_without_a_seed)
+    assert of_rank_0 == first
+    drawn_alike = [value == other for value, other in zip(of_rank_0[:7], of_rank_1[:7])]
+    assert drawn_alike == [False, False, False, True, number == of_rank_1[4], False, False]
 
 
 def test_the_session_of_a_resource_is_the_one_that_asked():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -302,7 +301,6 @@ def test_a_training_that_fails_gives_the_folder_back(tmp_path):
     estimator = estimator_of(tmp_path)
     with pytest.raises(ValueError, match="of the script"):
         estimator.train(input_fn, hooks=[Fails()], max_steps=4)
-    gc.collect()
     assert LOCK not in os.listdir(tmp_path)
     estimator.train(input_fn, max_steps=4)
 

@@ -128,6 +128,22 @@ def test_what_cannot_be_recorded_is_said(command, tmp_path):
     assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
 
 
+def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recorded, command, tmp_path):
+    (tmp_path / "recorded" / "notes.txt").write_text("mine")
+    assert command(record, "--steps", 2, "train.py", 1)[0] == 0
+    names = {path.name for path in (tmp_path / "recorded" / "rank_0").iterdir()}
+    assert "step_00001.npz" in names and "step_00002.npz" not in names
+    for _ in range(2):
+        code, output = command(replay, "recorded", "train.py", 7)
+        assert code == 0 and "2 steps on 1 rank(s): losses and weights are those of the record" in output
+    (tmp_path / "recorded" / "rank_0" / "thesis.txt").write_text("years")
+    for function, arguments in ((record, ["train.py", 1]), (replay, ["--out", ".", "recorded", "train.py", 7])):
+        code, output = command(function, *arguments)
+        assert code == 2 and "did not make. Expected a new folder, an empty one, or one that npu-run" in output
+    assert (tmp_path / "recorded" / "rank_0" / "thesis.txt").read_text() == "years"
+    assert (tmp_path / "recorded" / "notes.txt").read_text() == "mine" and (tmp_path / "train.py").exists()
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

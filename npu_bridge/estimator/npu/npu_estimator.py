@@ -70,7 +70,8 @@ class NPUEstimator(tf.estimator.Estimator):
     `save_summary_steps`, where that is set) and makes the page `report.html` with a `ReportHook`, unless hooks contain
     such; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
     contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
-    all ranks, unless hooks contain a saver.
+    all ranks, unless hooks contain a saver. With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`,
+    ranks with unequal numbers of batches end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
     prediction.
 
@@ -118,6 +119,7 @@ class NPUEstimator(tf.estimator.Estimator):
         self._precision = precision
         self._has_trained = False
         self._places = None
+        self._end_together = None
         self._session_config = session.prepare_session_config(options, self._session_config)
         for strategy in (config.train_distribute, config.eval_distribute):
             make_room_for(strategy, self._session_config)
@@ -151,6 +153,7 @@ class NPUEstimator(tf.estimator.Estimator):
             # Counted from rank 0's step on every rank, whatever a rank finds in a folder of its own.
             steps, max_steps = max_steps - reached, None
         self._places = places_of_ranks()
+        self._end_together = self._checked_end(hooks)
         if ranks.rank > 0:
             saving_listeners = None  # they listen to the saver, which is on rank 0
         first_hooks = [PrecisionHook(self._precision, steps, max_steps, is_training=True)]
@@ -225,9 +228,31 @@ class NPUEstimator(tf.estimator.Estimator):
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        return super()._train_with_estimator_spec(
-            estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
-        )
+        try:
+            return super()._train_with_estimator_spec(
+                estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
+            )
+        finally:
+            for hook in (*given, *estimator_spec.training_chief_hooks):
+                if isinstance(hook, NPUCheckpointSaverHook):
+                    hook.let_go()
+
+    def _checked_end(self, hooks):
+        """The hook that ends all ranks together, if it is among those given, and can work."""
+        found = next((hook for hook in hooks or () if isinstance(hook, session.EndTogether)), None)
+        loop, strategy = self._options.iterations_per_loop, self.config.train_distribute
+        for is_set, got in ((loop > 1, f"iterations_per_loop={loop}"), (strategy, "train_distribute")):
+            if found is not None and is_set:
+                problem = "EndTogether must see every batch of a rank by itself"
+                expected = "iterations_per_loop=1 and no train_distribute"
+                raise ValueError(message("NPUEstimator", problem, expected, got, "Leave it out of the NPURunConfig."))
+        return found
+
+    def _call_input_fn(self, input_fn, mode, input_context=None):
+        result = super()._call_input_fn(input_fn, mode, input_context)
+        if mode != tf.estimator.ModeKeys.TRAIN or self._end_together is None:
+            return result
+        return self._end_together.next_of(result)
 
     def _check_start(self):
         session.check_newest_checkpoint(self.model_dir, may_go_back=True)

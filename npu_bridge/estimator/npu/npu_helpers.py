@@ -14,7 +14,7 @@ from npu_bridge._terminal import logger
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
-from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, check_combined
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
@@ -234,6 +234,8 @@ def npu_keras_optimizer(
     wire: str = "none",
     stages: Sequence[Any] = (),
     gradient_split_groups: Sequence[int] | None = None,
+    combine_grad: bool = False,
+    check_combined_tensors: bool = False,
 ) -> Any:
     """Distribution, loss scaling and tail optimisation around a Keras optimizer of either generation.
 
@@ -248,6 +250,7 @@ def npu_keras_optimizer(
       loss_scale_manager, is_distributed: as in `NPUOptimizer`.
       is_loss_scale: as in `NPUOptimizer`; None for whether there is a manager.
       is_tailing_optimization, wire, stages, gradient_split_groups: as in `NPUOptimizer`.
+      combine_grad, check_combined_tensors: as in `NPUOptimizer`.
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
@@ -268,6 +271,8 @@ def npu_keras_optimizer(
         stages=tuple(copies_of(stages, owner)),
         wire=wire,
         first_parameters=check_first_parameters(owner, gradient_split_groups),
+        combines=check_combined(owner, manager, combine_grad, check_combined_tensors) is not None,
+        checks_combined=check_combined_tensors,
     )
     return keras_optimizer(opt, settings, owner)
 

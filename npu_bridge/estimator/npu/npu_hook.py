@@ -185,7 +185,7 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._release = None
 
     def begin(self):
-        self._let_go()
+        self.let_go()
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
         if self._hold.has_taken_over:
@@ -207,9 +207,10 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         if self._is_behind:
             self._timer.reset()  # else a checkpoint of this very step would count as saved
         super().end(session)
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self):
+    def let_go(self):
+        """Gives the folder back, as `end` does; after an error, for who does not wait for that."""
         if self._release is not None:
             self._release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 
 import tensorflow as tf
 
@@ -13,6 +14,7 @@ from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
+from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
@@ -20,7 +22,7 @@ from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
-from npu_bridge.options.errors import unknown_keyword
+from npu_bridge.options.errors import message, say_once, shown, unknown_keyword
 
 __all__ = [
     "KerasDistributeOptimizer",
@@ -62,6 +64,11 @@ class NPUOptimizer(PipelineOptimizer):
       gradient_split_groups: ascending positions of parameters, from 1, in the order of the forward pass, at which
         another fragment of this optimizer's gradients begins; None for the cut that `hccl.split.api` has set for the
         process when this optimizer is first used, else the usual one.
+      combine_grad: with `is_loss_scale`, join the gradients of one dtype into one flat tensor, which is divided by the
+        scale and judged at once, and which a fused optimizer of `npu_bridge.optimizers` updates with as it is. The
+        numbers are the same, bit for bit.
+      check_combined_tensors: with `combine_grad`, compare the flat tensors in every step with what each gradient gives
+        alone; the error names the first variable of which they differ.
     Raises:
       TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` or
         `gradient_split_groups` is no list.
@@ -87,6 +94,8 @@ class NPUOptimizer(PipelineOptimizer):
         wire="none",
         stages=(),
         gradient_split_groups=None,
+        combine_grad=False,
+        check_combined_tensors=False,
     ):
         name = name or "NPUOptimizer" + type(opt).__name__
         manager, wire_dtype = check_arguments(
@@ -100,6 +109,7 @@ class NPUOptimizer(PipelineOptimizer):
             wire_dtype=wire_dtype,
             stages=stages,
             first_parameters=check_first_parameters("NPUOptimizer", gradient_split_groups),
+            combined=check_combined("NPUOptimizer", manager, combine_grad, check_combined_tensors),
             owner="NPUOptimizer",
         )
         super().__init__(opt, pipeline, name)
@@ -124,6 +134,21 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
         _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
     of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
     return (manager if is_loss_scale else None), wire_dtype
+
+
+def check_combined(owner, manager, combine_grad, check_combined_tensors):
+    """What joins the gradients of an optimizer; None where each is by itself."""
+    for name, value in (("combine_grad", combine_grad), ("check_combined_tensors", check_combined_tensors)):
+        if not isinstance(value, bool):
+            raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
+    if check_combined_tensors and not combine_grad:
+        problem, got = "check_combined_tensors has nothing to check", "combine_grad=False"
+        raise ValueError(message(owner, problem, "combine_grad=True", got, "Set it, or leave the check out."))
+    if combine_grad and manager is None:
+        text = f"{owner}: combine_grad has no effect, because the loss is not scaled: there is nothing to divide by."
+        say_once(logging.INFO, text)
+        return None
+    return CombinedGradients(owner, check_combined_tensors) if combine_grad else None
 
 
 class NPUDistributedOptimizer(PipelineOptimizer):

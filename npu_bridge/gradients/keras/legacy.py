@@ -80,8 +80,12 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
         create_all_weights(self._optimizer, self._pipeline.inner.stand_ins.of(var_list))
         self._pipeline.pipeline.make_variables(var_list)
 
+    def _create_or_restore_slot_variable(self, slot_variable_position, slot_name, variable):
+        (seen,) = self._pipeline.inner.stand_ins.of([variable])
+        restore = self._optimizer._create_or_restore_slot_variable
+        return restore(slot_variable_position=slot_variable_position, slot_name=slot_name, variable=seen)
+
     _create_hypers = delegated("_create_hypers")
-    _create_or_restore_slot_variable = delegated("_create_or_restore_slot_variable")
     _get_hyper = delegated("_get_hyper")
     _restore_slot_variable = delegated("_restore_slot_variable")
     _set_hyper = delegated("_set_hyper")

@@ -42,6 +42,8 @@ class KerasPipeline:
         self.inner = inner
         if inner is not None:
             pipeline.optimizer_variables = inner.variables
+            if pipeline.combined is not None:
+                pipeline.combined.key_of = inner.combine_key
         self._owner = owner
         self._open_steps = OpenSteps()
         self.backward_passes = BackwardPasses(pipeline, self._open_steps, self._combine, owner)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
+from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
@@ -27,6 +28,8 @@ class KerasSettings:
       counts_skipped_steps: let the optimizer's `iterations` count skipped steps too.
       wire: format in which gradients are sent: "none", "float16" or "bfloat16".
       first_parameters: positions of the parameters at which fragments of the gradients begin; None for the usual cut.
+      combines: with a manager, unscale and judge gradients in flat tensors.
+      checks_combined: compare these with the single gradients in every step.
     """
 
     name: str
@@ -38,6 +41,8 @@ class KerasSettings:
     stages: tuple = ()
     wire: str = "none"
     first_parameters: Sequence[int] | None = None
+    combines: bool = False
+    checks_combined: bool = False
 
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
@@ -52,6 +57,7 @@ class KerasSettings:
             stages=self.stages,
             record=SkipRecord(optimizer if self.counts_skipped_steps else None) if is_scaled else None,
             first_parameters=check_first_parameters(self.name, self.first_parameters),
+            combined=CombinedGradients(self.name, self.checks_combined) if self.combines else None,
             owner=self.name,
         )
 

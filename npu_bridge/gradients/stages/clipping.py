@@ -45,7 +45,7 @@ class ClipByGlobalNorm(Stage):
             halves = [tf.cast(half, tf.float32) for half in squared_halves(step.gradients)]
             norm = tf.sqrt(2.0 * sum_in_order(halves))
             factor = self._clip_norm / tf.maximum(norm, self._clip_norm)
-            step.map(lambda grad: map_values(grad, lambda values: _multiplied(values, factor)))
+            step.map_elements(lambda values: _multiplied(values, factor))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -76,7 +76,7 @@ class ClipByValue(Stage):
     def reduced(self, step):
         with tf.name_scope("ClipByValue"):
             step.map(_with_rows_once)
-            step.map(lambda grad: map_values(grad, lambda values: bounded(values, self._low, self._high)))
+            step.map_elements(lambda values: bounded(values, self._low, self._high))
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -11,6 +11,7 @@ from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.several_scales import fine_scales, judge, scale_in_common
 from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stages.loss_scaling import unscale
 
 
 class GroupScaling(Stage):
@@ -22,6 +23,7 @@ class GroupScaling(Stage):
     Args:
       manager: an object with `get_loss_scale()` giving a float32 vector, `update_loss_scale(finite)` taking a boolean
         one, and `group_of(variable)` giving the position of a variable's group.
+      combined: as of `LossScaling`.
     Attributes:
       managers: the manager.
     """
@@ -29,8 +31,9 @@ class GroupScaling(Stage):
     place = "scale"
     needs_variables = True
 
-    def __init__(self, manager: Any):
+    def __init__(self, manager: Any, combined: Any = None):
         self.managers = (manager,)
+        self._combined = combined
 
     def state(self):
         return {"loss_scale": self.managers[0]}
@@ -48,6 +51,7 @@ class GroupScaling(Stage):
         step.scales = tuple(tf.unstack(scales))
         step.loss_scale = scale_in_common(scales)
         step.multiplied_by(step.loss_scale)
+        step.combined = self._combined
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
         pairs = step.grads_and_vars
         for number, scale in enumerate(step.scales):
@@ -60,8 +64,7 @@ class GroupScaling(Stage):
         ]
 
     def reduced(self, step):
-        step.map(lambda grad: in_true_units(grad, step.divisor))
-        step.divisor = None
+        unscale(step)
 
     def after(self, step):
         if not step.judged:  # gradients from elsewhere

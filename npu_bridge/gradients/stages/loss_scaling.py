@@ -12,10 +12,19 @@ from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.several_scales import add_loss, fine_scales, scale_in_common
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options.errors import message, say_once
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that each manager was used in first
+
+
+def unscale(step: Step) -> None:
+    """Takes the gradients of a step to true units, in flat tensors where it has something that joins them."""
+    if step.combined is None or step.divisor is None:
+        step.map(lambda grad: in_true_units(grad, step.divisor))
+    else:
+        step.combined.unscale(step)
+    step.divisor = None
 
 
 class LossScaling(Stage):
@@ -28,6 +37,7 @@ class LossScaling(Stage):
     Args:
       manager: an object with `get_loss_scale()` giving a float32 scalar, and `update_loss_scale(finite)` that moves
         the scale on after a step and returns an op (None when executed eagerly); or a list of them.
+      combined: a `CombinedGradients` to divide many gradients at once; None for each by itself.
     Attributes:
       managers: all of them.
     """
@@ -35,7 +45,8 @@ class LossScaling(Stage):
     place = "scale"
     scales_loss = True
 
-    def __init__(self, manager: Any):
+    def __init__(self, manager: Any, combined: Any = None):
+        self._combined = combined
         self.managers = tuple(manager) if isinstance(manager, (list, tuple)) else (manager,)
 
     def state(self):
@@ -49,6 +60,7 @@ class LossScaling(Stage):
         step.scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
         step.loss_scale = step.scales[0] if len(step.scales) == 1 else scale_in_common(step.scales)
         step.multiplied_by(step.loss_scale)
+        step.combined = self._combined
         collections.publish(collections.LOSS_SCALE, step.loss_scale)
 
     def describe(self, step, plan):
@@ -67,8 +79,7 @@ class LossScaling(Stage):
             add_loss(step, pairs, step.loss_id)
 
     def reduced(self, step):
-        step.map(lambda grad: in_true_units(grad, step.divisor))
-        step.divisor = None
+        unscale(step)
 
     def after(self, step):
         if step.judged:

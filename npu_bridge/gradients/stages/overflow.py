@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge._flat_tensors import with_flats
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
@@ -76,6 +77,7 @@ class OverflowCheck(Stage):
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here once more would judge another tensor than the one that is sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
+            sent = sent if step.combined is None else step.combined.joined(sent)
             step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
@@ -103,7 +105,7 @@ class OverflowCheck(Stage):
             return step.should_apply
         if step.is_usable_here is not None and not changed:
             # What an early decision is taken from, once all gradients are reduced.
-            with tf.control_dependencies([values_of(grad) for grad in step.gradients]):
+            with tf.control_dependencies([values_of(grad) for grad in with_flats(step.gradients)]):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = _are_usable(step.gradients + sources, step)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
@@ -119,7 +121,7 @@ class OverflowCheck(Stage):
 
 def _are_usable(gradients, step):
     """Whether these can be used, and what they are the sum of."""
-    return functools.reduce(tf.logical_and, step.judged.values(), has_finite_norm(gradients))
+    return functools.reduce(tf.logical_and, step.judged.values(), has_finite_norm(with_flats(gradients)))
 
 
 def _changed_and_their_sources(step):

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from typing import NamedTuple
 
 __all__ = [
     "SECONDARY_GRACE_SECS",
     "SETTLE_SECS",
     "Ending",
+    "InputEnd",
     "describe",
+    "describe_short",
     "describe_survivors",
     "exit_code_of",
     "first_failure",
     "is_decided",
     "names_of",
+    "ran_short",
 ]
 
 # How long to go on looking for the cause when so far only secondary failures were seen.
@@ -31,6 +35,8 @@ SETTLE_SECS = 0.3
 # exception up to this much earlier may already be the consequence of the death.
 _SIGNAL_LEAD_SECS = 1.0
 _SUMMARY_CHARACTERS = 320
+# The error of a rank that asks for a batch when there is none.
+_NO_INPUT = "OutOfRangeError"
 # Where in Gloo's own source an error was raised.
 _SOURCE = re.compile(r"\[[^\]\s]*\.cc:\d+\] ")
 
@@ -61,6 +67,22 @@ class Ending(NamedTuple):
     tensor: str = ""
     loss: str = ""
     is_unfinished: bool = False
+
+
+class InputEnd(NamedTuple):
+    """Where the training of one rank came to the end of its input.
+
+    Attributes:
+      steps: how many steps it had made by then; None where nobody knows.
+      of_fit: it was `model.fit` that was over.
+    """
+
+    steps: int | None
+    of_fit: bool
+
+    def __str__(self) -> str:
+        after = "" if self.steps is None else f" after {self.steps} step{'' if self.steps == 1 else 's'}"
+        return f"was through with model.fit{after}" if self.of_fit else f"came to the end of its input{after}"
 
 
 def first_failure(endings: list[Ending]) -> Ending | None:
@@ -98,6 +120,34 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     elif size > 1:
         text += " The other ranks were stopped."
     return text
+
+
+def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> int | None:
+    """The rank whose input had ended while others went on, if that is why the job failed; else None.
+
+    Args:
+      cause: what `first_failure` gives: a rank that waited for one that was gone, or the one that had no input.
+      input_ends: of the ranks that had come to the end of their input.
+      size: number of ranks.
+    """
+    is_own = cause.rank in input_ends and _NO_INPUT in cause.summary
+    if not input_ends or len(input_ends) == size or not (is_own or _is_secondary(cause)):
+        return None
+    if not is_own and cause.rank in input_ends:
+        return None
+    return min(input_ends, key=lambda rank: (input_ends[rank].steps or 0, rank))
+
+
+def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
+    """One line: which rank came to the end of its input, when, who went on, and what to do."""
+    others = names_of(sorted(set(range(size)) - set(input_ends)))
+    steps = input_ends[rank].steps
+    where = "another step" if steps is None else f"step {steps + 1}"
+    return (
+        f"rank {rank} of {size} {input_ends[rank]}, and {others} went on to {where}, which needs every rank; exit code "
+        f"{code}. Give all ranks the same number of batches (repeat() and a number of steps, say), or end them "
+        f"together: EndTogether, docs/ranks.md."
+    )
 
 
 def _how(ending: Ending) -> str:

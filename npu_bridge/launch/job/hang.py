@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from npu_bridge.launch.job.first_failure import Ending, names_of
+from npu_bridge.launch.job.first_failure import Ending, InputEnd, names_of
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -73,12 +73,17 @@ class HangDetector:
         self._stopped_at: dict[int, float] = {}
 
     def is_hung(
-        self, calls: Mapping[int, StuckCall | None], stopped: Sequence[int], endings: Sequence[Ending], now: float
+        self,
+        calls: Mapping[int, StuckCall | None],
+        stopped: Sequence[int],
+        endings: Sequence[Ending],
+        now: float,
+        input_ends: Mapping[int, InputEnd] | None = None,
     ) -> bool:
         """Whether to end the job; to be called again and again.
 
         Args:
-          calls, stopped, endings: as of `describe_hang`.
+          calls, stopped, endings, input_ends: as of `describe_hang`.
           now: seconds on the monotonic clock.
         """
         since = waiting_since(calls)
@@ -87,7 +92,7 @@ class HangDetector:
             return False
         if not self._limit_secs and now - since >= WARN_SECS and since != self._warned_of:
             self._warned_of = since
-            text = describe_hang(calls, endings, stopped, now - since)
+            text = describe_hang(calls, endings, stopped, now - since, input_ends=input_ends)
             until = "" if self._limit_secs == 0 else f" until every rank has been idle for {IDLE_LIMIT_SECS:.0f} s"
             self._warn(f"{text} The job goes on{until}; --stall-secs N would end it.")
         if self._limit_secs is None:
@@ -129,6 +134,7 @@ def describe_hang(
     stopped: Sequence[int],
     secs: float,
     positions: Mapping[int, Position | None] | None = None,
+    input_ends: Mapping[int, InputEnd] | None = None,
 ) -> str:
     """One line: how long there was no progress, which ranks wait, for what, and which are missing.
 
@@ -138,11 +144,14 @@ def describe_hang(
       stopped: ranks whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
       secs: how long there was no progress.
       positions: where ranks are, of those that have answered.
+      input_ends: of the ranks that came to the end of their input.
     """
     ended = {ending.rank: ending for ending in endings}
     ranks_by_words: dict[str, list[int]] = {}
     for rank in sorted({*calls, *ended}):
         words = _words(calls.get(rank), ended.get(rank), rank in stopped, (positions or {}).get(rank))
+        input_end = (input_ends or {}).get(rank)
+        words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
     parts = [f"{names_of(ranks)} {words}" for words, ranks in ranks_by_words.items()]
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {_CAUSES}"

@@ -23,11 +23,14 @@ from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.first_failure import (
     SECONDARY_GRACE_SECS,
     Ending,
+    InputEnd,
     describe,
+    describe_short,
     describe_survivors,
     exit_code_of,
     first_failure,
     is_decided,
+    ran_short,
 )
 from npu_bridge.launch.job.hang import HANG_EXIT_CODE, HangDetector, StuckCall, describe_hang, waiting_since
 from npu_bridge.launch.job.hosts import Plan
@@ -175,7 +178,7 @@ class _Job:
                 return Outcome(0, has_failed=False)
             if len(self._ranks) > 1 and not first_failure(endings):
                 calls, stopped = self._stuck_calls(), self._stopped()
-                if self._hang_detector.is_hung(calls, stopped, endings, time.monotonic()):
+                if self._hang_detector.is_hung(calls, stopped, endings, time.monotonic(), self._input_ends()):
                     return Outcome(self._end_hung(), has_failed=True)
         else:
             return Outcome(self._stop_by_signal(), has_failed=False)
@@ -229,13 +232,16 @@ class _Job:
             endings = self._turn()
         self._stop(signal.SIGTERM)
         positions = {rank.rank: rank.position for rank in self._ranks}
-        text = describe_hang(calls, endings, stopped, secs, positions)
+        text = describe_hang(calls, endings, stopped, secs, positions, self._input_ends())
         self._say_who_was_refused()
         self.say(f"{text} All ranks were stopped.")
         return HANG_EXIT_CODE
 
     def _stuck_calls(self) -> dict[int, StuckCall | None]:
         return {rank.rank: rank.stuck for rank in self._ranks if rank.is_running}
+
+    def _input_ends(self) -> dict[int, InputEnd]:
+        return {rank.rank: rank.input_end for rank in self._ranks if rank.input_end is not None}
 
     def _stopped(self) -> list[int]:
         return [rank.rank for rank in self._ranks if rank.is_running and rank.process.is_stopped]
@@ -269,6 +275,14 @@ class _Job:
             rank.drain()
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
+        input_ends, size = self._input_ends(), len(self._ranks)
+        short = ran_short(cause, input_ends, size)
+        if short is not None:
+            # Nothing is wrong where the exceptions of the others were raised.
+            for line in describe_survivors(cause._replace(rank=short), endings):
+                self._say(line)
+            self._say(describe_short(short, input_ends, size, exit_code_of(cause)))
+            return exit_code_of(cause)
         for line in describe_survivors(cause, endings):
             self.say(line)
         lines = cause.trace.splitlines()[-_TRACE_LINES:]

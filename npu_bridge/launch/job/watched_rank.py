@@ -14,7 +14,7 @@ import time
 import tty
 from typing import TYPE_CHECKING, Any, TextIO
 
-from npu_bridge.launch.job.first_failure import Ending
+from npu_bridge.launch.job.first_failure import Ending, InputEnd
 from npu_bridge.launch.job.hang import Position, StuckCall
 from npu_bridge.launch.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
 
@@ -42,6 +42,7 @@ class WatchedRank:
       ending: how it has ended; None while it runs.
       stuck: the call its main thread does not return from, as far as it has reported one.
       position: where its main thread was when it was last asked.
+      input_end: where it came to the end of its input; None while it trains.
     """
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
@@ -50,6 +51,7 @@ class WatchedRank:
         self.ending: Ending | None = None
         self.stuck: StuckCall | None = None
         self.position: Position | None = None
+        self.input_end: InputEnd | None = None
         self._has_finished = False
         self._log = log
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -82,6 +84,8 @@ class WatchedRank:
                 self.stuck = stuck and stuck._replace(since=stuck.since + lead_secs, busy_at=stuck.busy_at + lead_secs)
             elif "position" in message:
                 self.position = Position(**message["position"])
+            elif "input_end" in message:
+                self.input_end = InputEnd(**message["input_end"]) if message["input_end"] else None
             elif "finished" in message:
                 self._has_finished = True
             else:

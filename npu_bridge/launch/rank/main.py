@@ -16,6 +16,7 @@ import sys
 import types
 from typing import Any
 
+from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
 from npu_bridge.launch.rank.report import report_of, script_frames
 from npu_bridge.launch.source_choice import SourceChoice, take_choice
@@ -41,6 +42,8 @@ def main(arguments: list[str]) -> None:
         _take_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
     fill_rank_variables(place)
+    if link is not None and place.size > 1:
+        watch_input(link.send)
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)

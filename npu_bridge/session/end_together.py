@@ -1,0 +1,110 @@
+"""`EndTogether`: ranks with unequal numbers of batches end together, with the last step of the one that has fewest.
+
+A rank whose input runs out in the middle of a step cannot be waited for: others are in a transfer by then. So the input
+is looked ahead by one batch. With each batch comes whether another one follows, the ranks combine these flags in the
+run that trains, and after the first step that some rank cannot follow up they all stop, before anybody runs out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.graph.run import Run, run_of
+from npu_bridge.options.errors import message
+
+_OWNER = "EndTogether"
+_NEXT = "hook.next_of(dataset), called where the graph is built"
+
+
+class EndTogether(tf.estimator.SessionRunHook):
+    """Ends the training of all ranks with the last step of the rank that has fewest batches.
+
+    Among the hooks of `NPUEstimator.train` it needs nothing else; the `input_fn` returns a `tf.data.Dataset`. For a
+    `MonitoredTrainingSession` take the batches from `next_of`. A loop of one's own around a plain session takes them
+    from there, runs `tf.compat.v1.tables_initializer()`, fetches `is_last` with each step, and stops where it is True.
+    All ranks end at one global step, so that their variables are alike and the last checkpoint is of that step. What
+    longer inputs still hold is not trained. With one rank nothing changes. A rank that has no batch at all fails.
+
+    Cost: the memory of one more batch, and a transfer of one number in each step.
+
+    Attributes:
+      is_last: boolean scalar of the graph, after `next_of`: some rank has no batch after that of this run.
+    Raises:
+      ValueError: a training begins and `next_of` was not called.
+    Ranks: every rank needs the hook.
+    """
+
+    def __init__(self):
+        self.is_last: tf.Tensor | None = None
+        self._batch: tf.Operation | None = None
+        self._takes_batch: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
+
+    def next_of(self, dataset: tf.data.Dataset) -> Any:
+        """The next element of a dataset in the TF 1 graph that is being built, looked ahead by one.
+
+        Args:
+          dataset: this rank's, which may be of any length. Its iterator starts with the tables of the graph, as
+            Estimators and a `MonitoredTrainingSession` start them.
+        Returns:
+          What `make_initializable_iterator(dataset).get_next()` returns.
+        Raises:
+          ValueError: it is something else, an iterator or tensors: these cannot be looked ahead.
+        Graph: with several ranks, operators of the dataset and a transfer of one number.
+        """
+        check_dataset(dataset, _OWNER)
+        iterator = tf.compat.v1.data.make_initializable_iterator(with_look_ahead(dataset))
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        element, has_more = iterator.get_next()
+        self._batch = has_more.op
+        self.is_last = tf.logical_not(collective.current().all_true(has_more, "end_together"))
+        return element
+
+    def begin(self):
+        """Looks whether it was given the input of this graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if self.is_last is None or self.is_last.graph is not graph:
+            raise ValueError(
+                message(
+                    _OWNER,
+                    "it was not given the input",
+                    f"the batches to come from {_NEXT}, or an NPUEstimator with an input_fn that returns a data set",
+                    "another input",
+                    "Take the batches from there: an iterator of your own cannot be looked ahead.",
+                )
+            )
+
+    def before_run(self, run_context):
+        """Fetches the ranks' answer along with a step, which takes part in it anyway."""
+        asked = run_context.original_args
+        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        if run not in self._takes_batch:
+            self._takes_batch[run] = run.trains and self._batch in run.ops
+        return tf.estimator.SessionRunArgs(self.is_last if self._takes_batch[run] else [])
+
+    def after_run(self, run_context, run_values):
+        """Ends the training after the last step that all ranks can make."""
+        if not isinstance(run_values.results, list) and bool(run_values.results):
+            run_context.request_stop()
+
+
+def check_dataset(dataset: Any, owner: str) -> None:
+    """Raises ValueError for what is no data set: iterators, tensors and arrays cannot be looked ahead."""
+    if not isinstance(dataset, tf.data.Dataset):
+        problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
+        mend = "Hand over the data set itself, not what its iterator gives."
+        raise ValueError(message(owner, problem, expected, type(dataset).__name__, mend))
+
+
+def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Pairs of each element of a dataset and whether another one follows; the dataset is gone through once."""
+    pairs = tf.data.Dataset.zip((dataset, tf.data.Dataset.from_tensors(True).repeat()))
+
+    def first_of(elements, flags):
+        follows = flags.skip(1).concatenate(tf.data.Dataset.from_tensors(False))
+        return tf.data.Dataset.zip((tf.data.Dataset.zip(elements), follows)).take(1)
+
+    return pairs.window(2, shift=1).flat_map(first_of)

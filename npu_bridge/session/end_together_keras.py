@@ -1,0 +1,108 @@
+"""`EndTogetherCallback`: epochs of `model.fit` that all ranks end with the last step of the one with fewest batches."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.options.errors import message
+from npu_bridge.session.end_together import check_dataset, with_look_ahead
+from npu_bridge.tf_internals.training import steps_per_execution
+
+_OWNER = "EndTogetherCallback"
+
+
+class _EpochIsOver:
+    """What `model.stop_training` is while one epoch ends; others set it to True to end the training."""
+
+
+class EndTogetherCallback(tf.keras.callbacks.Callback):
+    """Ends each epoch on all ranks with the last step of the rank that has fewest batches.
+
+    `fit` is given what `look_ahead` makes of a data set. With `steps_per_epoch`, where the data go on from epoch to
+    epoch, the training ends. All ranks make the same number of steps, so that what other callbacks save at the end of
+    an epoch is of one step. With one rank nothing changes. A rank that has no batch at all fails.
+
+    Cost: the memory of one more batch, and a transfer of one number after each step, which waits for the step.
+
+    Raises:
+      ValueError: when training begins, in a TF 1 graph or with several steps in one execution; after the first batch,
+        if it is not of a data set of `look_ahead`.
+    Ranks: collective; every rank needs the callback.
+    Example:
+      >>> end = EndTogetherCallback()
+      >>> model.fit(end.look_ahead(dataset), epochs=3, callbacks=[end])
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._supports_tf_logs = True  # logs stay tensors: nothing here needs a number
+        self._latest_pass = 0  # through a data set
+        self._follows: dict[tuple[int, int], bool] = {}
+        self._place = (0, 0)
+
+    def look_ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The same elements, each produced when the next one is there.
+
+        Raises:
+          ValueError: it is no `tf.data.Dataset`.
+        """
+        check_dataset(dataset, _OWNER)
+
+        def one_pass(number):
+            return with_look_ahead(dataset).enumerate().map(lambda index, pair: self._noted(number, index, *pair))
+
+        # Numbered when an iterator begins: of one that was left early, elements may still be on their way.
+        number = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(self._begin_pass, [], tf.int64))
+        return number.flat_map(one_pass)
+
+    def on_train_begin(self, logs=None):
+        """Looks whether it can work here."""
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            mend = "Train with an NPUEstimator and EndTogether, or with eager execution."
+            raise _error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", mend)
+        if steps_per_execution(self.model) > 1:
+            got = f"steps_per_execution={steps_per_execution(self.model)}"
+            raise _error(
+                "an execution of several steps cannot end early", "steps_per_execution=1", got, "Leave it out."
+            )
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Ends the epoch, or the training, after the last step that all ranks can make."""
+        place = (self._latest_pass, self._place[1] + 1 if self._place[0] == self._latest_pass else 0)
+        if place not in self._follows:
+            expected, mend = "fit(callback.look_ahead(dataset), ...)", "Give fit the data set that look_ahead returns."
+            raise _error("fit does not train on what look_ahead returned", expected, "other data", mend)
+        follows = self._follows.pop(place)
+        self._place = place
+        if not bool(collective.current().all_true(tf.constant(follows), "end_together_callback")):
+            self._end()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Goes on with the next epoch, unless somebody else ends the training."""
+        if isinstance(self.model.stop_training, _EpochIsOver):
+            self.model.stop_training = False
+
+    def _end(self):
+        self._follows.clear()
+        if self.params.get("steps") is not None:
+            self.model.stop_training = True
+        elif not self.model.stop_training:
+            self.model.stop_training = _EpochIsOver()
+
+    def _begin_pass(self):
+        self._latest_pass += 1
+        return self._latest_pass
+
+    def _noted(self, number, index, element, follows):
+        """Tells Python about an element before it is handed on."""
+        noted = tf.numpy_function(self._note, [number, index, follows], [])
+        with tf.control_dependencies([noted]):
+            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+
+    def _note(self, number, index, follows):
+        self._follows[int(number), int(index)] = bool(follows)
+
+
+def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(message(_OWNER, problem, expected, got, mend))
