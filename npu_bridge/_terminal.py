@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 __all__ = ["echo", "flush_or_silence", "in_line", "json_text", "logger", "put", "silence", "visible"]
 
