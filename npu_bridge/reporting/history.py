@@ -186,7 +186,7 @@ def _from_line(line: str) -> Entry:
     return StepRow(
         whole_number(fields["step"]),
         _number(fields["loss"]),
-        _scale(fields["loss_scale"]),
+        _number(fields["loss_scale"]),
         bool(fields["skipped"]),
         _time(fields["time"]),
         _number(fields.get("learning_rate")),
@@ -213,13 +213,6 @@ def _time(value: Any) -> float:
     if not 0 <= seconds < _LAST_SECOND:
         raise ValueError(f"{value!r} is no time")
     return seconds
-
-
-def _scale(value: Any) -> float | None:
-    scale = _number(value)
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"{value!r} is no loss scale")
-    return scale
 
 
 def _number(value) -> float | None:

@@ -8,10 +8,15 @@ import os
 import shutil
 import socket
 import stat
+from pathlib import Path
 
+import click.testing
 import numpy as np
 import pytest
 
+from npu_bridge.launch.bisect import Bisection
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.record import replay
 from tests.launch.damaging import damaged, run, write_good
 
 # So many damaged files of each kind; NPU_BRIDGE_FUZZ=1000 looks further.
@@ -135,3 +140,29 @@ def test_a_page_takes_its_history_from_its_own_folder(good, tmp_path):
         (tmp_path / "run" / "report.json").write_text(json.dumps({**facts, "history": name}))
         code, output = run("report", tmp_path / "run", tmp_path, None)
         assert code == 2 and "leads out of" in output and output.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", [LINK, PIPE, SOCKET])
+def test_a_record_is_refused_before_ranks_read_it(tmp_path, what):
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    for number, name in enumerate(("record.json", "weights.npz")):
+        recorded, aside = tmp_path / f"recorded-{number}", tmp_path / f"aside-{number}"
+        (recorded / "rank_0").mkdir(parents=True)
+        aside.mkdir()
+        for each in ("record.json", "weights.npz"):
+            (recorded / "rank_0" / each).write_text("{}")
+        put(what, recorded / "rank_0" / name, aside)
+        arguments = ["--out", str(tmp_path / "out"), str(recorded), str(tmp_path / "train.py")]
+        done = click.testing.CliRunner().invoke(replay, arguments, catch_exceptions=False)
+        assert done.exit_code == 2 and done.output.count("\n") == 1 and what in done.output, done.output
+        assert not (tmp_path / "started").exists() and not Path("started").exists()
+
+
+STATES = ["", "[]", "{}", '{"asked": 1, "runs": []}', '{"asked": {}, "runs": [{"kept": 1}]}', "[" * 99999]
+
+
+@pytest.mark.parametrize("content", STATES, ids=range(len(STATES)))
+def test_the_state_of_a_search_that_is_damaged_is_told(tmp_path, content):
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(LaunchError, match=r"state.json is not as a search writes it"):
+        Bisection(str(tmp_path), "force_fp16", 2, 0.1, 9, ["train.py"])._go_on()

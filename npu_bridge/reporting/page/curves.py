@@ -14,6 +14,7 @@ MOST_BUCKETS = 800
 _RATE_BUCKETS = 100
 # Beyond it sums and squares are no longer finite; it counts as infinite.
 _LARGEST = 1e150
+_SMALLEST = 1e-150  # of loss scales, which are drawn by powers of two
 
 
 class Range(NamedTuple):
@@ -92,7 +93,7 @@ def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
         places[-1],
         rows[-1].step,
         _range(row.loss for row in rows),
-        _range(row.loss_scale for row in rows),
+        _range(row.loss_scale for row in rows if row.loss_scale is not None and row.loss_scale > _SMALLEST),
         _range(row.learning_rate for row in rows),
         sum(row.skipped for row in rows),
         sum(row.loss is not None and not _can_be_drawn(row.loss) for row in rows),
