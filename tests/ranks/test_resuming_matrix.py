@@ -171,7 +171,8 @@ def _assert_told(of_savers, results, pair, saving, where):
         assert bool(of_lines[word]) == bool(names), f"{where}: {lines}, {sorted(names)}"
         for kind in kinds_of(dict.fromkeys(names)):
             assert kind in of_lines[word][0], f"{where}: {lines}"
-    own = [name for name in before & after if any((of_savers[0][name] != state[name]).any() for state in of_savers)]
+    of_all = set.intersection(*map(set, [*of_savers, *states]))
+    own = [name for name in of_all if any((of_savers[0][name] != state[name]).any() for state in of_savers)]
     is_merged = any((states[0][name] != of_savers[0][name]).any() for name in own)
     assert bool(of_lines["merged"]) == is_merged, f"{where}: {lines}, {own}"
     if is_merged:

@@ -58,13 +58,15 @@ def _fits_all(variables, values):
 
 
 def _names(variables):
-    """Their names, numbered where several have the same one."""
+    """What they are called in files: their kind and number, as the names of layers change from model to model."""
     counts: dict[str, int] = {}
     names = []
     for variable in variables:
-        name = variable.name.partition(":")[0]
-        counts[name] = counts.get(name, 0) + 1
-        names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+        parts = variable.name.partition(":")[0].split("/")
+        kind = "/".join(parts[: 1 + (f"{parts[0]}/" == kept_state.OF_RANKS)])
+        kind += "_rows" * (len(parts) > 1 and parts[-1].endswith("_rows"))
+        counts[kind] = counts.get(kind, 0) + 1
+        names.append(f"{kind}#{counts[kind]}")
     return names
 
 
