@@ -5,8 +5,8 @@ said once, in a line of rank 0. A variable of the model, or a step count, that i
 keeps for itself is in checkpoints as a row for each rank, and goes on with any number of ranks by the table below.
 
     kind                          the same number of ranks         another number of ranks
-    sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the window's gradient,
-                                                                   a mean over the ranks, is that of before
+    sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the gradient of the
+                                                                   window is a mean over the ranks, too
     what TopK, Threshold kept     each rank its own                all ranks the mean: what is still owed to the
                                                                    variables stays the same; where nothing is kept
                                                                    (one rank, a density that pays no more) it is dropped

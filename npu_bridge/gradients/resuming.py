@@ -64,6 +64,29 @@ def watch_savers() -> None:
     put_around_restore(_restore)
 
 
+def only_present(settings: Any) -> Any:
+    """Settings of a warm start of the default graph, without state of stages and rules that the checkpoint lacks.
+
+    `tf.estimator.WarmStartSettings` that name variables by patterns mean all that match; without, the trained ones.
+    """
+    patterns = settings.vars_to_warm_start
+    graph = tf.compat.v1.get_default_graph()
+    pipelines = pipelines_in(graph)
+    if not pipelines or not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
+        return settings
+    reader = tf.train.load_checkpoint(settings.ckpt_to_initialize_from)
+    state, slots = _state_of(None, graph, pipelines)
+    found = [each for pattern in patterns for each in graph.get_collection("variables", scope=pattern)]
+    begun = [
+        saved_as(each)[0] for each in found if saved_as(each) in state and not reader.has_tensor(saved_as(each)[0])
+    ]
+    if not begun:
+        return settings
+    told = [name for name in begun if kept_state.OF_RANKS not in name]
+    kept_state.say_begun(os.path.basename(settings.ckpt_to_initialize_from), told, slots)
+    return settings._replace(vars_to_warm_start=[each for each in found if saved_as(each)[0] not in begun])
+
+
 def _restore(restore, saver, session, path):
     graph = None if tf.executing_eagerly() else getattr(session, "graph", None)
     pipelines = pipelines_in(graph) if graph is not None else []
@@ -96,7 +119,9 @@ def _plan(saver, graph, pipelines, path):
     counts = {key: shapes[key][0] for key in rows if shapes[key] and shapes[key][0] > 1}
     rows_of = {rows[key]: key for key in counts if key not in wanted and rows[key] in wanted}
     size = collective.current().size
-    merged = {rows[key]: count for key, count in counts.items() if rows[key] in rows_of or key in wanted and count != size}
+    merged = {
+        rows[key]: count for key, count in counts.items() if rows[key] in rows_of or key in wanted and count != size
+    }
     dropped = [key for key in shapes if key not in wanted and key not in rows]
     names = [saved_as(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
     dropped = [key for key in dropped if kept_state.is_kept(key, names)]
@@ -108,7 +133,7 @@ def _state_of(saver, graph, pipelines):
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
     of_rules += [variable for pipeline in pipelines for variable in hyper_variables(pipeline.restored_optimizer())]
     of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
-    by_key = variables_by_key(saver) or {}
+    by_key = (variables_by_key(saver) if saver is not None else None) or {}
     called = {id(variable): (key, "") for key, variable in by_key.items()}
     trained = {id(variable) for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     optional = [*of_rules, *of_stages, *graph.get_collection(LOSS_SCALE_STATE)]

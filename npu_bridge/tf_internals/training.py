@@ -178,7 +178,7 @@ def bulk_saver_builder() -> type:
 
 
 def put_around_restore(function: Callable) -> None:
-    """From now on `tf.compat.v1.train.Saver.restore` is `function(restore, saver, session, path)` (`Saver`, TF 2.15)."""
+    """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
 
     restore = Saver.restore

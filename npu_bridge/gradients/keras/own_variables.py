@@ -1,7 +1,7 @@
 """Optimizer variables in `.keras` and `.weights.h5` files, for a training with other stages than the one that saved.
 
-Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner optimizer,
-and their names are noted beside the numbers, so that each is read where it fits.
+Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner
+optimizer, and their names are noted beside the numbers, so that each is read where it fits.
 """
 
 from __future__ import annotations
