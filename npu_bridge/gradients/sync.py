@@ -19,9 +19,9 @@ def sync_all(optimizer: Any) -> Any:
     """Makes what rank 0 would write into a checkpoint now that of all ranks.
 
     Run it on all ranks before rank 0 writes one. What stages keep for each rank alone, as the sums of `Accumulate` and
-    what `TopK` and `Threshold` did not send, is gathered on rank 0, until the next step; when training goes on from such
-    a checkpoint, each rank takes its own. With `PartialSync` so are weights and slots, and all ranks have the mean of
-    every trained variable until the next step gives each its own back; with `Adasum` of weights so are slots.
+    what `TopK` and `Threshold` did not send, is gathered on rank 0, until the next step; when training goes on from
+    such a checkpoint, each rank takes its own. So are weights and slots with `PartialSync`, where all ranks have the
+    mean of every trained variable until the next step gives each its own back, and slots with `Adasum` of weights.
 
     Args:
       optimizer: an optimizer with that stage, or a pipeline; in a TF 1 graph after `minimize`.
