@@ -5,8 +5,8 @@ said once, in a line of rank 0. A variable of the model, or a step count, that i
 keeps for itself is in checkpoints as a row for each rank, and goes on with any number of ranks by the table below.
 
     kind                          the same number of ranks         another number of ranks
-    sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the window's gradient,
-                                                                   a mean over the ranks, is that of before
+    sums of Accumulate            each rank its own, bit for bit   all ranks the mean of the rows: the gradient of the
+                                                                   window is a mean over the ranks, too
     what TopK, Threshold kept     each rank its own                all ranks the mean: what is still owed to the
                                                                    variables stays the same; where nothing is kept
                                                                    (one rank, a density that pays no more) it is dropped
@@ -31,12 +31,15 @@ from npu_bridge.options.errors import say_once
 OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
 # By what stands in the names of variables, in TF 1 graphs and in object-based checkpoints: what messages call them.
 _KINDS = (
+    (r"accumulated(_rows)?(/(?!counter)|$)", "Accumulate's sums"),
     (r"accumulated_steps|accumulated/counter", "Accumulate's count of batches"),
-    (r"accumulated(/|$)", "Accumulate's sums"),
     (r"not_sent(/|$)", "what TopK or Threshold did not send"),
     (r"freeze_updates", "Freeze's count of updates"),
     (r"partial_sync_updates", "PartialSync's count of updates"),
 )
+_OF_RULES = r"beta\d_power|update_count"
+_SCALES = ("loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped")  # listed by name, so ordered
+_BY_NAME = rf"(.*/)?({'|'.join(_SCALES)})(_\d+)?"
 _OF_RULES = r"beta\d_power|update_count"
 _BY_NAME = r"(.*/)?(loss_scale|good_steps|bad_steps|skipped_steps|last_step_skipped)(_\d+)?"  # so they are listed
 _SLOTS = "slots of the optimizer"
@@ -60,14 +63,14 @@ def is_kept(name: str, variables: Iterable[str]) -> bool:
 def say_begun(checkpoint: str, names: Sequence[str], slots: Iterable[str]) -> None:
     """Says what starts from its initial value, because the checkpoint has none."""
     if names:
-        listed = _listed(names, frozenset(slots))
+        listed = _listed(names, set(slots))
         _say(f"{checkpoint}: begun anew, as the checkpoint has none: {listed}; they start from their initial values.")
 
 
 def say_dropped(checkpoint: str, names: Sequence[str]) -> None:
     """Says what the checkpoint has, and nobody uses."""
     if names:
-        of_rules = frozenset(name for name in names if not re.fullmatch(_BY_NAME, name))
+        of_rules = {name for name in names if not re.fullmatch(_BY_NAME, name)}
         _say(f"{checkpoint}: dropped, as nothing here uses it: {_listed(names, of_rules)}.")
 
 
@@ -76,7 +79,7 @@ def say_merged(checkpoint: str, names: Sequence[str], counts: Iterable[int]) -> 
     if names:
         size, of = collective.current().size, " and ".join(map(str, sorted(set(counts))))
         now = f"{size} ranks" if size > 1 else "1 rank"
-        listed = _listed(names, frozenset(names), "weights and slots")
+        listed = _listed(names, names, "weights and slots")
         _say(f"{checkpoint}: merged from {of} ranks for {now}, which go on with the mean: {listed}.")
 
 
@@ -91,8 +94,13 @@ def _listed(names, others, words=_SLOTS):
     for name in names:
         kind = kind_of(name) or (words if name in others else name)
         kinds[kind] = kinds.get(kind, 0) + 1
-    known = {words, *(of_stages for _, of_stages in _KINDS)}
-    of_kinds = [f"{kind} ({count} variable{'s' * (count > 1)})" for kind, count in kinds.items() if kind in known]
+    known = [*(of_stages for _, of_stages in _KINDS), words]
+    counts = [(kind, kinds[kind]) for kind in known if kind in kinds]
     by_name = [kind for kind in kinds if kind not in known]
+    by_name.sort(key=lambda name: next((number for number, part in enumerate(_SCALES) if part in name), -1))
     more = [f"{len(by_name) - _SHOWN} more"] if len(by_name) > _SHOWN else []
-    return ", ".join([*of_kinds, *by_name[:_SHOWN], *more])
+    return ", ".join([f"{kind} ({_variables(count)})" for kind, count in counts] + by_name[:_SHOWN] + more)
+
+
+def _variables(count):
+    return f"{count} variable{'s' * (count > 1)}"

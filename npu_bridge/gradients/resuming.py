@@ -20,6 +20,7 @@ from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 from npu_bridge.graph.search import search
 from npu_bridge.tf_internals.training import (
+    hyper_variables,
     keys_in_object_checkpoint,
     put_around_restore,
     saved_as,
@@ -63,6 +64,29 @@ def watch_savers() -> None:
     put_around_restore(_restore)
 
 
+def only_present(settings: Any) -> Any:
+    """Settings of a warm start of the default graph, without state of stages and rules that the checkpoint lacks.
+
+    `tf.estimator.WarmStartSettings` that name variables by patterns mean all that match; without, the trained ones.
+    """
+    patterns = settings.vars_to_warm_start
+    graph = tf.compat.v1.get_default_graph()
+    pipelines = pipelines_in(graph)
+    if not pipelines or not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):
+        return settings
+    reader = tf.train.load_checkpoint(settings.ckpt_to_initialize_from)
+    state, slots = _state_of(None, graph, pipelines)
+    found = [each for pattern in patterns for each in graph.get_collection("variables", scope=pattern)]
+    begun = [
+        saved_as(each)[0] for each in found if saved_as(each) in state and not reader.has_tensor(saved_as(each)[0])
+    ]
+    if not begun:
+        return settings
+    told = [name for name in begun if kept_state.OF_RANKS not in name]
+    kept_state.say_begun(os.path.basename(settings.ckpt_to_initialize_from), told, slots)
+    return settings._replace(vars_to_warm_start=[each for each in found if saved_as(each)[0] not in begun])
+
+
 def _restore(restore, saver, session, path):
     graph = None if tf.executing_eagerly() else getattr(session, "graph", None)
     pipelines = pipelines_in(graph) if graph is not None else []
@@ -92,25 +116,24 @@ def _plan(saver, graph, pipelines, path):
     _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
     wanted = {read.key for read in reads}
     rows = {key: key.rpartition(kept_state.OF_RANKS)[2] for key in shapes if kept_state.OF_RANKS in key}
-    merged = {own: shapes[key][0] for key, own in rows.items() if _become_their_mean(shapes[key])}
-    rows_of = {own: key for key, own in rows.items() if key not in wanted and own in wanted and own in merged}
+    counts = {key: shapes[key][0] for key in rows if shapes[key] and shapes[key][0] > 1}
+    rows_of = {rows[key]: key for key in counts if key not in wanted and rows[key] in wanted}
+    size = collective.current().size
+    merged = {
+        rows[key]: count for key, count in counts.items() if rows[key] in rows_of or key in wanted and count != size
+    }
     dropped = [key for key in shapes if key not in wanted and key not in rows]
     names = [saved_as(variable)[0] for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
     dropped = [key for key in dropped if kept_state.is_kept(key, names)]
-    kept = {own for key, own in rows.items() if key in wanted or own in rows_of}
-    merged = {own: count for own, count in merged.items() if own in kept}
     return _Plan(reads, begun, merged, rows_of, dropped, slots)
-
-
-def _become_their_mean(shape):
-    return bool(shape) and shape[0] > 1 and shape[0] != collective.current().size
 
 
 def _state_of(saver, graph, pipelines):
     """What may be missing, by key and slice; and the keys of the state of update rules among it."""
     of_rules = [variable for pipeline in pipelines for variable in pipeline.optimizer_variables()]
+    of_rules += [variable for pipeline in pipelines for variable in hyper_variables(pipeline.restored_optimizer())]
     of_stages = [variable for pipeline in pipelines for variable in pipeline.variables]
-    by_key = variables_by_key(saver) or {}
+    by_key = (variables_by_key(saver) if saver is not None else None) or {}
     called = {id(variable): (key, "") for key, variable in by_key.items()}
     trained = {id(variable) for variable in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     optional = [*of_rules, *of_stages, *graph.get_collection(LOSS_SCALE_STATE)]

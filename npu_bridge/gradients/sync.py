@@ -18,9 +18,10 @@ _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 def sync_all(optimizer: Any) -> Any:
     """Makes what rank 0 would write into a checkpoint now that of all ranks.
 
-    Run it on all ranks before rank 0 writes one. With `PartialSync` all ranks get the mean of every trained variable.
-    What stages keep for each rank alone, as the sums of `Accumulate` and what `TopK` and `Threshold` did not send, is
-    gathered on rank 0, until the next step; when training goes on from such a checkpoint, each rank takes its own.
+    Run it on all ranks before rank 0 writes one. What stages keep for each rank alone, as the sums of `Accumulate` and
+    what `TopK` and `Threshold` did not send, is gathered on rank 0, until the next step; when training goes on from
+    such a checkpoint, each rank takes its own. So are weights and slots with `PartialSync`, where all ranks have the
+    mean of every trained variable until the next step gives each its own back, and slots with `Adasum` of weights.
 
     Args:
       optimizer: an optimizer with that stage, or a pipeline; in a TF 1 graph after `minimize`.
@@ -35,7 +36,7 @@ def sync_all(optimizer: Any) -> Any:
     if not _need_it(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
         problem, mend = "ranks are alike with these stages", "Leave the call out."
-        expected = "an optimizer with PartialSync, Accumulate, TopK or Threshold"
+        expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
         raise ValueError(message("sync_all", problem, expected, names, mend))
     return _sync(pipelines)
 

@@ -67,6 +67,15 @@ def adam_numbers(optimizer: tf.compat.v1.train.AdamOptimizer) -> dict[str, tf.Te
     }
 
 
+def hyper_variables(optimizer: Any) -> list:
+    """Variables that a Keras optimizer keeps numbers in which it was given (`_hyper`, `_learning_rate`, Keras 2.15)."""
+    import tensorflow as tf
+
+    hyper = getattr(optimizer, "_hyper", None)
+    numbers = [*(hyper.values() if isinstance(hyper, dict) else ()), getattr(optimizer, "_learning_rate", None)]
+    return [number for number in numbers if isinstance(number, tf.Variable)]
+
+
 def scheduled_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
     """The variable of a scheduled learning rate; None without a schedule (`_current_learning_rate`, Keras 2.15)."""
     return getattr(optimizer, "_current_learning_rate", None)
@@ -169,7 +178,7 @@ def bulk_saver_builder() -> type:
 
 
 def put_around_restore(function: Callable) -> None:
-    """From now on `tf.compat.v1.train.Saver.restore` is `function(restore, saver, session, path)` (`Saver`, TF 2.15)."""
+    """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
 
     restore = Saver.restore

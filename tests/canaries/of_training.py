@@ -330,6 +330,15 @@ def _():
     expect([training.saved_as(part) for part in whole] == [("whole", "4 0,2"), ("whole", "4 2,2")], "slices differ")
 
 
+@canary_of(training.hyper_variables)
+def _():
+    legacy, current = tf.keras.optimizers.legacy.SGD(0.5, momentum=0.9), tf.keras.optimizers.SGD(0.5)
+    legacy.apply_gradients([(tf.constant(1.0), v1.get_variable("trained", [], use_resource=True))])
+    names = [[variable.op.name for variable in training.hyper_variables(each)] for each in (legacy, current)]
+    expect(sorted(names[0]) == ["SGD/decay", "SGD/learning_rate", "SGD/momentum"], f"a legacy optimizer has {names[0]}")
+    expect(len(names[1]) == 1 and "learning_rate" in names[1][0], f"an optimizer has {names[1]}")
+
+
 @canary_of(training.compile_arguments, eagerly=True)
 def _():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])

@@ -14,12 +14,13 @@ from npu_bridge.options import errors
 from tests.stage_sets import SETS, assert_settled, kinds_of, training
 
 STOP, END = 4, 8  # inside a window of three
-# Four ranks on two cores are slow: the sets in which ranks keep something, and some others.
+# On one rank most stages do nothing, and four ranks on two cores are slow: there, the sets in which most is kept.
+OF_ONE = ("plain", "window", "freeze", "top k", "partial sync", "dynamic scale", "sharded", "fused LAMB")
 OF_FOUR = ("plain", "window", "top k", "partial sync", "adasum of weights", "sharded", "fused LAMB")
-SETS_OF = {1: tuple(SETS), 2: tuple(SETS), 4: OF_FOUR}
+SETS_OF = {1: OF_ONE, 2: tuple(SETS), 4: OF_FOUR}
 # Every stage is added to a running training, and removed from one; and what is kept for each rank changes its kind.
 _ADDED = [pair for name in SETS if name != "plain" for pair in (("plain", name), (name, "plain"))]
-_ODD = ("window", "top k", "partial sync", "sharded adam", "window, top k, dynamic, adam")
+_ODD = ("window", "partial sync", "window, top k, dynamic, adam")
 CHANGES = [*_ADDED, *itertools.permutations(_ODD, 2), ("window", "window of reduced"), ("window of reduced", "window")]
 
 
@@ -121,7 +122,7 @@ def test_the_same_ranks_and_stages_go_on_bit_for_bit(saved):
                 _assert_same(whole, resumed, f"{where}, resumed")
                 assert not lines, f"{where}: {lines}"
     print(f"{pairs} pairs of the same ranks and stages")
-    assert pairs == 2 * len(SETS) + len(OF_FOUR)
+    assert pairs == len(OF_ONE) + len(SETS) + len(OF_FOUR)
 
 
 @pytest.mark.ranks(4)
@@ -138,7 +139,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(on_ranks, saved, fo
             assert_settled(states, of_savers, chosen, where)
             _assert_told(of_savers, results, (chosen, chosen), saving, where)
     print(f"{pairs} pairs of other numbers of ranks")
-    assert pairs == 2 * len(SETS) + 4 * len(OF_FOUR)
+    assert pairs == 2 * len(OF_ONE) + 2 * len(OF_FOUR) + 2 * len({*OF_ONE} & {*OF_FOUR})
 
 
 @pytest.mark.ranks(2)
@@ -156,7 +157,7 @@ def test_stages_come_and_go(on_ranks, saved, folder):
             assert all(np.isfinite(value).all() for value in trained.values()), where
         _assert_told(of_savers, results, (before, after), 2, where)
     print(f"{len(CHANGES)} changes of stages")
-    assert len(CHANGES) >= 50
+    assert len(CHANGES) >= 40
 
 
 def _assert_told(of_savers, results, pair, saving, where):
@@ -171,7 +172,8 @@ def _assert_told(of_savers, results, pair, saving, where):
         assert bool(of_lines[word]) == bool(names), f"{where}: {lines}, {sorted(names)}"
         for kind in kinds_of(dict.fromkeys(names)):
             assert kind in of_lines[word][0], f"{where}: {lines}"
-    own = [name for name in before & after if any((of_savers[0][name] != state[name]).any() for state in of_savers)]
+    of_all = set.intersection(*map(set, [*of_savers, *states]))
+    own = [name for name in of_all if any((of_savers[0][name] != state[name]).any() for state in of_savers)]
     is_merged = any((states[0][name] != of_savers[0][name]).any() for name in own)
     assert bool(of_lines["merged"]) == is_merged, f"{where}: {lines}, {own}"
     if is_merged:

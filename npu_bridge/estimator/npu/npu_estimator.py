@@ -22,6 +22,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     SetIterationsVarHook,
 )
 from npu_bridge.gradients.collections import STEP_SKIPPED
+from npu_bridge.gradients.resuming import only_present
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
 from npu_bridge.options.errors import did_you_mean, message, say_once
@@ -228,11 +229,14 @@ class NPUEstimator(tf.estimator.Estimator):
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
+        given_start = self._warm_start_settings
+        self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
         try:
             return super()._train_with_estimator_spec(
                 estimator_spec, worker_hooks, hooks, global_step_tensor, saving_listeners
             )
         finally:
+            self._warm_start_settings = given_start
             for hook in (*given, *estimator_spec.training_chief_hooks):
                 if isinstance(hook, NPUCheckpointSaverHook):
                     hook.let_go()

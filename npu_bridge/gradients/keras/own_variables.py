@@ -1,7 +1,7 @@
 """Optimizer variables in `.keras` and `.weights.h5` files, for a training with other stages than the one that saved.
 
-Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner optimizer,
-and their names are noted beside the numbers, so that each is read where it fits.
+Keras numbers the variables of an optimizer, and loads all of them or none. Ours come after those of the inner
+optimizer, and their names are noted beside the numbers, so that each is read where it fits.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ def _fits_all(variables, values):
 
 
 def _names(variables):
-    """Their names, numbered where several have the same one."""
+    """What they are called in files: their kind and number, as the names of layers change from model to model."""
     counts: dict[str, int] = {}
     names = []
     for variable in variables:
-        name = variable.name.partition(":")[0]
-        counts[name] = counts.get(name, 0) + 1
-        names.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+        parts = variable.name.partition(":")[0].split("/")
+        kind = "/".join(parts[: 1 + (f"{parts[0]}/" == kept_state.OF_RANKS)])
+        kind += "_rows" * (len(parts) > 1 and parts[-1].endswith("_rows"))
+        counts[kind] = counts.get(kind, 0) + 1
+        names.append(f"{kind}#{counts[kind]}")
     return names
 
 

@@ -23,7 +23,7 @@ class PartialSync(Stage):
     Each rank updates with its own gradients. The variables are cut into partitions in the order of the backward pass,
     the last one first: one of more than `threshold` values is a partition by itself, others are put together until they
     have more. So each variable is the same on all ranks once in as many updates as there are partitions, and differs in
-    between. Slots of optimizers are each rank's own and never averaged.
+    between. Slots of optimizers are each rank's own and never averaged. `sync_all` puts both into a checkpoint.
 
     Which partition it is depends on the number of updates alone, which is that of `global_step` or `iterations`:
     skipped steps, and batches that are accumulated, do not count. A step is skipped on all ranks where gradients are
