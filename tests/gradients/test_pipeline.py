@@ -168,10 +168,16 @@ def test_checkpoint_objects_hold_the_scale_and_the_inner_optimizer(name, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["lamb", "keras_adam"])
-def test_reference_variables_are_refused_for_keras_optimizers(graph, name):
-    weight = tf.compat.v1.get_variable("weight", [2], use_resource=False)
-    with pytest.raises(ValueError, match="reference variable weight:0. Call tf.enable_resource_variables"):
-        NPUOptimizer(OPTIMIZERS[name]()).minimize(tf.reduce_sum(weight))
+def test_keras_optimizers_train_reference_variables(graph, name):
+    weight = tf.compat.v1.get_variable("weight", [2], initializer=tf.ones_initializer(), use_resource=False)
+    optimizer = NPUOptimizer(OPTIMIZERS[name]())
+    step = optimizer.minimize(tf.reduce_sum(tf.square(weight)), var_list=[weight])
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(step)
+        after, moment = session.run([weight, optimizer.get_slot(weight, "m")])
+    assert np.all(after < 0.9) and np.all(moment > 0)
 
 
 def test_a_learning_rate_that_is_set_is_that_of_the_inner_optimizer():
