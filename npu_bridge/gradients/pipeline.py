@@ -363,6 +363,10 @@ class Pipeline:
         """True when a stage keeps something for each rank alone."""
         return self._rank_values is not None or self._replicas is not None
 
+    def has_given_back(self, session: Any) -> bool:
+        """Whether weights that `sync_all` has averaged in a session are each rank's own again."""
+        return self._given_back is not None and self._given_back.is_done(session)
+
     def _make_replicas(self, step):
         if self._replicas is not None and collective.current().size > 1:
             own = [variable for stage in self._stages for variable in stage.replicas_of_this_rank(step)]

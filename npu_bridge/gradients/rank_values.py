@@ -136,6 +136,10 @@ class GivenBack:
         """Notes transfers that fill the rows."""
         self._filling.transfers.update(transfers)
 
+    def is_done(self, session: Any) -> bool:
+        """Whether the session's values are each rank's own again."""
+        return session in self._has_none
+
     def forget(self, session: Any) -> None:
         """Has the session look for rows once more."""
         self._has_none.discard(session)

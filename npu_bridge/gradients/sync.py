@@ -83,7 +83,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
-        pipelines = pipelines_in(graph)
+        self._pipelines = pipelines = pipelines_in(graph)
         self._global_step = tf.compat.v1.train.get_global_step(graph)
         if ranks.size > 1 and self._global_step is not None and _need_it(pipelines):
             self._sync = _sync(pipelines)
@@ -112,7 +112,8 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
         if self._sync is None:
             return
         step = session.run(self._global_step)
-        if step != self._synced_at:
+        # A run that was begun, and found no more data, has given weights back.
+        if step != self._synced_at or any(pipeline.has_given_back(session) for pipeline in self._pipelines):
             self._run(session, step)
 
     def _is_due(self, step):
