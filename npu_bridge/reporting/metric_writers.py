@@ -39,7 +39,7 @@ class CsvWriter:
 
     def __init__(self, path: str):
         self.path = os.fspath(path)
-        self._file: GrowingFile | None = None  # from `begin` to `close`
+        self._file: Any = None  # a GrowingFile from `begin` to `close`
 
     def begin(self, step: int) -> None:
         """Opens the file, which keeps what was written up to `step`; where it cannot be written, it is later.
