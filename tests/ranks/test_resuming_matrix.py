@@ -47,7 +47,8 @@ def told():
 
 
 def _path(folder, chosen, ranks):
-    return f"{folder}/{chosen.replace(' ', '_').replace(',', '')}_{ranks}"
+    # Each job has a folder of its own: the ranks that stay up hold what they have saved to.
+    return f"{folder}/{ranks}/{chosen.replace(' ', '_').replace(',', '')}_{ranks}"
 
 
 def trained_and_resumed(chosen_sets, folder):
@@ -91,7 +92,10 @@ def gone_on(pairs, folder, saving_ranks):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("matrix"))
+    folder = tmp_path_factory.mktemp("matrix")
+    for count in (1, 2, 4):
+        (folder / str(count)).mkdir()
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
