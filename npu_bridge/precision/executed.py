@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals.sessions import collected_function_graphs, content_of, empty_buffer, run_options_buffer
+from npu_bridge.tf_internals.sessions import (
+    collected_function_graphs,
+    content_of,
+    empty_buffer,
+    is_traced,
+    run_options_buffer,
+)
 
 # Of one dtype, but nothing is computed in them.
 _MOVING = frozenset({"Cast", "Const", "Identity", "IdentityN", "_Arg", "_Retval", "_Recv", "_Send", "Switch", "Merge"})
@@ -65,8 +71,14 @@ def asked_run(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, Answer]]:
 
 @contextlib.contextmanager
 def asked_call() -> Iterator[Answer]:
-    """Yields the answer that holds, afterwards, the graphs of the functions built by calls inside."""
+    """Yields the answer that holds, afterwards, the graphs of the functions built by calls inside.
+
+    None of them where the script collects graphs itself: TensorFlow hands them over once.
+    """
     answer = Answer()
+    if is_traced():
+        yield answer
+        return
     with collected_function_graphs() as metadata:
         yield answer
     answer.graphs = [graph for function in metadata.function_graphs for graph in function.partition_graphs]

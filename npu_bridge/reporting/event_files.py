@@ -11,7 +11,7 @@ from npu_bridge._files import check_room
 from npu_bridge._secondary_files import Secondary
 from npu_bridge.tf_internals.training import share_event_writer, shared_event_writer
 
-__all__ = ["EventFiles"]
+__all__ = ["BeginEventsHook", "EventFiles"]
 
 
 class EventFiles:
@@ -45,6 +45,11 @@ class EventFiles:
         share_event_writer(folder, own)
         return own
 
+    def begin_with(self, graph: tf.Graph) -> None:
+        """Opens the file with a graph, as TensorFlow's own writer does, unless it has been opened."""
+        if self._writer is None:
+            self._secondary.attempt(self._open, graph)
+
     def __getattr__(self, name: str) -> Any:
         """`add_summary`, `add_graph` and so on."""
         if not name.startswith("add_"):
@@ -73,11 +78,27 @@ class EventFiles:
     def _add(self, name: str, *arguments: Any, **keywords: Any) -> None:
         check_room(self._folder)
         if self._writer is None:
-            with tf.Graph().as_default():
-                self._writer = tf.compat.v1.summary.FileWriter(self._folder)
+            self._open()
         try:
             getattr(self._writer, name)(*arguments, **keywords)
             self._writer.flush()
         except Exception:
             self._writer = None  # its thread has ended
             raise
+
+    def _open(self, graph: tf.Graph | None = None) -> None:
+        check_room(self._folder)
+        with tf.Graph().as_default():  # in eager code there is no such writer
+            self._writer = tf.compat.v1.summary.FileWriter(self._folder, graph)
+
+
+class BeginEventsHook(tf.estimator.SessionRunHook):
+    """Begins the file of events of a folder with the graph; to be first among hooks, which then write to it."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def begin(self):
+        events = EventFiles.of(self._folder)
+        if isinstance(events, EventFiles):
+            events.begin_with(tf.compat.v1.get_default_graph())

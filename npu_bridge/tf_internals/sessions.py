@@ -134,6 +134,13 @@ def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
             context.disable_graph_collection()
 
 
+def is_traced() -> bool:
+    """Whether the script collects graphs, by `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return summary_ops_v2._current_trace_context is not None
+
+
 def content_of(buffer: Any) -> bytes:
     """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session

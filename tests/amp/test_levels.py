@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import amp
 from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on sessions follow their settings
 from npu_bridge.precision.rewriter import IMITATION
+from npu_bridge.tf_internals.sessions import collected_function_graphs
 from tests.precision.small_models import run_with_graph, tf1
 
 # What each level says, as its users know it.
@@ -88,8 +89,6 @@ def kernels_of(nodes):
 @functools.cache
 def seen_in_keras(case, low):
     """What a Keras model is made of that was trained for two steps."""
-    from tensorflow.python.eager import context
-
     layers = tf.keras.layers
     inputs = tf.keras.Input([6, 6, 3])
     hidden = layers.BatchNormalization()(layers.Conv2D(4, 3)(inputs))
@@ -100,13 +99,8 @@ def seen_in_keras(case, low):
     assert all(np.allclose(*pair, atol=0.01) for pair in zip(before, weights_of(made.model)))
     scale = float(made.loss_scale_managers[0].get_loss_scale()) if made.loss_scale_managers else 1.0
     made.model.compile(made.optimizer, "mse")
-    context.context().enable_run_metadata()
-    try:
-        context.context().export_run_metadata()
+    with collected_function_graphs() as metadata:
         losses = made.model.fit(*pictures(), batch_size=8, epochs=6, verbose=0).history["loss"]
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_run_metadata()
     assert np.isfinite(losses).all() and not all(map(np.array_equal, before, weights_of(made.model)))
     nodes = [n for function in metadata.function_graphs for graph in function.partition_graphs for n in graph.node]
     (norm,) = [layer for layer in made.model.layers if isinstance(layer, layers.BatchNormalization)]

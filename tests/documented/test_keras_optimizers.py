@@ -42,6 +42,8 @@ SIGNATURES = {
         ("wire", "none"),  # ours, by keyword only
         ("stages", ()),
         ("gradient_split_groups", None),
+        ("combine_grad", False),
+        ("check_combined_tensors", False),
     ],
 }
 

@@ -23,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 from npu_bridge import _held_folders
+from npu_bridge._files import NotOursError
 from npu_bridge._own_folders import own_folder
 from npu_bridge.launch.bisect import bisect
 from npu_bridge.launch.cli import run_script
@@ -397,7 +398,7 @@ def test_a_migration_report_is_written_again(tmp_path):
         assert json.loads((tmp_path / "r.json").read_text())["script"] == "train.py"
 
 
-def test_what_commands_write_is_known_by_its_beginning(tmp_path, caplog):
+def test_what_commands_write_is_known_by_its_beginning(tmp_path):
     assert re.search(PICTURE_FILES, svg_picture(["<g/>"], 100, 50, "#888", "", attributes=' role="img"').encode())
     assert not re.search(PICTURE_FILES, b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10">\n<style>')
     numbers = CsvWriter(str(tmp_path / "numbers.csv"))
@@ -406,11 +407,8 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path, caplog):
         numbers.write(step + 1, {"loss": 1.0}, None)
         numbers.close()
     (tmp_path / "mine.csv").write_text("step,weight\n1,2.0\n")
-    numbers = CsvWriter(str(tmp_path / "mine.csv"))
-    numbers.begin(0)
-    numbers.write(1, {"loss": 1.0}, None)
-    numbers.close()
-    assert "mine.csv is a file that npu_bridge did not make" in caplog.text
+    with pytest.raises(NotOursError, match="mine.csv is a file that npu_bridge did not make"):
+        CsvWriter(str(tmp_path / "mine.csv")).begin(0)
     assert (tmp_path / "mine.csv").read_text() == "step,weight\n1,2.0\n"
 
 

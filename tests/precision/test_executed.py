@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.precision import modes, policy_of_last_step
+from npu_bridge.precision.functions import follow
 from tests.launch.launching import needs_horovod, npu_run, write_script
 from tests.precision.small_models import Dense, precision_of, session_of
 
@@ -83,3 +85,18 @@ def test_a_graph_that_is_lowered_is_said_to_be(caplog):
         session.run(model.train_op, model.batch(0))
         assert policy_of_last_step(session).low_dtype == "float16"
     assert "was asked for" not in caplog.text
+
+
+def test_a_trace_of_the_script_keeps_its_graphs(tmp_path):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+    model.compile("sgd", "mse")
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        tf.summary.trace_on(graph=True)
+        follow(model, precision_of(precision_mode_v2="mixed_float16"))
+        model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+        tf.summary.trace_export("fit", step=0)
+    writer.close()
+    (file,) = tmp_path.iterdir()
+    entries = [value for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value]
+    assert any(len(tf.compat.v1.GraphDef.FromString(entry.tensor.string_val[0]).node) > 10 for entry in entries)

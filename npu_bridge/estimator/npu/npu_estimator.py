@@ -35,6 +35,7 @@ from npu_bridge.reporting import (
     ReportHook,
     TensorBoardHook,
 )
+from npu_bridge.reporting.event_files import BeginEventsHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
@@ -228,6 +229,9 @@ class NPUEstimator(tf.estimator.Estimator):
                 scaffold = estimator_spec.scaffold
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
+            estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
+        if any(isinstance(hook, TensorBoardHook) for hook in given):
+            chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph

@@ -280,8 +280,8 @@ class _Job:
         if short is not None:
             # Nothing is wrong where the exceptions of the others were raised.
             for line in describe_survivors(cause._replace(rank=short), endings):
-                self._say(line)
-            self._say(describe_short(short, input_ends, size, exit_code_of(cause)))
+                self.say(line)
+            self.say(describe_short(short, input_ends, size, exit_code_of(cause)))
             return exit_code_of(cause)
         for line in describe_survivors(cause, endings):
             self.say(line)
