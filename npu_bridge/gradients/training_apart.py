@@ -22,7 +22,6 @@ from npu_bridge._terminal import logger
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
-from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import Run
@@ -56,7 +55,7 @@ def note_update(exchanges_before: int) -> None:
       exchanges_before: what `watch_sessions` gave when the pipeline was made.
     """
     rank, size = place_in_job()
-    if rank > 0 or size == 1 or building_graph():
+    if rank > 0 or size == 1:
         return
 
     def tell():
@@ -66,9 +65,10 @@ def note_update(exchanges_before: int) -> None:
     function = wire_names.counting_graph()
     if function is None:
         tell()
-    else:
+    elif function.building_function:
         # What is exchanged after the update, weights perhaps, is not there yet.
         when_function_is_built(function, tell)
+    # Else it is a TF 1 graph, perhaps a branch of a condition in it, whose sessions are looked at.
 
 
 class _Exchanges:

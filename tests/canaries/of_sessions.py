@@ -150,3 +150,14 @@ def _():
         called()
     counts = [len(metadata.function_graphs) for metadata in (inner, outer)]
     expect(0 < counts[0] < counts[1], f"{counts} functions were collected")
+
+
+@canary_of(sessions.is_traced, eagerly=True)
+def _():
+    expect(not sessions.is_traced(), "a script that traces nothing is taken for one that does")
+    tf.summary.trace_on()
+    try:
+        expect(sessions.is_traced(), "a script's trace is not seen")
+    finally:
+        tf.summary.trace_off()
+    expect(not sessions.is_traced(), "a trace that is over is still seen")

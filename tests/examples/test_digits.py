@@ -95,7 +95,8 @@ def test_levels_are_drawn_side_by_side(warm_python, tmp_path):
     flags = ("--steps", 12, "--levels", "O0", "O3", "--output_dir", tmp_path)
     printed = run_warm(warm_python, "python examples/digits/levels.py", *flags)
     kilobytes = dict(re.findall(r"^(O\d): [0-9.]+% right, (\d+) kB", printed, re.MULTILINE))
-    assert 1.9 < int(kilobytes["O0"]) / int(kilobytes["O3"]) < 2.1, "all of O3 is in 16 bits"
+    # A variable and its momentum take 8 bytes at O0; at O3 2, 4 of the value that is updated, and 4 of its momentum.
+    assert 1.2 < int(kilobytes["O3"]) / int(kilobytes["O0"]) < 1.3
     assert_picture(tmp_path / "levels.svg")
 
 

@@ -123,11 +123,23 @@ def _fit_in_graph(optimizer, lines):
         _fit(optimizer, lines)
 
 
-@in_graph
-def _stock_horovod(lines):
+def _stock_horovod_with(optimizer):
     import horovod.tensorflow as hvd
 
-    _run([hvd.DistributedOptimizer(NPUOptimizer(_sgd())).minimize(_model()[0])], lines)
+    return hvd.DistributedOptimizer(optimizer)
+
+
+@in_graph
+def _in_branch(optimizer, lines):
+    """The update is in a condition of TensorFlow 2, as stock loss scaling puts it."""
+    made, (loss, _) = optimizer(), _model()
+    gradients = made.compute_gradients(loss)
+
+    def updated():
+        with tf.control_dependencies([made.apply_gradients(gradients)]):
+            return tf.constant(True)
+
+    _run([tf.cond(tf.reduce_all(tf.math.is_finite(loss)), updated, lambda: False)], lines)
 
 
 def _stock_horovod_of_keras(lines):
@@ -204,6 +216,7 @@ _LEGACY, _CURRENT = tf.keras.optimizers.legacy, tf.keras.optimizers
 APART = {
     "session": lambda lines: _session(_apart, lines),
     "session, Keras inside": lambda lines: _session(lambda: NPUOptimizer(_CURRENT.SGD(0.1)), lines),
+    "session, in a branch": lambda lines: _in_branch(_apart, lines),
     "monitored session": lambda lines: _monitored(_apart, lines),
     "estimator": lambda lines: _estimator(_apart, lines),
     "estimator, stock optimizer": lambda lines: _estimator(_sgd, lines),
@@ -230,7 +243,8 @@ TOGETHER = {
     "Adasum": lambda lines: _session(_with(Adasum()), lines),
     "fit, legacy": lambda lines: _fit(lambda: KerasDistributeOptimizer(_LEGACY.SGD(0.1)), lines),
     "fit, current": lambda lines: _fit(lambda: KerasDistributeOptimizer(_CURRENT.SGD(0.1)), lines),
-    "stock Horovod": _stock_horovod,
+    "stock Horovod": lambda lines: _session(lambda: _stock_horovod_with(_apart()), lines),
+    "stock Horovod, in a branch": lambda lines: _in_branch(lambda: _stock_horovod_with(_apart()), lines),
     "stock Horovod, Keras": _stock_horovod_of_keras,
     "collectives by hand": _collectives_by_hand,
     "weights by hand": _weights_by_hand,
