@@ -211,6 +211,6 @@ def run(command, path, folder, good):
 
 
 def _announce_split(path):
-    """Leaves the environment as it was: what the file holds is for the ranks of a job, not for the tests that follow."""
+    """Leaves the environment as it was, for the tests that follow."""
     with environment.temporarily(lambda: {VARIABLE: ""}):
         announce_split(str(path))
