@@ -18,8 +18,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf  # noqa: E402
 
-from npu_bridge.options import environment, read_session_config, with_entry  # noqa: E402
-from npu_bridge.precision import Precision, attach, builds_of  # noqa: E402
+from npu_bridge.base import environment  # noqa: E402
+from npu_bridge.options import read_session_config, with_entry  # noqa: E402
+from npu_bridge.session.precision import Precision, attach, builds_of  # noqa: E402
 
 tf1 = tf.compat.v1
 PLANS = {"float16": "fast|step|0.5", "bfloat16": "fast1|step|0.5"}

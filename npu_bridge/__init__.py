@@ -1,44 +1,35 @@
 """The training interface of Ascend NPUs for TensorFlow, on stock TensorFlow and Horovod.
 
 Scripts start with `from npu_bridge.npu_init import *`. Importing this package alone loads nothing; what it is
-documented to hold is imported when it is asked for. TensorFlow is watched, not loaded: `_tensorflow.py`. Only in a
-process that has it already, sessions read the options in their settings from then on: there are scripts that fill in an
-`NpuOptimizer` entry and import nothing else.
+documented to hold is imported when it is asked for. TensorFlow is watched, not loaded, by `base/tensorflow_start.py`.
+Only in a process that has it already, sessions read the options in their settings from then on: there are scripts that
+fill in an `NpuOptimizer` entry and import nothing else.
 """
 
 import importlib
 import sys
 
-from npu_bridge import _tensorflow
-from npu_bridge._lazy import attributes, submodules
-from npu_bridge._version import __version__
+from npu_bridge import documented_paths
+from npu_bridge.base import tensorflow_start
+from npu_bridge.base.lazy import attributes, submodules
+from npu_bridge.base.version import __version__
 
 __all__ = ["__version__", "hccl_ops", "helper", "npu_bridge_handle", "npu_close", "npu_estimator"]
 
 # Scripts may look at it; it stands for a library that is loaded elsewhere.
 npu_bridge_handle = object()
 
-_PACKAGES = (
-    "boost",
-    "estimator",
-    "experimental",
-    "hccl",
-    "image",
-    "npu_cpu",
-    "profiler",
-    "scoped_graph_manager",
-    "tbe",
-)
 __getattr__ = attributes(
     __name__,
     {
-        **submodules(__name__, *_PACKAGES, "helper", "npu_init", "tf_adapter"),
+        **submodules(__name__, "boost", "estimator", "hccl", "npu_init", "tf_adapter", *documented_paths.NAMES),
         "hccl_ops": "npu_bridge.hccl.hccl_ops",
         "npu_close": "npu_bridge.estimator.npu.npu_plugin:npu_close",
         "npu_estimator": "npu_bridge.estimator.npu.npu_estimator",
     },
 )
 
-_tensorflow.watch()
+documented_paths.let_find_documented_paths()
+tensorflow_start.watch()
 if "tensorflow" in sys.modules:
     importlib.import_module("npu_bridge.estimator")

@@ -27,7 +27,7 @@ from hccl.manage.api import (
     get_world_rank_from_group_rank,
 )
 from hccl.split.api import set_split_strategy_by_idx, set_split_strategy_by_size
-from npu_bridge.estimator import npu_ops
+from npu_bridge.estimator import npu_cpu_ops, npu_ops, profiler, scoped_graph_manager
 from npu_bridge.estimator.npu import keras_to_npu, npu_config, npu_plugin, npu_rnn, npu_scope, npu_strategy, util
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_config import (
@@ -81,10 +81,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
 from npu_bridge.estimator.npu.npu_session import decorate_sessions, decorator_tf_session
 from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
 from npu_bridge.hccl import hccl_ops
-from npu_bridge.npu_cpu import npu_cpu_ops
-from npu_bridge.profiler import profiler
-from npu_bridge.scoped_graph_manager import scoped_graph_manager
-from npu_bridge.tf1.plain import mend_main_script
+from tensorflow1_compat.plain import mend_main_script
 
 backend = tf.keras.backend
 

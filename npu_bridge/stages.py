@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge._files import write_whole
+from npu_bridge.base.files import write_whole
 from npu_bridge.gradients.explanation import as_text, stops_of
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import stages_of

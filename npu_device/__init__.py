@@ -5,9 +5,9 @@ communication between ranks; `npu.distribute` is what ranks exchange. Names are 
 importing the package changes nothing, but for scripts that have names of a younger TensorFlow 2 in their modules.
 """
 
-from npu_bridge._lazy import attributes, submodules
-from npu_bridge._version import __version__
-from npu_bridge.tf1.plain import mend_old_names
+from npu_bridge.base.lazy import attributes, submodules
+from npu_bridge.base.version import __version__
+from tensorflow1_compat.plain import mend_old_names
 
 _PLACES = {
     **submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),

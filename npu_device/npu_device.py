@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge import collective, precision
-from npu_bridge.helper.helper import get_gen_ops
-from npu_bridge.options import environment
-from npu_bridge.options.errors import message, say_once
+from npu_bridge import collective
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, say_once
+from npu_bridge.estimator.helper import get_gen_ops
+from npu_bridge.session import precision
 from npu_bridge.session.devices import asked_devices, visible_gpus
 from npu_device.configs.npu_config import global_options
 

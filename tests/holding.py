@@ -22,7 +22,7 @@ def python(code, *arguments, **options):
 
 HOLD = """
 import os, signal, sys
-from npu_bridge._held_folders import hold_folder
+from npu_bridge.base.held_folders import hold_folder
 hold = hold_folder(sys.argv[1], "training", "a training")
 print("held", flush=True)
 sys.stdin.read()

@@ -14,30 +14,30 @@ GROUND, ENGINES, DOCUMENTED, FRONT_DOOR = 1, 2, 3, 4
 # The longest matching prefix decides.
 FLOORS = {
     "npu_bridge": GROUND,  # the package itself: the version; other names are imported when they are asked for
-    "npu_bridge._version": GROUND,
-    "npu_bridge._install": GROUND,
-    "npu_bridge._machine": GROUND,
-    "npu_bridge._lazy": GROUND,
-    "npu_bridge._flat_tensors": GROUND,
-    "npu_bridge._plain_config": GROUND,
-    "npu_bridge._after_import": GROUND,
-    "npu_bridge._session_wrapper": GROUND,
-    "npu_bridge._tensorflow": GROUND,
-    "npu_bridge._key_value_server": GROUND,
-    "npu_bridge.tf_internals": GROUND,
-    "npu_bridge.horovod_internals": GROUND,
+    "npu_bridge.base.version": GROUND,
+    "npu_bridge.base.install": GROUND,
+    "npu_bridge.base.machine": GROUND,
+    "npu_bridge.base.lazy": GROUND,
+    "npu_bridge.base.flat_tensors": GROUND,
+    "npu_bridge.base.plain_config": GROUND,
+    "npu_bridge.base.after_import": GROUND,
+    "npu_bridge.base.session_wrapper": GROUND,
+    "npu_bridge.base.tensorflow_start": GROUND,
+    "npu_bridge.collective.key_value_server": GROUND,
+    "npu_bridge.base.tf_internals": GROUND,
+    "npu_bridge.base.horovod_internals": GROUND,
     "npu_bridge.options": GROUND,
     "npu_bridge.collective": GROUND,
     "npu_bridge.graph": GROUND,
-    "npu_bridge.compare": ENGINES,
+    "npu_bridge.reporting.compare": ENGINES,
     "npu_bridge.gradients": ENGINES,
     "npu_bridge.operators": ENGINES,
     "npu_bridge.optimizers": ENGINES,
-    "npu_bridge.precision": ENGINES,
-    "npu_bridge.rewrite": ENGINES,
+    "npu_bridge.session.precision": ENGINES,
+    "npu_bridge.gradients.tailing": ENGINES,
     "npu_bridge.reporting": ENGINES,
     "npu_bridge.session": ENGINES,
-    "npu_bridge.trials": ENGINES,
+    "npu_bridge.launch.trials": ENGINES,
     "npu_bridge._api": DOCUMENTED,
     "npu_bridge.amp": DOCUMENTED,
     "npu_bridge.boost": DOCUMENTED,
@@ -51,7 +51,7 @@ FLOORS = {
     "npu_bridge.scoped_graph_manager": DOCUMENTED,
     "npu_bridge.stages": DOCUMENTED,
     "npu_bridge.tbe": DOCUMENTED,
-    "npu_bridge.tf1": DOCUMENTED,
+    "tensorflow1_compat": DOCUMENTED,
     "npu_bridge.tf_adapter": DOCUMENTED,
     "hccl": DOCUMENTED,
     "npu_device": DOCUMENTED,
@@ -112,7 +112,7 @@ def test_options_know_nobody_and_only_collective_knows_horovod():
             for alias in node.names
         }
         if "horovod" in imported_packages:
-            allowed = ("npu_bridge.collective", "npu_bridge.horovod_internals", "npu_bridge.launch")
+            allowed = ("npu_bridge.collective", "npu_bridge.base.horovod_internals", "npu_bridge.launch")
             assert room_of(module) in allowed, f"{module} imports horovod"
 
 
@@ -124,7 +124,7 @@ def test_the_environment_is_read_in_one_module():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
         ]
-        allowed = module == "npu_bridge.options.environment" or room_of(module) == "npu_bridge.launch"
+        allowed = module == "npu_bridge.base.environment" or room_of(module) == "npu_bridge.launch"
         assert allowed or not reads, f"{module} reads the environment in lines {reads}"
 
 

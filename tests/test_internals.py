@@ -1,7 +1,7 @@
 """Private names of TensorFlow, Keras, Estimator and Horovod stay in two places, and each of them still works.
 
-The first tests read the sources. The last ones call every function of `npu_bridge/tf_internals/` and
-`npu_bridge/horovod_internals.py`, so that a failure names what another version has changed.
+The first tests read the sources. The last ones call every function of `npu_bridge/base/tf_internals/` and
+`npu_bridge/base/horovod_internals.py`, so that a failure names what another version has changed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 import pytest
 import tensorflow as tf
 
-from npu_bridge import horovod_internals
-from npu_bridge.tf_internals import contrib, graphs, sessions, training
-from npu_bridge.tf_internals.inherited import INHERITED
+from npu_bridge.base import horovod_internals
+from npu_bridge.base.tf_internals import contrib, graphs, sessions, training
+from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
     RANK_CANARIES,
@@ -29,9 +29,9 @@ from tests.canaries import (
 )
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-HOMES = ("npu_bridge/tf_internals/", "npu_bridge/horovod_internals.py")
+HOMES = ("npu_bridge/base/tf_internals/", "npu_bridge/base/horovod_internals.py")
 # What these only hand on to scripts, under documented names.
-HAND_ON = ("npu_bridge/npu_init.py", "npu_bridge/tf1/")
+HAND_ON = ("npu_bridge/npu_init.py", "tensorflow1_compat/")
 PRIVATE_MODULES = (
     "horovod.common",
     "horovod.runner",
@@ -46,7 +46,7 @@ OF_PYTHON = {"_asdict", "_fields", "_make", "_replace", "_current_frames", "_exi
 OF_PYTHON |= {"_bootstrap", "_call_with_frames_removed", "_fixup_main_from_path"}
 ASKING = ("getattr", "hasattr", "setattr", "delattr")
 # What this package calls by a name that TensorFlow has as well, by the file.
-OWN = {"npu_bridge/tf1/faces.py": {"_name"}}
+OWN = {"tensorflow1_compat/faces.py": {"_name"}}
 INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
 # Each module and its canaries.
 MODULES = {
@@ -135,7 +135,7 @@ def test_private_modules_are_imported_in_their_homes_only():
             is_handed_on = name.startswith(HAND_ON) and not used.intersection(bound)
             if f"{module}.".startswith(private) and not is_handed_on:
                 wrong.append(f"{name}:{line}: {module}")
-    assert not wrong, "\n".join(["Private modules belong in npu_bridge/tf_internals/:", *wrong])
+    assert not wrong, "\n".join(["Private modules belong in npu_bridge/base/tf_internals/:", *wrong])
 
 
 def test_private_attributes_are_touched_in_their_homes_only():
@@ -152,14 +152,14 @@ def test_private_attributes_are_touched_in_their_homes_only():
                 is_right = is_known and (attribute not in reached or attribute in own)
             if not is_right:
                 wrong.append(f"{name}:{line}: {attribute}")
-    assert not wrong, "\n".join(["Private names belong in npu_bridge/tf_internals/:", *wrong])
+    assert not wrong, "\n".join(["Private names belong in npu_bridge/base/tf_internals/:", *wrong])
 
 
 def test_what_subclasses_override_is_listed():
     """Of the classes of this package but `tf1`, whose own tests know what TensorFlow 1.15 had."""
     missing = set()
     for name in SOURCES:
-        if not name.startswith(("npu_bridge/tf1/", "npu_bridge/launch/", "npu_bridge/run.py")):
+        if not name.startswith(("tensorflow1_compat/", "npu_bridge/launch/", "npu_bridge/run.py")):
             importlib.import_module(name[: -len(".py")].replace("/", ".").removesuffix(".__init__"))
     ours = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in ("npu_bridge", "npu_device")]
     classes = [value for module in ours for value in vars(module).values() if isinstance(value, type)]
@@ -171,7 +171,7 @@ def test_what_subclasses_override_is_listed():
                 overridden = {name for name in vars(own) if is_private(name) and name in vars(base)}
                 overridden -= {name for name in overridden if name.startswith(("_abc_", "_tf_api_", "_keras_api_"))}
                 missing |= {f"{own.__name__}.{name} of {base.__name__}" for name in overridden - INHERITED_NAMES}
-    assert not missing, f"npu_bridge/tf_internals/inherited.py does not list {sorted(missing)}"
+    assert not missing, f"npu_bridge/base/tf_internals/inherited.py does not list {sorted(missing)}"
 
 
 def test_every_function_has_a_canary():

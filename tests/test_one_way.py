@@ -105,7 +105,7 @@ def test_files_are_read_in_one_way():
         is_open = call.args and ast.unparse(call.args[0]) in ("file", "session")
         if is_reading and not is_open and path not in READ_OTHERWISE:
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
-    assert not found, "read it through npu_bridge._reading"
+    assert not found, "read it through npu_bridge.base.reading"
 
 
 def test_lines_are_printed_in_one_way():
@@ -117,4 +117,4 @@ def test_lines_are_printed_in_one_way():
         is_logger = whole == "logging.getLogger" and "__name__" in ast.unparse(call)
         if (is_print or is_stream or is_logger) and path not in PRINT_OTHERWISE and path != "launch/table.py":
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
-    assert not found, "print it through npu_bridge._terminal, rows of tables through launch/table.py"
+    assert not found, "print it through npu_bridge.base.terminal, rows of tables through launch/table.py"

@@ -1,4 +1,4 @@
-"""Files are removed and replaced in one module, `npu_bridge/_files.py`, which asks whose they are."""
+"""Files are removed and replaced in one module, `npu_bridge/base/files.py`, which asks whose they are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from tests.test_floors import MODULES
 
-THE_MODULE = "npu_bridge._files"
+THE_MODULE = "npu_bridge.base.files"
 # Whatever they are called on; the others only on a module of files: lists have `remove`, and texts `replace`.
 ALWAYS = {"DeleteRecursively", "Remove", "Rename", "removedirs", "renames", "rmdir", "rmtree", "unlink", "copytree"}
 OF_FILES = {"remove", "replace", "rename", "move", "truncate", "link", "symlink"}
 MODULES_OF_FILES = {"os", "shutil", "gfile", "file_io"}
 # `os.link` fails where there is a file already.
-HARMLESS = {("npu_bridge._held_folders", "link"), ("npu_bridge.compare.dumps", "link")}
+HARMLESS = {("npu_bridge.base.held_folders", "link"), ("npu_bridge.reporting.compare.dumps", "link")}
 
 
 def removals_of(tree):
@@ -43,7 +43,7 @@ def test_only_one_module_removes_or_replaces_files():
     }
     assert {name for module, name, _ in found if module == THE_MODULE} >= {"unlink", "rmdir", "replace", "rename"}
     elsewhere = sorted(each for each in found if each[0] != THE_MODULE)
-    assert not elsewhere, f"{elsewhere} remove or replace files. Use npu_bridge/_files.py."
+    assert not elsewhere, f"{elsewhere} remove or replace files. Use npu_bridge/base/files.py."
 
 
 @pytest.mark.parametrize(

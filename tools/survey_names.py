@@ -238,7 +238,7 @@ class Sight:
 
     def __init__(self, era: int) -> None:
         sys.path.insert(0, str(REPOSITORY))
-        from npu_bridge.tf1 import faces, tables, tables_of_2
+        from tensorflow1_compat import faces, tables, tables_of_2
 
         faces.serve(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
         self._faces = faces

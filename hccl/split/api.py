@@ -9,7 +9,7 @@ For each group the first setting of a kind stays until the group is destroyed. A
 
 from __future__ import annotations
 
-from npu_bridge._terminal import logger
+from npu_bridge.base.terminal import logger
 from npu_bridge.collective import groups
 from npu_bridge.collective.groups import WORLD
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge import _lazy
+from npu_bridge.base import lazy
 
 _PLACES = {
     "Configuration": "npu_bridge.amp.configuration:Configuration",
@@ -10,7 +10,7 @@ _PLACES = {
     "GroupLossScaleManager": "npu_bridge.amp.groups:GroupLossScaleManager",
     "LEVELS": "npu_bridge.amp.levels:LEVELS",
     "configure": "npu_bridge.amp.configuration:configure",
-    "export_float32": "npu_bridge.precision.float32_export:export_float32",
+    "export_float32": "npu_bridge.session.precision.float32_export:export_float32",
     "float_function": "npu_bridge.amp.casts:float_function",
     "forget_functions": "npu_bridge.amp.casts:forget_functions",
     "half_function": "npu_bridge.amp.casts:half_function",
@@ -25,4 +25,4 @@ _PLACES = {
 _MODULES = ("apex", "casts", "configuration", "groups", "levels", "loss_scale", "scaling")
 
 __all__ = list(_PLACES)
-__getattr__ = _lazy.attributes(__name__, {**_PLACES, **_lazy.submodules(__name__, *_MODULES)})
+__getattr__ = lazy.attributes(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})

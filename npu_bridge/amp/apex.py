@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from npu_bridge.amp.configuration import configure
+from npu_bridge.base.errors import message, say_once, shown
 from npu_bridge.estimator.npu.npu_loss_scale_manager import check_step_count
-from npu_bridge.options.errors import message, say_once, shown
 
 _OWNER = "amp.initialize"
 _OTHER_NAMES = {"patch_torch_functions": "patch_functions"}

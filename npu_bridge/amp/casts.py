@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import did_you_mean, message, shown
-from npu_bridge.precision.op_lists import OpLists
-from npu_bridge.precision.rewriter import has_floating_type
+from npu_bridge.base.errors import did_you_mean, message, shown
+from npu_bridge.session.precision.op_lists import OpLists
+from npu_bridge.session.precision.rewriter import has_floating_type
 
 _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
 _REGISTERED: dict[str, str] = {}

@@ -13,18 +13,18 @@ import tensorflow as tf
 from npu_bridge.amp.casts import registered_casts
 from npu_bridge.amp.levels import DYNAMIC, LOW_DTYPES, Properties, properties_of, read_dtype
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
+from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
-from npu_bridge.options.errors import message, say_once, shown, unknown_keyword
-from npu_bridge.precision.functions import follow, low_precision
-from npu_bridge.precision.keras_models import ModelDtypes, with_dtypes
-from npu_bridge.precision.narrow_variables import stored_in
-from npu_bridge.precision.op_lists import OpLists
-from npu_bridge.precision.opt_level import BATCH_NORM_TYPES, LossScale, OptLevel
-from npu_bridge.precision.policy import Precision
+from npu_bridge.session.precision.functions import follow, low_precision
+from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
+from npu_bridge.session.precision.narrow_variables import stored_in
+from npu_bridge.session.precision.op_lists import OpLists
+from npu_bridge.session.precision.opt_level import BATCH_NORM_TYPES, LossScale, OptLevel
+from npu_bridge.session.precision.policy import Precision
 
 _OWNER = "amp.configure"
 # What layers of TensorFlow call the variables of batch normalisation.

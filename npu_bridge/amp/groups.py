@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.amp.loss_scale import scale_rule
+from npu_bridge.base.errors import message, shown
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
-from npu_bridge.options.errors import message, shown
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
 

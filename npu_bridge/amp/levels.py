@@ -8,7 +8,7 @@ from __future__ import annotations
 import numbers
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import did_you_mean, message, shown
+from npu_bridge.base.errors import did_you_mean, message, shown
 
 _OWNER = "amp.configure"
 DYNAMIC = "dynamic"

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number, check_step_count
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE, ScaleRule
-from npu_bridge.options.errors import message, shown
 
 __all__ = ["DynamicLossScaleManager"]
 

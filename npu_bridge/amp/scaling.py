@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import did_you_mean, message, shown
+from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, MOST_COUNTED_STEPS, SMALLEST_SCALE
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import did_you_mean, message, shown
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
 

@@ -3,7 +3,7 @@
 The names are imported when they are asked for.
 """
 
-from npu_bridge._lazy import attributes
+from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "FEATURES": "npu_bridge.boost.config:FEATURES",

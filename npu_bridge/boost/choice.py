@@ -10,16 +10,16 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import echo
+from npu_bridge.base.errors import message, shown
+from npu_bridge.base.terminal import echo
+from npu_bridge.base.tf_internals.training import compile_arguments
 from npu_bridge.boost.config import BoostConfig
 from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
-from npu_bridge.options.errors import message, shown
 from npu_bridge.stages import Accumulate, Adasum, CentralizeGradients, Freeze, FreezeSchedule
-from npu_bridge.tf_internals.training import compile_arguments
 
 _SECTIONS_OF_FEATURES = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 _FREEZE_KINDS = ("continuous", "interval")

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from npu_bridge._reading import read_text
+from npu_bridge.base.errors import did_you_mean, message, option_error, shown
+from npu_bridge.base.reading import read_text
 from npu_bridge.collective.fragments import are_ascending_positions
-from npu_bridge.options.errors import did_you_mean, message, option_error, shown
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
 # What each level turns on when the mode is "auto".

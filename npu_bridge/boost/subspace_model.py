@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base.errors import message, shown
+from npu_bridge.base.own_folders import own_folder
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.optimizers.groups import name_of
 from npu_bridge.optimizers.subspace.basis import Basis, compute_pca_basis
 from npu_bridge.optimizers.subspace.newton import SubspaceNewton
-from npu_bridge.options.errors import message, shown
 
 _POLL_SECS = 0.5
 _FOLDER = "pca_basis"

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
+from npu_bridge.boost.batch_norm_of_graphs import thin_graph
+from npu_bridge.boost.batch_norm_of_models import thinned, why_not_functional, without_layers
+from npu_bridge.boost.batch_norm_patterns import ThinningReport
 from npu_bridge.operators.cosine_head import CosineHead
-from npu_bridge.options.errors import message, shown
-from npu_bridge.rewrite.batch_norm_of_graphs import thin_graph
-from npu_bridge.rewrite.batch_norm_of_models import thinned, why_not_functional, without_layers
-from npu_bridge.rewrite.batch_norm_patterns import ThinningReport
 
 
 class Thinned(NamedTuple):

@@ -6,7 +6,7 @@ either way. `group(name)` answers the same way for some of the ranks. What only 
 `fragments.py`) is used without TensorFlow, so the names are imported when they are asked for.
 """
 
-from npu_bridge._lazy import attributes
+from npu_bridge.base.lazy import attributes
 
 __all__ = ["Communicator", "SingleProcess", "current", "group"]
 

@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge._terminal import logger
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
-from npu_bridge.options import environment
 
 _LOG = logger(__name__)
 _POLL_SECS = 0.02

@@ -13,8 +13,8 @@ import weakref
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.sessions import put_around_sessions
 from npu_bridge.graph.run import Run, run_of
-from npu_bridge.tf_internals.sessions import put_around_sessions
 
 _MARK = "_npu_bridge_transfer"  # set by `horovod_tensors.prevent_merging`; copies of an operator keep it
 

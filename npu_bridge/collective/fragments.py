@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from npu_bridge.options import environment
-from npu_bridge.options.errors import message, shown
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, shown
 
 DEFAULT_PERCENTAGES = (96.54, 3.46)
 _FLIGHT_BYTES_PER_RANK = 4_000_000

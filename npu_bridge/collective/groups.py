@@ -17,13 +17,13 @@ import platform
 import zlib
 from collections.abc import Sequence
 
-from npu_bridge._terminal import echo
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import echo
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
 from npu_bridge.collective.measured_split import VARIABLE, Speeds, describe_cut, fastest_cut
 from npu_bridge.collective.single_process import SingleProcess
 from npu_bridge.collective.this_process import current
-from npu_bridge.options import environment
 
 WORLD = "hccl_world_group"
 LONGEST_NAME = 127

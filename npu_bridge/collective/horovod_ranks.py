@@ -6,8 +6,8 @@ import platform
 
 import tensorflow as tf
 
-from npu_bridge import horovod_internals
-from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge.base import environment, horovod_internals
+from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import (
@@ -20,7 +20,6 @@ from npu_bridge.collective.horovod_tensors import (
     split_like,
 )
 from npu_bridge.collective.wire_names import placed
-from npu_bridge.options import environment
 
 _NO_FUSION_OF_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 

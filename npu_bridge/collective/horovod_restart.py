@@ -10,10 +10,10 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from npu_bridge._key_value_server import KeyValueServer, host_of, secret_of
+from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
+from npu_bridge.collective.key_value_server import KeyValueServer, host_of, secret_of
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
-from npu_bridge.options import environment
 
 
 def is_possible() -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Callable
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from npu_bridge.tf_internals.graphs import set_attribute
+from npu_bridge.base.tf_internals.graphs import set_attribute
 
 # Sums of 16-bit integers and their products wrap around the same way in int32, once cast back.
 _WIDER = {tf.bfloat16: tf.float32, tf.int16: tf.int32, tf.uint16: tf.int32}

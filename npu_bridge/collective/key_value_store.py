@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from npu_bridge.options import environment
+from npu_bridge.base import environment
 
 ADDRESS_VARIABLE = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 PORT_VARIABLE = "HOROVOD_GLOO_RENDEZVOUS_PORT"

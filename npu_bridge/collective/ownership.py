@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 
 def fair_division(sizes_bytes: Sequence[int], owners: int) -> list[int]:

@@ -7,9 +7,9 @@ import contextlib
 import threading
 from typing import Any, Callable
 
-from npu_bridge._terminal import logger
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import logger
 from npu_bridge.collective.key_value_store import KeyValueStore
-from npu_bridge.options import environment
 
 DEFAULT_LIMIT_SECS = 120
 # When to speak of ranks that have not come, as `npu-run` does of all that wait; half of the limit where that is less.

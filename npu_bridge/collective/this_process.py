@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from npu_bridge.base import environment
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.single_process import SingleProcess
-from npu_bridge.options import environment
 
 
 def current() -> Communicator:

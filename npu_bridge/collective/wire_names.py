@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals.graphs import is_branch_or_body
+from npu_bridge.base.tf_internals.graphs import is_branch_or_body
 
 _SCOPE = "transfers/"
 

@@ -4,7 +4,7 @@ Importing anything below lets sessions read the options in their settings, as `n
 fill in an `NpuOptimizer` entry and import nothing but an operator.
 """
 
-from npu_bridge._lazy import attributes, submodules
+from npu_bridge.base.lazy import attributes, submodules
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 
 __all__ = ["npu", "npu_aicore_ops", "npu_ops", "npu_unary_ops"]

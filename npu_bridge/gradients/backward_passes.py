@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.several_scales import add_loss, sum_of_pairs
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import message, shown
 
 
 class BackwardPasses:

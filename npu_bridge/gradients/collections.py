@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.graphs import current_control_flow_context, read_tensor
+from npu_bridge.base.tf_internals.training import learning_rates
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.tf_internals.graphs import current_control_flow_context, read_tensor
-from npu_bridge.tf_internals.training import learning_rates
 
 UNSCALED_LOSS = "npu_bridge/unscaled_loss"  # scalar losses as the user computed them
 LOSS_SCALE = "npu_bridge/loss_scale"  # float32 scalars: the scale used in this step

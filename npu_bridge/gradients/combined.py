@@ -7,11 +7,11 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge._flat_tensors import joined, pieces_of
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import message
+from npu_bridge.base.flat_tensors import joined, pieces_of
+from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import message
 
 _LOG = logger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.options.errors import message, shown
 
 _VALUE_BYTES = 4  # of a float32 gradient
 

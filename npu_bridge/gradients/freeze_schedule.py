@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npu_bridge.options.errors import KnownKeywords, did_you_mean, message, shown
+from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, shown
 
 KINDS = ("interval", "continuous", "explicit")
 _OWNER = "FreezeSchedule"

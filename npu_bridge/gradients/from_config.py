@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from npu_bridge.base.errors import did_you_mean, message, option_error, shown, signature_of_class
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import did_you_mean, message, option_error, shown, signature_of_class
 
 _CLASS = "stage"  # the key that names it
 

@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.training import initialise_in_keras_session
 from npu_bridge.graph.control_flow import classic_control_flow
-from npu_bridge.options.errors import message
-from npu_bridge.tf_internals.training import initialise_in_keras_session
 
 
 def building_graph() -> bool:

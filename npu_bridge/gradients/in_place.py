@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.recipe import pipeline_of
-from npu_bridge.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 
 _LOG = logger(__name__)
 _NAME = "Npu_Distributed_optimizer"

@@ -11,12 +11,12 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals import training
+from npu_bridge.base.tf_internals.graphs import original_of, shared_name, update_input
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.graph_mode import building_graph, in_written_order
 from npu_bridge.gradients.stand_ins import SLOT, StandIns
 from npu_bridge.graph.control_flow import classic_control_flow
-from npu_bridge.tf_internals import training
-from npu_bridge.tf_internals.graphs import original_of, shared_name, update_input
 
 _MARK = "_averages_over_ranks"
 

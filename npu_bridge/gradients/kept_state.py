@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from npu_bridge import collective
-from npu_bridge.options.errors import say_once
+from npu_bridge.base.errors import say_once
 
 OF_RANKS = "of_ranks/"  # in the names of variables with a row for each rank
 # By what stands in the names of variables, in TF 1 graphs and in object-based checkpoints: what messages call them.

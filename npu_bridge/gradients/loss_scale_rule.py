@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.graphs import call_by
 from npu_bridge.gradients import collections
-from npu_bridge.options.errors import message
-from npu_bridge.tf_internals.graphs import call_by
 
 LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
 SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.tf_internals.training import restored_and_unused, was_restored
 from npu_bridge.gradients import kept_state
 from npu_bridge.gradients.rank_values import RankValues
-from npu_bridge.tf_internals.training import restored_and_unused, was_restored
 
 _WHICH = "the restored checkpoint"
 

@@ -7,8 +7,10 @@ import functools
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._plain_config import plain
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.plain_config import plain
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.training import track
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import sum_in_order
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id, loss_ids
@@ -19,8 +21,6 @@ from npu_bridge.gradients.pipeline import Pipeline, variables_of
 from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
-from npu_bridge.options.errors import KnownKeywords, message
-from npu_bridge.tf_internals.training import track
 
 _LOG = logger(__name__)
 

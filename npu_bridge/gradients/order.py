@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.stage import PLACES, Stage
-from npu_bridge.options.errors import message, shown
 
 
 def in_order(stages: Sequence[Any], owner: str) -> tuple:

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message
 from npu_bridge.collective import agreement, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.branch_results import BranchResults
@@ -20,7 +21,6 @@ from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
 from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import PLACES, Stage, Step, called_too_early
 from npu_bridge.gradients.start_values import SeenVariables, watch_graph
-from npu_bridge.options.errors import message
 
 
 class Pipeline:

@@ -15,13 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
+from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable, tensors_if
 from npu_bridge.gradients.kept_state import OF_RANKS
-from npu_bridge.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.tf_internals.sessions import run_quietly
 
 _KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text keys only
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
@@ -17,7 +18,6 @@ from npu_bridge.gradients.stages.all_reduce import AllReduce, OwnSplit
 from npu_bridge.gradients.stages.group_scaling import GroupScaling
 from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import DropNotice, NarrowVariableGuard, OverflowCheck
-from npu_bridge.options.errors import message, shown
 
 
 def pipeline_of(

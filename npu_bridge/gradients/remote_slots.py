@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.graphs import add_control_inputs, set_read_tensor
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
 from npu_bridge.gradients.graph_mode import classic_control_flow
 from npu_bridge.gradients.inner import InnerOptimizer
-from npu_bridge.options.errors import message
-from npu_bridge.tf_internals.graphs import add_control_inputs, set_read_tensor
 
 _KEY = ("npu_bridge", "remote_slots")  # TensorFlow exports collections with text keys only
 _SCOPE = "weight_update_sharding/"  # at the root, whatever scope the optimizer is used in

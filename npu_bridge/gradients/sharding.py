@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.ownership import fair_division
 from npu_bridge.gradients import remote_slots
@@ -12,7 +13,6 @@ from npu_bridge.gradients.arithmetic import parts_of
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.inner import InnerOptimizer
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import message
 
 # Bytes a rank adds to one transfer. 120 variables of 1 MB took 82 ms as a broadcast each, and 51 to 62 ms in pieces of
 # 1 MB or more (2 ranks on one machine, Gloo; best of 9); small pieces keep few copies at a time.

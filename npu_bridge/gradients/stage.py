@@ -7,11 +7,11 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge._flat_tensors import mapped
+from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.flat_tensors import mapped
 from npu_bridge.collective.agreement import Plan
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
-from npu_bridge.options.errors import KnownKeywords, message
 
 
 @dataclasses.dataclass

@@ -14,12 +14,12 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.graphs import is_reference as is_reference_dtype
+from npu_bridge.base.tf_internals.graphs import stand_in
+from npu_bridge.base.tf_internals.training import track
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import building_graph, initialise_with_keras, value_before_update
-from npu_bridge.options.errors import message
-from npu_bridge.tf_internals.graphs import is_reference as is_reference_dtype
-from npu_bridge.tf_internals.graphs import stand_in
-from npu_bridge.tf_internals.training import track
 
 # The slot that a stand-in is, and how checkpoints call it: `<variable>/float32`.
 SLOT = "float32"

@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.gradients import remote_slots
-from npu_bridge.options import environment
-from npu_bridge.options.errors import say_once
-from npu_bridge.tf_internals.sessions import run_quietly
 
 _LOG = logger(__name__)
 _SHOWN = 3

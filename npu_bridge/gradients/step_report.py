@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import message
 
 
 class StepReport(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
 from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
 from npu_bridge.gradients.stages.all_reduce import readiness_of
 from npu_bridge.graph.operators import consumers, needed_ops
-from npu_bridge.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
 
 # A merge runs whatever it waits for, and what is inside a loop cannot wait for what is outside.
 _KEPT = {"Merge", "Switch", "_SwitchN", "Enter", "Exit", "NextIteration", "LoopCond", "ControlTrigger", "Placeholder"}

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import pipelines_of
-from npu_bridge.options.errors import message, shown
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 

@@ -16,9 +16,10 @@ import weakref
 
 import tensorflow as tf
 
-from npu_bridge import horovod_internals
-from npu_bridge._after_import import when_loaded
-from npu_bridge._terminal import logger
+from npu_bridge.base import horovod_internals
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
@@ -27,7 +28,6 @@ from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import Run
 from npu_bridge.graph.search import search
 from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
-from npu_bridge.tf_internals.graphs import when_function_is_built
 
 _LOG = logger(__name__)
 # Operators of Horovod, and of TensorFlow's own strategies for several workers.

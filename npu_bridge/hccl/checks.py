@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.operators.unavailable import not_available
-from npu_bridge.options.errors import did_you_mean, message
 
 REDUCIBLE = (tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 MOVABLE = (*REDUCIBLE, tf.uint8, tf.uint16, tf.uint32, tf.uint64)

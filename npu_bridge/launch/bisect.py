@@ -11,17 +11,17 @@ from typing import Any
 
 import click
 
-from npu_bridge._files import write_whole
-from npu_bridge._own_folders import OwnFolder
-from npu_bridge._reading import read_json
-from npu_bridge._terminal import echo
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.own_folders import OwnFolder
+from npu_bridge.base.reading import read_json
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
 from npu_bridge.launch.trial import run_trial
-from npu_bridge.trials.search import Found, Operator, OutOfRuns, smallest_kept
-from npu_bridge.trials.trial import Trial
+from npu_bridge.launch.trials.search import Found, Operator, OutOfRuns, smallest_kept
+from npu_bridge.launch.trials.trial import Trial
 
 __all__ = ["Bisection", "bisect"]
 
@@ -175,7 +175,7 @@ class Bisection:
                     "Of model.fit and eager code single operators are not known beforehand."
                 )
             done.touch()
-        from npu_bridge.trials.oracle import Band
+        from npu_bridge.launch.trials.oracle import Band
 
         self._band = Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
         self._say(f"float32: {self._band}")

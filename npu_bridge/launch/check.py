@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npu_bridge._terminal import echo, in_line, json_text
+from npu_bridge.base.terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.source_choice import SourceChoice
 
 if TYPE_CHECKING:
-    from npu_bridge.tf1.findings import Finding, Survey
-    from npu_bridge.tf1.journal import Entry
+    from tensorflow1_compat.findings import Finding, Survey
+    from tensorflow1_compat.journal import Entry
 
 __all__ = ["check", "facts_of", "page_of"]
 
@@ -42,7 +42,7 @@ def check(era: int | None, trees: tuple[str, ...], as_json: bool, script: str) -
     Says with file and line which names and options it uses, what they are here, and what cannot work. The exit code
     is 1 if something cannot.
     """
-    from npu_bridge.tf1.findings import survey  # only now: every start of a script passes by here
+    from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
 
     choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
     found = survey(script, choice.roots_of(script), choice.era)

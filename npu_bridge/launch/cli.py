@@ -19,8 +19,9 @@ from typing import Callable
 import click
 
 from npu_bridge import __version__
-from npu_bridge._files import NotOursError
-from npu_bridge._terminal import echo, in_line
+from npu_bridge.base import environment
+from npu_bridge.base.files import NotOursError
+from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import Command, fail
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, plan_job
@@ -32,7 +33,6 @@ from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
 from npu_bridge.launch.timeline import FILES, Recording
-from npu_bridge.options import environment
 
 __all__ = ["COMMANDS", "main", "run_script"]
 

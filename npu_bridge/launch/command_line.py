@@ -13,7 +13,7 @@ from typing import Any, Callable, NoReturn
 
 import click
 
-from npu_bridge._terminal import echo, flush_or_silence, in_line, silence
+from npu_bridge.base.terminal import echo, flush_or_silence, in_line, silence
 
 __all__ = ["EPILOG", "SETTINGS", "Command", "ending_on", "fail", "launcher_options"]
 

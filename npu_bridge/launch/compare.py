@@ -8,9 +8,9 @@ import sys
 
 import click
 
-from npu_bridge._files import write_whole
-from npu_bridge._secondary_files import Secondary
-from npu_bridge._terminal import echo, in_line, json_text
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file, own_output
@@ -49,10 +49,10 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
     The exit code is 0 where B agrees with A, 1 where it does not, and 2 where it cannot be told. docs/compare.md says
     what is compared and how.
     """
-    from npu_bridge.compare.dumps import read_dumps, read_pairs, write_named
-    from npu_bridge.compare.folders import compare_folders
-    from npu_bridge.compare.page import render_comparison
-    from npu_bridge.compare.verdict import WORDS, CannotTell
+    from npu_bridge.reporting.compare.dumps import read_dumps, read_pairs, write_named
+    from npu_bridge.reporting.compare.folders import compare_folders
+    from npu_bridge.reporting.compare.page import render_comparison
+    from npu_bridge.reporting.compare.verdict import WORDS, CannotTell
 
     try:
         if write_names is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from npu_bridge._terminal import echo
+from npu_bridge.base.environment import read_variable, write_variable
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.units import parse_count
-from npu_bridge.options.environment import read_variable, write_variable
 from npu_bridge.reporting.picture_style import PICTURE_FILES
 
 __all__ = ["explain"]

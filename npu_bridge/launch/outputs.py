@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from npu_bridge._files import NotOursError, check_output
-from npu_bridge._own_folders import FolderHeldError, OwnFolder, own_folder
+from npu_bridge.base.files import NotOursError, check_output
+from npu_bridge.base.own_folders import FolderHeldError, OwnFolder, own_folder
 from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["check_file", "own_output"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from npu_bridge._reading import open_file, read_json
-from npu_bridge._terminal import echo
+from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import run_trial
-from npu_bridge.trials.trial import Trial
+from npu_bridge.launch.trials.trial import Trial
 
 __all__ = ["record", "replay"]
 
@@ -67,7 +67,7 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
             f"{why}. Expected a script that trains through sessions or an Estimator, not model.fit or eager code; "
             f"nothing was recorded."
         )
-    shutil.copyfile(Path(__file__).parent.parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
+    shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
     shown, facts = os.path.relpath(out), found[0]
     kinds = list(facts["kinds"].values())
     counts = ", ".join(

@@ -8,13 +8,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
-from npu_bridge._machine import usable_cores
-from npu_bridge._own_folders import OwnFolder
+from npu_bridge.base.machine import usable_cores
+from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import arguments_in, variables_of
+from npu_bridge.launch.trials.trial import Trial
 from npu_bridge.reporting.history import HISTORY_FILE, History
-from npu_bridge.trials.trial import Trial
 
 __all__ = ["WAYS", "Repeats", "folder_of"]
 

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from npu_bridge._terminal import echo
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file

@@ -7,11 +7,11 @@ import os
 import sys
 from typing import NamedTuple
 
-from npu_bridge._files import write_whole
-from npu_bridge._secondary_files import Secondary
-from npu_bridge._terminal import echo
+from npu_bridge.base import environment
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.options import environment
 
 __all__ = ["REPORT_FILES", "SourceChoice", "take_choice"]
 
@@ -62,7 +62,7 @@ class SourceChoice(NamedTuple):
         Returns:
           Whether its files see more than is there.
         """
-        from npu_bridge.tf1 import era, journal, start
+        from tensorflow1_compat import era, journal, start
 
         start.decide()
         roots = self.roots_of(script)
@@ -82,8 +82,8 @@ class SourceChoice(NamedTuple):
         if self.report is None or rank > 0:
             return
         from npu_bridge.launch.check import facts_of, page_of
-        from npu_bridge.tf1.findings import survey
-        from npu_bridge.tf1.journal import entries
+        from tensorflow1_compat.findings import survey
+        from tensorflow1_compat.journal import entries
 
         found = survey(script, self.roots_of(script), self.era)
         facts = json.dumps(facts_of(script, found, entries()), indent=1)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from npu_bridge._terminal import in_line, visible
+from npu_bridge.base.terminal import in_line, visible
 
 __all__ = ["PlainConsole", "print_table", "print_text"]
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge._reading import read_json
+from npu_bridge.base import environment
+from npu_bridge.base.reading import read_json
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.options import environment
-from npu_bridge.trials.start import watch_training
+from npu_bridge.launch.trials.start import watch_training
 
 __all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
 

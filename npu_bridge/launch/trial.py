@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npu_bridge._secondary_files import GrowingFile
-from npu_bridge.options.environment import IMPOSED_OPTIONS
-from npu_bridge.trials.trial import Trial
+from npu_bridge.base.environment import IMPOSED_OPTIONS
+from npu_bridge.base.secondary_files import GrowingFile
+from npu_bridge.launch.trials.trial import Trial
 
 __all__ = ["FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 # The second-order fit of the error function of I-BERT (Kim et al., 2021), L(x) = sgn(x)·(a·(min(|x|, -b) + b)² + 1).
 _FIT_A, _FIT_B = -0.2888, -1.769

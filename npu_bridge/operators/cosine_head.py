@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message, shown
+from npu_bridge.base.errors import message, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

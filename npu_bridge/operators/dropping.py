@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 _MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
 

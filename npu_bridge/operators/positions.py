@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.operators.dropping import stateless_seed
-from npu_bridge.options.errors import message
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, where: str) -> tf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 
 def bilinear(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, NoReturn
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 
 def not_available(name: str, reason: str, alternative: str) -> NotImplementedError:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 
 class Moments(NamedTuple):

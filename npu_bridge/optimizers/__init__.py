@@ -6,11 +6,11 @@ In a TF 1 graph that is being built, each name makes a `tf.compat.v1.train.Optim
 
 from __future__ import annotations
 
-from npu_bridge import _lazy
+from npu_bridge.base import lazy
 
 __all__ = ["Adadelta", "Adagrad", "Adam", "AdamP", "AdamW", "BertAdam", "LAMB", "LARS", "RMSProp", "SGD", "from_config"]
 
 _MODULES = ("face_keras", "face_tf1", "groups", "hypers", "keras", "keras_legacy", "make", "rule", "rules", "tf1")
 _PLACES = {name: f"npu_bridge.optimizers.choose:{name}" for name in __all__}
 
-__getattr__ = _lazy.attributes(__name__, {**_PLACES, **_lazy.submodules(__name__, *_MODULES)})
+__getattr__ = lazy.attributes(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})

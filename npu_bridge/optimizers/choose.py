@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.optimizers import keras, rules, tf1
 from npu_bridge.optimizers.make import signature_of
-from npu_bridge.options.errors import did_you_mean, message
 
 
 def from_config(config: dict) -> Any:

@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._plain_config import plain
+from npu_bridge.base.errors import message
+from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
-from npu_bridge.options.errors import message
-from npu_bridge.tf_internals.graphs import owner_of_slots
 
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals.graphs import add_control_inputs
+from npu_bridge.base.tf_internals.graphs import add_control_inputs
 
 _KEY = ("npu_bridge", "flat_slots")  # TensorFlow exports collections with text keys only
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.tf_internals.graphs import original_of
 from npu_bridge.optimizers import rules
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.options.errors import did_you_mean, message
-from npu_bridge.tf_internals.graphs import original_of
 
 
 @dataclasses.dataclass(frozen=True)

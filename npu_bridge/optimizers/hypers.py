@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._plain_config import plain
+from npu_bridge.base.errors import message
+from npu_bridge.base.plain_config import plain
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import is_number
-from npu_bridge.options.errors import message
 
 
 def values_at(

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla, unique_id
 from npu_bridge.optimizers.rule import PerTensor, Rule
 from npu_bridge.optimizers.rules.adam import Adam, AdamW
 from npu_bridge.optimizers.rules.lamb import LAMB
 from npu_bridge.optimizers.rules.sgd import SGD
-from npu_bridge.tf_internals.graphs import is_compiled_by_xla, unique_id
 
 
 def fits(rule: Rule) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import unknown_keyword
 from npu_bridge.optimizers import rules
-from npu_bridge.options.errors import unknown_keyword
 
 _OF_FACES = ("groups", "name", "fused")
 

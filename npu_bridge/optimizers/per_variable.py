@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.errors import say_once
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.options.errors import say_once
 
 # A sparse gradient of more elements than this is worth a warning when it becomes dense: 64 MB in float32.
 _LARGE_ELEMENTS = 2**24

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import KnownKeywords, message
+from npu_bridge.base.errors import KnownKeywords, message
 
 
 class PerTensor:

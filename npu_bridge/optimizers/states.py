@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options.errors import did_you_mean, message, shown
+from npu_bridge.base.errors import did_you_mean, message, shown
 
 _COUNT = "step_counter"
 

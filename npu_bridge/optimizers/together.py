@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._flat_tensors import joined, run_of
+from npu_bridge.base.errors import message
+from npu_bridge.base.flat_tensors import joined, run_of
 from npu_bridge.optimizers import flat_slots, kernels, per_variable
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import PerTensor
-from npu_bridge.options.errors import message
 
 # A variable of up to this many elements is joined with others. Above it the work on the elements hides the one on ops.
 JOINED_ELEMENTS = 2**16

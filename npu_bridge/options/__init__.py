@@ -5,7 +5,7 @@ settings from; `environment` is the only module of the package that touches envi
 The launcher and its ranks need that one alone, so the names are imported when they are asked for.
 """
 
-from npu_bridge._lazy import attributes
+from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "AccelerateTrainMode": "npu_bridge.options.grammar:AccelerateTrainMode",

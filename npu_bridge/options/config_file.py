@@ -8,9 +8,9 @@ import sys
 from collections.abc import Container, Mapping
 from typing import Any, Callable
 
-from npu_bridge._reading import open_file
+from npu_bridge.base.errors import message, shortened, shown
+from npu_bridge.base.reading import open_file
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, shortened, shown
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 

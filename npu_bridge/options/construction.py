@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from npu_bridge.options import environment
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.reading import check_helper
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from npu_bridge.options.environment import read_variable
+from npu_bridge.base.environment import read_variable
 from npu_bridge.options.table import Effect, recorded, works
 
 

@@ -10,10 +10,10 @@ import json
 import os
 from typing import NamedTuple
 
-from npu_bridge._reading import open_file
-from npu_bridge._terminal import logger
-from npu_bridge.options import environment
-from npu_bridge.options.errors import message, shown
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, shown
+from npu_bridge.base.reading import open_file
+from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
 

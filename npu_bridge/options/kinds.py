@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
-from npu_bridge.options.errors import did_you_mean
+from npu_bridge.base.errors import did_you_mean
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
 _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from npu_bridge.options.errors import message, say_once
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.options.training_options import TrainingOptions
 
 _KEY = ("npu_bridge", "options")  # TensorFlow exports collections with text keys only

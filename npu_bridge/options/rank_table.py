@@ -11,8 +11,8 @@ import collections
 import os
 from typing import Any, NamedTuple
 
-from npu_bridge._reading import open_file, parse_json
-from npu_bridge.options import environment
+from npu_bridge.base import environment
+from npu_bridge.base.reading import open_file, parse_json
 
 # As many ranks as the documentation names, and a file large enough to list them.
 MOST_RANKS = 32768

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge.options import environment
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
+from npu_bridge.base.tf_internals.training import session_config
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.kinds import Helper, Integer, RawBytes
 from npu_bridge.options.rules import HELPER_RULES, RULES, Settings
 from npu_bridge.options.table import (
@@ -26,7 +27,6 @@ from npu_bridge.options.table import (
     UnknownKeyError,
 )
 from npu_bridge.options.training_options import TrainingOptions
-from npu_bridge.tf_internals.training import session_config
 
 ENTRY_NAME = "NpuOptimizer"
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}

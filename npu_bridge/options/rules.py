@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
+from npu_bridge.base.errors import message, option_error, say_once, shown
 from npu_bridge.options import grammar
-from npu_bridge.options.errors import message, option_error, say_once, shown
 from npu_bridge.options.table import DUMP, EXPERIMENTAL, PROFILING, OptionTable, Place
 from npu_bridge.options.table_precision import MIXED_PRECISION_MODES
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import message, option_error, say_once, shortened, shown, unknown_name_error
+from npu_bridge.base.errors import message, option_error, say_once, shortened, shown, unknown_name_error
 from npu_bridge.options.kinds import Helper, Kind, TensorFlowObject
 
 RUN_CONFIG = "NPURunConfig"

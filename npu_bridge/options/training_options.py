@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from npu_bridge.options.errors import did_you_mean
+from npu_bridge.base.errors import did_you_mean
 
 
 class TrainingOptions(Mapping):

@@ -3,7 +3,7 @@
 Pictures and files are made without TensorFlow too, so the names are imported when they are asked for.
 """
 
-from npu_bridge._lazy import attributes
+from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),

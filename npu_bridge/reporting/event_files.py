@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._files import check_room
-from npu_bridge._secondary_files import Secondary
-from npu_bridge.tf_internals.training import share_event_writer, shared_event_writer
+from npu_bridge.base.files import check_room
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.tf_internals.training import share_event_writer, shared_event_writer
 
 __all__ = ["BeginEventsHook", "EventFiles"]
 

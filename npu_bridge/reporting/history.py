@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Union
 
-from npu_bridge._files import write_whole
-from npu_bridge._reading import open_file, parse_json, whole_number
-from npu_bridge._secondary_files import GrowingFile
-from npu_bridge._terminal import logger
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.reading import open_file, parse_json, whole_number
+from npu_bridge.base.secondary_files import GrowingFile
+from npu_bridge.base.terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
 _FILES = rb'^\{"(step|start)": -?\d'  # how they begin

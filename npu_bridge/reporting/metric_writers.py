@@ -16,9 +16,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from npu_bridge._files import NotOursError, new_file
-from npu_bridge._reading import open_file
-from npu_bridge._secondary_files import GrowingFile
+from npu_bridge.base.files import NotOursError, new_file
+from npu_bridge.base.reading import open_file
+from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.reporting.errors import imported
 
 __all__ = ["CsvWriter", "MlflowWriter", "WandbWriter"]

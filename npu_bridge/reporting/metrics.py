@@ -10,10 +10,10 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._secondary_files import Secondary
+from npu_bridge.base.errors import check_count
+from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
-from npu_bridge.options.errors import check_count
 from npu_bridge.reporting.keras_numbers import Numbers
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import steps_per_run

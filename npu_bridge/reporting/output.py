@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import TextIO
 
-from npu_bridge._terminal import in_line, put
+from npu_bridge.base.terminal import in_line, put
 
 _ERASE_TO_END = "\x1b[K"
 

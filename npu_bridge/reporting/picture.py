@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npu_bridge._secondary_files import Secondary
+from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, StepRow, laid_out
 from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy
 from npu_bridge.reporting.progress_line import format_loss, format_steps

@@ -13,9 +13,10 @@ from typing import Any, Callable, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._machine import usable_cores
-from npu_bridge._secondary_files import Secondary
-from npu_bridge.options import environment, of_graph
+from npu_bridge.base import environment
+from npu_bridge.base.machine import usable_cores
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.options import of_graph
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._machine import usable_cores
+from npu_bridge.base.machine import usable_cores
 from npu_bridge.reporting.progress_line import format_count
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from npu_bridge.options.errors import shortened
+from npu_bridge.base.errors import shortened
 from npu_bridge.reporting.picture_style import GRID, QUIET, svg_picture, svg_text
 
 _LOCAL, _SENT, _DECISION, _REDUCED = "#0f8a72", "#1f6feb", "#b7791f", "#7048c6"

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
-from npu_bridge.precision import policy_of_last_step
+from npu_bridge.session.precision import policy_of_last_step
 
 _GraphKeys = tf.compat.v1.GraphKeys
 

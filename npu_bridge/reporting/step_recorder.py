@@ -16,12 +16,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge._files import new_file
-from npu_bridge._secondary_files import Secondary
+from npu_bridge.base.files import new_file
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.tf_internals.sessions import chrome_trace, run_quietly
 from npu_bridge.reporting.step_reading import read_step
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.hooked_session import HookOfTraining
-from npu_bridge.tf_internals.sessions import chrome_trace, run_quietly
 
 
 class StepRecorder(HookOfTraining):

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npu_bridge._files import write_whole
-from npu_bridge._secondary_files import Secondary
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, laid_out
 from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
 

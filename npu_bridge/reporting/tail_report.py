@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge._files import write_whole
+from npu_bridge.base.files import write_whole
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
 from npu_bridge.reporting.tail_picture import draw_step
 from npu_bridge.reporting.tail_speeds import measured_speeds

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._files import remove_unfinished
-from npu_bridge._held_folders import FolderHeldError, Hold, hold_folder
-from npu_bridge._terminal import logger
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
+from npu_bridge.base.files import remove_unfinished
+from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
+from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge._files import replace_list
-from npu_bridge._terminal import logger
-from npu_bridge.options.environment import RESTARTS, read_variable
-from npu_bridge.options.errors import shortened
+from npu_bridge.base.environment import RESTARTS, read_variable
+from npu_bridge.base.errors import shortened
+from npu_bridge.base.files import replace_list
+from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
 _STATE = "checkpoint"

@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.tf_internals.sessions import is_deterministic, set_deterministic
 from npu_bridge.options import TrainingOptions
-from npu_bridge.options.errors import say_once
 from npu_bridge.session.random_seeds import seed_operators
-from npu_bridge.tf_internals.sessions import is_deterministic, set_deterministic
 
 # Graph seed of a deterministic run that names none; any number would do (ours).
 FALLBACK_SEED = 2023

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
 from npu_bridge.graph.variables import VARIABLE_TYPES
-from npu_bridge.options import TrainingOptions, environment
-from npu_bridge.options.errors import say_once
+from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_device_list
 from npu_bridge.options.rank_table import read_rank_table
 

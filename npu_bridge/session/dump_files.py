@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from npu_bridge._files import new_file
+from npu_bridge.base.files import new_file
 
 _LONGEST_NAME = 200  # file systems allow 255 bytes; the ending and a number come on top
 _NAME_CHARACTERS = str.maketrans(dict.fromkeys("./\\ ", "_"))

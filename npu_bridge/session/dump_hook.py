@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from npu_bridge.base.errors import did_you_mean, say_once
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
-from npu_bridge.options.errors import did_you_mean, say_once
 from npu_bridge.options.grammar import parse_dump_step
 from npu_bridge.session.dump_files import write_operators
 from npu_bridge.session.tensor_watch import TensorWatch, places_of

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from npu_bridge.base.tf_internals.sessions import default_session_config
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.reading import ENTRY_NAME
 from npu_bridge.session import determinism
@@ -15,7 +16,6 @@ from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.overflow_hook import OverflowHook
 from npu_bridge.session.profiling import ProfilingHook
 from npu_bridge.session.tailing_hook import TailingHook
-from npu_bridge.tf_internals.sessions import default_session_config
 
 
 def has_entry(session_config: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message
 from npu_bridge.graph.run import Run, run_of
-from npu_bridge.options.errors import message
 
 _OWNER = "EndTogether"
 _NEXT = "hook.next_of(dataset), called where the graph is built"

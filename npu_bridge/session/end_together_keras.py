@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.training import steps_per_execution
 from npu_bridge.session.end_together import check_dataset, with_look_ahead
-from npu_bridge.tf_internals.training import steps_per_execution
 
 _OWNER = "EndTogetherCallback"
 

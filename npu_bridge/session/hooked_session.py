@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge._session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
 from npu_bridge.graph.run import Run, run_of
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals.sessions import summary_operators, summary_writer_initializers
+from npu_bridge.base.tf_internals.sessions import summary_operators, summary_writer_initializers
 
 
 def call_on_host(function: Callable, tensors: Any, after: Any) -> tf.Operation:

@@ -22,15 +22,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge._session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.session_wrapper import Place, Request, SessionEngine, add_engine, find_engine
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.sessions import run_options_buffer
+from npu_bridge.graph.loop import InGraphLoop, NotLoopableError, put_in_loop
 from npu_bridge.graph.run import run_of
 from npu_bridge.options import of_graph
-from npu_bridge.options.errors import message, say_once
-from npu_bridge.precision import one_decision, precision_of_session
-from npu_bridge.rewrite import InGraphLoop, NotLoopableError, put_in_loop
-from npu_bridge.tf_internals.graphs import opened_for_changes
-from npu_bridge.tf_internals.sessions import run_options_buffer
+from npu_bridge.session.precision import one_decision, precision_of_session
 
 _LOG = logger(__name__)
 _KEY = ("npu_bridge", "iteration_ops")  # TensorFlow exports collections with text keys only

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import message
+from npu_bridge.base.terminal import logger
 from npu_bridge.options import JobStart
-from npu_bridge.options.errors import message
 
 _LOG = logger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge._terminal import logger
-from npu_bridge.options import environment
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.sessions import plain_session
 from npu_bridge.session.iterations import train_in_loops
-from npu_bridge.tf_internals.sessions import plain_session
 
 _LOG = logger(__name__)
 tf1 = tf.compat.v1

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import npu_bridge
-from npu_bridge._files import new_file
-from npu_bridge._terminal import logger
+from npu_bridge.base.files import new_file
+from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import plain

@@ -8,8 +8,8 @@ import weakref
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._secondary_files import Secondary
-from npu_bridge._terminal import logger
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.terminal import logger
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_profiling_options
 

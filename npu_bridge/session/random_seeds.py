@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.tf_internals.graphs import (
+from npu_bridge.base.tf_internals.graphs import (
     function_definitions,
     opened_for_changes,
     operator_definition,

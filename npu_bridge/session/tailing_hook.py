@@ -8,13 +8,13 @@ import os
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._files import write_whole
-from npu_bridge._secondary_files import Secondary
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.gradients.tailing import TailingReport, free_the_tail
 from npu_bridge.options import of_graph
-from npu_bridge.options.errors import say_once
-from npu_bridge.rewrite import TailingReport, free_the_tail
-from npu_bridge.tf_internals.graphs import opened_for_changes
 
 _LOG = logger(__name__)
 _KEY = ("npu_bridge", "tailing_report")  # TensorFlow exports collections with text keys only

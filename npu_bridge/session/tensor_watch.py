@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._secondary_files import Secondary
+from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import DumpedTensor, DumpFolder, write_statistics, write_tensors

@@ -1,6 +1,6 @@
 """Scripts in the style of TensorFlow 1 under `npu_device`."""
 
-from npu_bridge._lazy import attributes, submodules
+from npu_bridge.base.lazy import attributes, submodules
 
 __all__ = ["enable_v1", "v1"]
 

@@ -1,6 +1,6 @@
 """The options of `npu_device`: what `global_options()` gives, and the scope for options of a single function."""
 
-from npu_bridge._lazy import attributes, submodules
+from npu_bridge.base.lazy import attributes, submodules
 
 __all__ = ["NpuConfig", "global_options", "npu_config", "run_context", "run_context_options"]
 

@@ -6,8 +6,8 @@ import functools
 import logging
 from typing import Any
 
+from npu_bridge.base.errors import say_once
 from npu_bridge.options import OPTIONS, TrainingOptions
-from npu_bridge.options.errors import say_once
 from npu_bridge.options.reading import read_keywords
 from npu_bridge.options.rules import DEFAULT_PROFILING_OPTIONS
 from npu_device.configs.option_tree import Leaf, OptionTree

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_bridge.options.errors import did_you_mean, message, say_once
+from npu_bridge.base.errors import did_you_mean, message, say_once
 
 
 class Leaf(NamedTuple):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from npu_bridge.options.errors import say_once
+from npu_bridge.base.errors import say_once
 from npu_device.configs.option_tree import Leaf, OptionTree
 
 __all__ = ["RunContextOptions", "npu_run_context"]

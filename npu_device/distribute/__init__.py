@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message
 from npu_bridge.collective.groups import WORLD
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.over_ranks import reduce_all
 from npu_bridge.hccl.checks import Call
-from npu_bridge.options.errors import message
 from npu_device.distribute import hccl, hccl_ops
 
 __all__ = [

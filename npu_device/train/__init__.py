@@ -1,6 +1,6 @@
 """Training with loss scaling: `npu_device.train.optimizer`."""
 
-from npu_bridge._lazy import attributes, submodules
+from npu_bridge.base.lazy import attributes, submodules
 
 __all__ = ["optimizer"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.gradients.keras.optimizer import SCALING_OPTIMIZERS, keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.operators.unavailable import unavailable
-from npu_bridge.options.errors import message
 
 __all__ = ["NpuLossScaleOptimizer"]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import boost
-from npu_bridge.rewrite import batch_norm_patterns as patterns
+from npu_bridge.boost import batch_norm_patterns as patterns
 
 # Layers of TensorFlow 1 warn each time that there are newer ones.
 pytestmark = pytest.mark.filterwarnings("ignore:`tf.layers:UserWarning")

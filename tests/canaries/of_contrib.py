@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/tf_internals/contrib.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/contrib.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.tf_internals import contrib
+from npu_bridge.base.tf_internals import contrib
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1

@@ -1,10 +1,10 @@
-"""Canaries of `npu_bridge/tf_internals/graphs.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/graphs.py`."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from npu_bridge.tf_internals import graphs
+from npu_bridge.base.tf_internals import graphs
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1

@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/horovod_internals.py`."""
+"""Canaries of `npu_bridge/base/horovod_internals.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 
 import tensorflow as tf
 
-from npu_bridge import horovod_internals
+from npu_bridge.base import horovod_internals
 from tests.canaries import RANK_CANARIES, canary_of, expect
 
 

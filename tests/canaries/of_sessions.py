@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/tf_internals/sessions.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/sessions.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from npu_bridge.tf_internals import names, sessions
+from npu_bridge.base.tf_internals import names, sessions
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1

@@ -1,4 +1,4 @@
-"""Canaries of `npu_bridge/tf_internals/training.py`, `names.py` and `inherited.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/training.py`, `names.py` and `inherited.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.tf_internals import names, training
+from npu_bridge.base.tf_internals import names, training
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1

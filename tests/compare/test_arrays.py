@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from npu_bridge.compare import arrays
-from npu_bridge.compare.arrays import Stored, compare_arrays, in_pieces, open_npy
-from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.reporting.compare import arrays
+from npu_bridge.reporting.compare.arrays import Stored, compare_arrays, in_pieces, open_npy
+from npu_bridge.reporting.compare.verdict import CannotTell
 
 
 def saved(path, values, dtype=None):
@@ -120,7 +120,7 @@ def test_files_larger_than_the_memory_are_compared():
     code = """
 import os, resource, sys, tempfile
 import numpy as np
-from npu_bridge.compare.arrays import compare_arrays, open_npy
+from npu_bridge.reporting.compare.arrays import compare_arrays, open_npy
 with tempfile.TemporaryDirectory() as folder:
     for name in "ab":
         with open(f"{folder}/{name}.npy", "wb") as file:

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from npu_bridge.compare.band import band_of, compare_losses, judge
-from npu_bridge.compare.losses import Losses, read_losses, read_repeats
-from npu_bridge.compare.student import t_quantile
-from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.reporting.compare.band import band_of, compare_losses, judge
+from npu_bridge.reporting.compare.losses import Losses, read_losses, read_repeats
+from npu_bridge.reporting.compare.student import t_quantile
+from npu_bridge.reporting.compare.verdict import CannotTell
 from tests.reporting.test_page import write_history
 
 STEPS = 120

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.compare.arrays import in_pieces
-from npu_bridge.compare.checkpoint_files import checkpoints_in, read_checkpoint
-from npu_bridge.compare.events import scalars_of
-from npu_bridge.compare.losses import read_losses
-from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.reporting.compare.arrays import in_pieces
+from npu_bridge.reporting.compare.checkpoint_files import checkpoints_in, read_checkpoint
+from npu_bridge.reporting.compare.events import scalars_of
+from npu_bridge.reporting.compare.losses import read_losses
+from npu_bridge.reporting.compare.verdict import CannotTell
 from npu_bridge.reporting.tensorboard import TensorBoardWriter
 
 tf1 = tf.compat.v1

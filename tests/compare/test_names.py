@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.compare.names import match
+from npu_bridge.reporting.compare.names import match
 
 LAYER = ["x", "conv/Conv2D", "conv/BiasAdd", "conv/Relu", "dense/MatMul", "loss"]
 

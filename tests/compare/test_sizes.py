@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.compare.arrays import open_npy
-from npu_bridge.compare.checkpoint_files import read_checkpoint
-from npu_bridge.compare.checkpoints import compare_checkpoints
-from npu_bridge.compare.sizes import compare_sizes, is_slot, update_sizes
+from npu_bridge.reporting.compare.arrays import open_npy
+from npu_bridge.reporting.compare.checkpoint_files import read_checkpoint
+from npu_bridge.reporting.compare.checkpoints import compare_checkpoints
+from npu_bridge.reporting.compare.sizes import compare_sizes, is_slot, update_sizes
 
 SHAPES = {"layer_0/kernel": [24, 40], "layer_1/kernel": [40, 30], "head/kernel": [30, 10], "head/bias": [10]}
 
@@ -88,7 +88,7 @@ def test_parts_are_the_same_however_a_file_is_read(tmp_path, monkeypatch):
     found = update_sizes(before_file, after_file)
     expected = [np.mean(part.astype(np.float64) ** 2) for part in np.array_split(after - before, 16)]
     np.testing.assert_allclose(found, 0.5 * np.log(expected))
-    monkeypatch.setattr("npu_bridge.compare.arrays._PIECE", 77)
+    monkeypatch.setattr("npu_bridge.reporting.compare.arrays._PIECE", 77)
     np.testing.assert_allclose(update_sizes(before_file, after_file), found)
     assert update_sizes(before_file, before_file) is None and update_sizes(before_file, nan_file) is None
 

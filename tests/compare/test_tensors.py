@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.compare.dumps import Key, read_dumps, read_pairs, write_named
-from npu_bridge.compare.tensors import compare_dumps
-from npu_bridge.compare.verdict import CannotTell
+from npu_bridge.reporting.compare.dumps import Key, read_dumps, read_pairs, write_named
+from npu_bridge.reporting.compare.tensors import compare_dumps
+from npu_bridge.reporting.compare.verdict import CannotTell
 from tests.session.models import session_config
 
 tf1 = tf.compat.v1

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.environment import RESTARTS
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.options.environment import RESTARTS
 from npu_bridge.session import DamagedCheckpointError, check_checkpoint, check_newest_checkpoint
 from tests.holding import leave_by_the_dead
 

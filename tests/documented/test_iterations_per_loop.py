@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_session, util
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
@@ -19,7 +20,6 @@ from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, SetIterati
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.options import with_entry
-from npu_bridge.options.errors import say_once
 from npu_bridge.reporting import History, HistoryHook, ProgressHook
 from npu_bridge.session import steps_per_run
 from tests.reporting.stepping import Clock

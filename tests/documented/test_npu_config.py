@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
 from npu_bridge.options import environment_table, read_run_config, read_session_config, session_config_of, with_entry
-from npu_bridge.options.errors import say_once
 
 FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
 HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import npu_device as npu
-from npu_bridge.options.errors import say_once
-from npu_bridge.precision.rewriter import IMITATION
+from npu_bridge.base.errors import say_once
+from npu_bridge.session.precision.rewriter import IMITATION
 from npu_device.configs.npu_config import WORKING, NpuConfig
 from npu_device.configs.option_tree import OptionTree
 from npu_device.train.optimizer import NpuLossScaleOptimizer

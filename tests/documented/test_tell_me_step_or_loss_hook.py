@@ -5,8 +5,8 @@ import inspect
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.environment import read_variable, write_variable
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
-from npu_bridge.options.environment import read_variable, write_variable
 
 VARIABLES = ("STEP_NOW", "TOTAL_STEP", "LOSS_NOW", "TARGET_LOSS")
 

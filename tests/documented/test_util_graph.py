@@ -8,9 +8,9 @@ import logging
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
-from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 SIGNATURES = {

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge._flat_tensors import joined, mapped, pieces_of, run_of, with_flats
+from npu_bridge.base.flat_tensors import joined, mapped, pieces_of, run_of, with_flats
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer

@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import optimizers, stages
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.npu_init import npu_keras_optimizer
-from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 BEGUN, DROPPED = "begun anew, as the checkpoint has none: ", "dropped, as nothing here uses it: "

@@ -20,7 +20,7 @@ import sys
 
 import pytest
 
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch import cli
 from tests.examples.commands import run_warm
 from tests.launch.launching import needs_horovod

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge.base.install import INSTALL_HOROVOD
 from tests.reporting.chromium import assert_page
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent

@@ -17,6 +17,7 @@ import click.testing
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base import environment
 from npu_bridge.collective.measured_split import VARIABLE
 from npu_bridge.launch.compare import compare
 from npu_bridge.launch.errors import LaunchError
@@ -24,7 +25,6 @@ from npu_bridge.launch.job.hosts import plan_job
 from npu_bridge.launch.predict.command import plan
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.report import report
-from npu_bridge.options import environment
 from tests.launch.test_hosts import write_table
 from tests.reporting.test_page import write_history
 

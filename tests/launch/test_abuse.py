@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from npu_bridge._terminal import in_line, visible
+from npu_bridge.base.terminal import in_line, visible
 from npu_bridge.launch import cli
 from tests.launch.launching import LIMIT_SECS, ROOT, npu_run, write_script
 from tests.reporting.test_page import write_history

@@ -56,9 +56,9 @@ def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path, small_disk):  # noqa
 
 
 def test_a_log_that_was_full_for_long_says_how_much_is_missing(tmp_path, small_disk, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("npu_bridge._secondary_files._PAUSE_SECS", 0.0)
-    monkeypatch.setattr("npu_bridge._secondary_files._LONGEST_PAUSE_SECS", 0.0)
-    monkeypatch.setattr("npu_bridge._secondary_files._KEPT_BYTES", 10_000)
+    monkeypatch.setattr("npu_bridge.base.secondary_files._PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge.base.secondary_files._LONGEST_PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge.base.secondary_files._KEPT_BYTES", 10_000)
     said = []
     small_disk.fill()
     log = RankLog(small_disk.path / "logs", 0, "title", said.append)  # in a folder that cannot be made yet

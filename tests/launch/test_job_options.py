@@ -9,7 +9,7 @@ import termios
 
 import pytest
 
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch import cli
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan

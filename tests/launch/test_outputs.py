@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from npu_bridge import _held_folders
-from npu_bridge._files import NotOursError
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base import held_folders
+from npu_bridge.base.files import NotOursError
+from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.bisect import bisect
 from npu_bridge.launch.cli import run_script
 from npu_bridge.launch.compare import compare
@@ -188,7 +188,7 @@ def tree_of(folder):
 
 HOLD = """
 import sys
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base.own_folders import own_folder
 with own_folder(sys.argv[1], "npu-run", "x"), own_folder(sys.argv[2], "npu-run record", "x"), \\
      own_folder(sys.argv[3], "npu-run replay", "x"), own_folder(sys.argv[4], "npu-run bisect", "x"), \\
      own_folder(sys.argv[5], "npu-run compare", "x"):
@@ -414,7 +414,7 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base.own_folders import own_folder
 with own_folder(sys.argv[1], "npu-run record", "--out") as own:
     os.mkdir(os.path.join(own.path, "rank_0"))
     open(os.path.join(own.path, "rank_0", "record.json"), "w").close()
@@ -428,7 +428,7 @@ def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypa
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.run([sys.executable, "-c", KILLED, folder], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
-    monkeypatch.setattr(_held_folders, "BEAT_SECS", 0.05)  # that much later it may be the command's last word
+    monkeypatch.setattr(held_folders, "BEAT_SECS", 0.05)  # that much later it may be the command's last word
     time.sleep(0.1)
     (folder / "rank_0" / "notes.txt").write_text("mine")
     for _ in range(2):

@@ -10,8 +10,8 @@ import urllib.request
 
 import pytest
 
-from npu_bridge import _key_value_server
-from npu_bridge._key_value_server import KeyValueServer, host_of, secret_of
+from npu_bridge.collective import key_value_server
+from npu_bridge.collective.key_value_server import KeyValueServer, host_of, secret_of
 from tests.launch.launching import needs_horovod, npu_run, wait_for, write_script
 
 
@@ -87,7 +87,7 @@ def test_a_stranger_gets_no_answer_leaves_no_trace_and_is_counted(server, capfd)
 
 
 def test_a_stranger_who_says_nothing_is_not_waited_for_long(server, monkeypatch):
-    monkeypatch.setattr(_key_value_server, "_HEAD_SECS", 0.2)
+    monkeypatch.setattr(key_value_server, "_HEAD_SECS", 0.2)
     location = server.listen("127.0.0.1")
     with socket.create_connection(("127.0.0.1", location.port), timeout=20) as stranger:
         assert stranger.recv(1) == b""
@@ -95,8 +95,8 @@ def test_a_stranger_who_says_nothing_is_not_waited_for_long(server, monkeypatch)
 
 
 def test_what_a_member_may_store_is_bounded_too(server, monkeypatch):
-    monkeypatch.setattr(_key_value_server, "_VALUE_BYTES", 1000)
-    monkeypatch.setattr(_key_value_server, "_STORE_BYTES", 2500)
+    monkeypatch.setattr(key_value_server, "_VALUE_BYTES", 1000)
+    monkeypatch.setattr(key_value_server, "_STORE_BYTES", 2500)
     location = server.listen("127.0.0.1")
     for _ in range(5):  # what is replaced is not counted twice
         ask(location, "a/0", "PUT", b"x" * 1000)

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from npu_bridge._own_folders import own_folder
+from npu_bridge.base import environment
+from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.timeline import Recording, take_recording
-from npu_bridge.options import environment
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 PLAIN_SESSION = """

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.errors import say_once
 from npu_bridge.estimator import npu_aicore_ops, npu_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
-from npu_bridge.options.errors import say_once
 
 tf1 = tf.compat.v1
 ONES = np.ones([100, 100], np.float32)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from npu_bridge.options import environment, environment_table
-from npu_bridge.options.errors import say_once
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
+from npu_bridge.options import environment_table
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import npu_bridge
-from npu_bridge.options import environment, read_session_config
-from npu_bridge.options.environment import Launched
+from npu_bridge.base import environment
+from npu_bridge.base.environment import Launched
+from npu_bridge.options import read_session_config
 from npu_bridge.options.environment_table import VARIABLES
 
 

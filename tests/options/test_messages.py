@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.errors import LONGEST_MESSAGE, message, shortened, shown
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import OPTIONS, read_session_config
-from npu_bridge.options.errors import LONGEST_MESSAGE, message, shortened, shown
 from npu_bridge.options.table import RUN_CONFIG, SESSION
 
 LONG_TEXT = "x=1|" * 5000

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from npu_bridge.precision import kernels
-from npu_bridge.precision.accelerate import VARIABLES
-from npu_bridge.precision.rewriter import IMITATION
+from npu_bridge.session.precision import kernels
+from npu_bridge.session.precision.accelerate import VARIABLES
+from npu_bridge.session.precision.rewriter import IMITATION
 from tests.precision.small_models import Dense, dtypes_of, precision_of, remember_speed, run_with_graph, session_of
 
 

@@ -8,8 +8,9 @@ import json
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.options import environment, read_session_config, with_entry
-from npu_bridge.precision import Precision, attach, kernels
+from npu_bridge.base import environment
+from npu_bridge.options import read_session_config, with_entry
+from npu_bridge.session.precision import Precision, attach, kernels
 
 tf1 = tf.compat.v1
 MATRIX_KERNELS = ("MatMul", "Conv2D")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npu_bridge.options import AccelerateTrainMode, parse_accelerate_train_mode
-from npu_bridge.precision.accelerate import (
+from npu_bridge.session.precision.accelerate import (
     Progress,
     describe,
     judge,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.precision import modes, policy_of_last_step
-from npu_bridge.precision.functions import follow
+from npu_bridge.session.precision import modes, policy_of_last_step
+from npu_bridge.session.precision.functions import follow
 from tests.launch.launching import needs_horovod, npu_run, write_script
 from tests.precision.small_models import Dense, precision_of, session_of
 
@@ -17,7 +17,7 @@ SCRIPT = """
     import json, logging
     import numpy as np
     import tensorflow as tf
-    from npu_bridge import precision
+    from npu_bridge.session import precision
     from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
     from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
     from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer

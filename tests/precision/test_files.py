@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npu_bridge.precision.mixlist import read_mixlist
-from npu_bridge.precision.operator_dtypes import read_operator_dtypes
+from npu_bridge.session.precision.mixlist import read_mixlist
+from npu_bridge.session.precision.operator_dtypes import read_operator_dtypes
 
 
 @pytest.fixture

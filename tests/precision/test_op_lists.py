@@ -7,15 +7,15 @@ import json
 import pytest
 import tensorflow as tf
 
-from npu_bridge.precision import (
+from npu_bridge.session.precision import (
     OpLists,
     register_float_function,
     register_half_function,
     register_promote_function,
 )
-from npu_bridge.precision.mixlist import read_mixlist
-from npu_bridge.precision.op_lists import registered
-from npu_bridge.precision.operator_dtypes import read_operator_dtypes
+from npu_bridge.session.precision.mixlist import read_mixlist
+from npu_bridge.session.precision.op_lists import registered
+from npu_bridge.session.precision.operator_dtypes import read_operator_dtypes
 from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge.options import environment
-from npu_bridge.precision import ORIGINAL, Policy, attach, builds_of, policy_of_last_step
+from npu_bridge.base import environment
+from npu_bridge.session.precision import ORIGINAL, Policy, attach, builds_of, policy_of_last_step
 from tests.precision.small_models import (
     Dense,
     dtypes_of,

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_bridge.options import AccelerateTrainMode, environment
-from npu_bridge.precision.switch import Switch
+from npu_bridge.base import environment
+from npu_bridge.options import AccelerateTrainMode
+from npu_bridge.session.precision.switch import Switch
 
 GOALS = {"step": ("TOTAL_STEP", "10"), "loss": ("TARGET_LOSS", "2.0")}
 NOWS = {"step": "STEP_NOW", "loss": "LOSS_NOW"}

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base import environment
 from npu_bridge.estimator.npu import npu_session
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_hook import TellMeStepOrLossHook
-from npu_bridge.options import environment, with_entry
+from npu_bridge.options import with_entry
 from tests.precision.small_models import Dense, dtypes_of, tf1
 from tests.training import assert_same_bits
 

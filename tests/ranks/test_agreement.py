@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import environment
 from npu_bridge.collective import groups
 from npu_bridge.collective.agreement import RanksDisagreeError
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
@@ -17,7 +18,6 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline
-from npu_bridge.options import environment
 from tests.training import in_graph
 
 tf1 = tf.compat.v1

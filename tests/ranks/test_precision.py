@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npu_bridge import collective
+from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.options import environment
 from tests.precision.small_models import (
     Dense,
     dtypes_of,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from npu_bridge import collective
-from npu_bridge.options import errors
+from npu_bridge.base import errors
 from tests.stage_sets import SETS, assert_settled, kinds_of, training
 
 STOP, END = 4, 8  # inside a window of three

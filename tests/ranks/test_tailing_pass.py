@@ -18,8 +18,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
-from npu_bridge.rewrite import free_the_tail
-from npu_bridge.rewrite.report import NO_GRADIENTS
+from npu_bridge.gradients.tailing import free_the_tail
+from npu_bridge.gradients.tailing.report import NO_GRADIENTS
 from npu_bridge.session.tailing_hook import TailingHook, report_of
 from tests.ranks.ways import control_flow
 from tests.rewrite.waiting import computed_from, is_update, nodes_of_run, waiting_for

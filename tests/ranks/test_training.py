@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_hook import broadcast_global_variables
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
@@ -19,7 +20,6 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     npu_distributed_optimizer_wrapper,
 )
 from npu_bridge.gradients import AllReduce, LossScaling, OverflowCheck, Pipeline, collections
-from npu_bridge.options import environment
 from npu_bridge.reporting import LossScaleCollapseError, LossScaleCollapseHook
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 

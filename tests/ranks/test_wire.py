@@ -9,15 +9,15 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import say_once
 from npu_bridge.collective import wire
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.gradients import collections
+from npu_bridge.gradients.tailing import free_the_tail
+from npu_bridge.gradients.tailing.transfers import find_transfers
 from npu_bridge.npu_init import npu_keras_optimizer
-from npu_bridge.options.errors import say_once
-from npu_bridge.rewrite import free_the_tail
-from npu_bridge.rewrite.transfers import find_transfers
 from tests.training import OPTIMIZERS, assert_all_finite, assert_same_bits, in_graph, token_batches, train
 
 tf1 = tf.compat.v1
@@ -169,7 +169,7 @@ class _Said(logging.Handler):
 
 def said_of_drops(way):
     """On a rank: what is said in four steps, of which the third and the fourth do not fit; the variable after each."""
-    said, log = _Said(), logging.getLogger("npu_bridge.options.errors")
+    said, log = _Said(), logging.getLogger("npu_bridge.base.errors")
     say_once.cache_clear()
     log.addHandler(said)
     try:

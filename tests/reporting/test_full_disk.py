@@ -7,14 +7,14 @@ import json
 
 import tensorflow as tf
 
-from npu_bridge.compare.events import scalars_of
+from npu_bridge.launch.trials.record import RecordSteps
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
+from npu_bridge.reporting.compare.events import scalars_of
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.hooked_session import WatchOfTraining
 from npu_bridge.session.profiling import ProfilingHook
-from npu_bridge.trials.record import RecordSteps
 from tests.reporting.stepping import run_steps
 from tests.session.models import session_config
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
@@ -44,8 +44,8 @@ class FailingWriter:
 
 
 def test_training_goes_on_and_writes_again_when_there_is_room(tmp_path, small_disk, caplog, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("npu_bridge._secondary_files._PAUSE_SECS", 0.0)
-    monkeypatch.setattr("npu_bridge._secondary_files._LONGEST_PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge.base.secondary_files._PAUSE_SECS", 0.0)
+    monkeypatch.setattr("npu_bridge.base.secondary_files._LONGEST_PAUSE_SECS", 0.0)
     (small_disk.path / "dump").mkdir()
     disk, writer, done = small_disk.path, FailingWriter(), []
     options = read_session_config(session_config(enable_dump=True, dump_path=str(disk / "dump"), dump_mode="output"))

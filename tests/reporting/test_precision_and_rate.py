@@ -14,8 +14,8 @@ from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.collections import LEARNING_RATE
-from npu_bridge.precision import PrecisionSummaryHook
 from npu_bridge.reporting import ProgressHook
+from npu_bridge.session.precision import PrecisionSummaryHook
 from tests.reporting.stepping import Clock
 from tests.training import OPTIMIZERS, TwoLayers, tf1, token_batches
 

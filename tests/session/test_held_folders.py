@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from npu_bridge import _held_folders
-from npu_bridge._held_folders import FolderHeldError, hold_folder
+from npu_bridge.base import held_folders
+from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
 from npu_bridge.session import ModelDirInUseError, hold_model_dir
@@ -64,7 +64,7 @@ def test_one_process_holds_it_as_often_as_it_likes(tmp_path):
 
 RACE = """
 import os, random, signal, sys, time
-from npu_bridge._held_folders import FolderHeldError, hold_folder
+from npu_bridge.base.held_folders import FolderHeldError, hold_folder
 folder, number = sys.argv[1], int(sys.argv[2])
 inside = os.path.join(folder, "inside")
 draw = random.Random(number)
@@ -102,8 +102,8 @@ def test_of_many_at_once_one_has_it_also_when_holders_are_killed(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(_held_folders, "SILENT_SECS", 0.6)
-    monkeypatch.setattr(_held_folders, "_POLL_SECS", 0.02)
+    monkeypatch.setattr(held_folders, "SILENT_SECS", 0.6)
+    monkeypatch.setattr(held_folders, "_POLL_SECS", 0.02)
 
 
 def write_lock(folder, **facts):
@@ -156,8 +156,8 @@ def test_a_lock_that_says_nothing_is_judged_by_its_age(text, tmp_path, quick):
 
 
 def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(_held_folders, "BEAT_SECS", 0.05)
-    monkeypatch.setattr(_held_folders._HELD, "_thread", None)
+    monkeypatch.setattr(held_folders, "BEAT_SECS", 0.05)
+    monkeypatch.setattr(held_folders._HELD, "_thread", None)
     with take(tmp_path) as hold:
         os.utime(tmp_path / LOCK, (0, 0))
         while os.stat(tmp_path / LOCK).st_mtime == 0:
@@ -173,7 +173,7 @@ def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypat
 def test_ranks_of_one_job_do_not_refuse_each_other(tmp_path, monkeypatch):
     write_lock(tmp_path, host="elsewhere", job="10.0.0.1:1234")
     with pytest.MonkeyPatch.context() as other_job:
-        other_job.setattr(_held_folders, "SILENT_SECS", 0.0)  # else it would be waited for
+        other_job.setattr(held_folders, "SILENT_SECS", 0.0)  # else it would be waited for
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234")
     with take(tmp_path) as hold:

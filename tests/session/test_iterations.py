@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_hook import SetIterationsVarHook
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.graph_mode import classic_control_flow
-from npu_bridge.rewrite import NotLoopableError, put_in_loop
+from npu_bridge.graph.loop import NotLoopableError, put_in_loop
 from npu_bridge.session import iterations, name_step
 from npu_bridge.session.iterations import CALLER, POOL, LoopThreads
 from tests.training import OPTIMIZERS, assert_same_bits

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 import npu_bridge
-from npu_bridge._session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 
 tf1 = tf.compat.v1
 

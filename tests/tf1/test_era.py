@@ -8,8 +8,8 @@ import types
 import pytest
 import tensorflow as tf
 
-from npu_bridge.tf1.era import evidence_of
-from npu_bridge.tf1.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.era import evidence_of
+from tensorflow1_compat.eras import ONLY_1, ONLY_2
 
 OF_1 = {
     "placeholder": "import tensorflow as tf\nx = tf.placeholder(tf.float32)",

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from npu_bridge.trials.search import Operator, OutOfRuns, smallest_kept
+from npu_bridge.launch.trials.search import Operator, OutOfRuns, smallest_kept
 
 TYPES = ("MatMul", "Add", "Softmax", "Exp", "Mean", "Mul")
 

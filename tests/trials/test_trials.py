@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from npu_bridge.trials.trial import SEED, Trial
+from npu_bridge.launch.trials.trial import SEED, Trial
 from tests.trials.running import losses_in, write_script
 
 # Nothing has a seed, the loss is in no collection, and there is no global step.
@@ -92,7 +92,7 @@ def test_initial_weights_are_rounded_otherwise(trials, tmp_path):
 
 
 def test_a_rounding_is_one_step_of_the_dtype_at_most():
-    from npu_bridge.trials.hooks import rounded_otherwise
+    from npu_bridge.launch.trials.hooks import rounded_otherwise
 
     for dtype in (np.float32, np.float64, np.float16):
         value = np.array([0.0, 1.0, -2.5, 1e-3, 6e4] * 40, dtype)

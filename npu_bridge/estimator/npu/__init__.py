@@ -1,6 +1,6 @@
 """Run configuration, estimator, optimizers, loss-scale managers and hooks, each in the module its page names."""
 
-from npu_bridge._lazy import attributes, submodules
+from npu_bridge.base.lazy import attributes, submodules
 
 __all__ = [
     "keras_to_npu",

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from npu_bridge import collective
+from npu_bridge.base.errors import shown
 from npu_bridge.options import OPTIONS
-from npu_bridge.options.errors import shown
 from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import usable_directory
 from npu_bridge.options.table import IN_OBJECT

@@ -7,10 +7,10 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, shown
+from npu_bridge.base.tf_internals.training import is_graph_network, model_function, warm_start_settings
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, resolve_model_dir
-from npu_bridge.options.errors import message, shown
-from npu_bridge.tf_internals.training import is_graph_network, model_function, warm_start_settings
 
 __all__ = ["model_to_npu_estimator"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.estimator.npu.checks import check_root_rank
-from npu_bridge.tf_internals.training import create_all_weights
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 

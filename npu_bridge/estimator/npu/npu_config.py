@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge import collective, precision
+from npu_bridge import collective
+from npu_bridge.base.tf_internals.training import distribute_config
 from npu_bridge.options import construction, read_run_config, session_config_of
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
+from npu_bridge.session import precision
 from npu_bridge.session.determinism import seed_of
 from npu_bridge.session.devices import variables_on_host
-from npu_bridge.tf_internals.training import distribute_config
 
 __all__ = [
     "DumpConfig",

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.operators import recurrent
 from npu_bridge.operators.recurrent import GATE_ORDERS, GruRule, GruWeights
 from npu_bridge.operators.unavailable import not_available
-from npu_bridge.options.errors import message
 
 __all__ = ["DynamicAUGRU", "DynamicGRUV2", "DynamicRNN"]
 

@@ -13,7 +13,9 @@ import tempfile
 import tensorflow as tf
 
 from npu_bridge import collective, session
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import did_you_mean, message, say_once
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -25,8 +27,6 @@ from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.resuming import only_present
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
 from npu_bridge.options import read_job_start, read_run_config
-from npu_bridge.options.errors import did_you_mean, message, say_once
-from npu_bridge.precision import Precision, PrecisionHook, PrecisionSummaryHook
 from npu_bridge.reporting import (
     HistoryHook,
     LossScaleCollapseHook,
@@ -40,7 +40,7 @@ from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import make_room_for
-from npu_bridge.tf_internals.training import checkpoint_interval, log_step_count_steps
+from npu_bridge.session.precision import Precision, PrecisionHook, PrecisionSummaryHook
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 

@@ -10,7 +10,10 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from npu_bridge import collective
 from npu_bridge import session as effects
-from npu_bridge._terminal import logger
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.sessions import is_closed
+from npu_bridge.base.tf_internals.training import session_config, set_session_config
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
@@ -18,10 +21,8 @@ from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, chec
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copies_of
-from npu_bridge.options import environment, read_session_config
+from npu_bridge.options import read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
-from npu_bridge.tf_internals.sessions import is_closed
-from npu_bridge.tf_internals.training import session_config, set_session_config
 
 __all__ = [
     "close_session",

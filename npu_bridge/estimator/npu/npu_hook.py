@@ -10,12 +10,11 @@ from typing import Any, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.terminal import logger
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
-from npu_bridge.options.errors import say_once
-from npu_bridge.precision.progress_variables import ProgressVariablesHook
 from npu_bridge.session import (
     CarefulSaver,
     CheckpointNotSavedError,
@@ -26,6 +25,7 @@ from npu_bridge.session import (
     remove_leftovers,
     space_for,
 )
+from npu_bridge.session.precision.progress_variables import ProgressVariablesHook
 
 __all__ = [
     "NPUBroadcastGlobalVariablesHook",

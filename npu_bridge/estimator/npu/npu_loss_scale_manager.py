@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.errors import KnownKeywords, message, shown
+from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.loss_scale_rule import (
     LARGEST_SCALE,
@@ -21,8 +23,6 @@ from npu_bridge.gradients.loss_scale_rule import (
     scale_variable,
     write_values,
 )
-from npu_bridge.options.errors import KnownKeywords, message, shown
-from npu_bridge.tf_internals.graphs import current_control_flow_context
 
 __all__ = ["ExponentialUpdateLossScaleManager", "FixedLossScaleManager", "LossScaleManager"]
 

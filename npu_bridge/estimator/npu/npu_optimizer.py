@@ -8,7 +8,8 @@ import logging
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
+from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
@@ -22,7 +23,6 @@ from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
 from npu_bridge.gradients.recipe import pipeline_of
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
-from npu_bridge.options.errors import message, say_once, shown, unknown_keyword
 
 __all__ = [
     "KerasDistributeOptimizer",

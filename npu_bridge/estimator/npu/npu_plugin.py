@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.estimator.npu.checks import check_bool_type
 from npu_bridge.operators.unavailable import unavailable
 from npu_bridge.options import OPTIONS
-from npu_bridge.options.errors import message, say_once
 from npu_bridge.options.reading import read_keywords
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.options.errors import message
+from npu_bridge.base.errors import message
 
 __all__ = ["npu_dynamic_rnn"]
 

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
+from npu_bridge.base.tf_internals.graphs import attributes_of_new_operators
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
-from npu_bridge.options.errors import message, shown
-from npu_bridge.precision import KEEP_DTYPE
-from npu_bridge.tf_internals.graphs import attributes_of_new_operators
+from npu_bridge.session.precision import KEEP_DTYPE
 
 __all__ = [
     "disable_autofuse",

@@ -20,12 +20,12 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import session as effects
+from npu_bridge.base.environment import imposed_options
+from npu_bridge.base.tf_internals.sessions import mark_as_not_begun
 from npu_bridge.gradients.training_apart import watch_sessions
 from npu_bridge.options import of_graph, read_session_config
-from npu_bridge.options.environment import imposed_options
-from npu_bridge.precision import Precision, attach
 from npu_bridge.session.devices import check_placement
-from npu_bridge.tf_internals.sessions import mark_as_not_begun
+from npu_bridge.session.precision import Precision, attach
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]
 

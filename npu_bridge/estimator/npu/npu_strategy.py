@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.options.errors import message, shown
+from npu_bridge.base.errors import message, shown
 
 __all__ = ["NPUStrategy"]
 

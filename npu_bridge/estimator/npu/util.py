@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge import precision
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, say_once, shown
 from npu_bridge.estimator.npu.checks import (
     check_aoe_mode,
     check_bool_type,
@@ -21,9 +22,7 @@ from npu_bridge.estimator.npu.checks import (
     format_string,
 )
 from npu_bridge.estimator.npu.npu_config import ExperimentalConfig
-from npu_bridge.options import environment
-from npu_bridge.options.errors import message, say_once, shown
-from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step
+from npu_bridge.session import create_loop_variables, load_loop_variables, loop_variable, name_step, precision
 
 __all__ = [
     "IterationPerLoop",

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
-from npu_bridge.options.errors import message
 
 # How Keras 2.15 refuses a loss that is a tensor, in both generations, and how its current one names its step counter.
 _REFUSAL = "`tape` is required"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.keras.shared import LossScaleMixin, PipelineMixin, delegated
-from npu_bridge.tf_internals.training import compute_legacy_gradients, create_all_weights, scope_of_variables
 
 _Base = tf.keras.optimizers.legacy.Optimizer
 # In a TF 1 graph Keras asks for this very class when it decides whether a mixed_float16 model needs loss scaling.

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.inner import is_distributed
 from npu_bridge.gradients.keras.current import CurrentLossScaleOptimizer, CurrentPipelineOptimizer
 from npu_bridge.gradients.keras.legacy import LegacyLossScaleOptimizer, LegacyPipelineOptimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.keras.shared import PipelineMixin
-from npu_bridge.options.errors import message
 
 PIPELINE_OPTIMIZERS = (LegacyPipelineOptimizer, CurrentPipelineOptimizer)
 SCALING_OPTIMIZERS = (LegacyLossScaleOptimizer, CurrentLossScaleOptimizer)

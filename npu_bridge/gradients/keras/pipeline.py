@@ -10,6 +10,9 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
+from npu_bridge.base.tf_internals.training import model_in_training, steps_per_execution
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import building_graph
@@ -18,9 +21,6 @@ from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.order import name_of
 from npu_bridge.gradients.pipeline import Pipeline
 from npu_bridge.gradients.stage import Step
-from npu_bridge.options.errors import message, say_once
-from npu_bridge.tf_internals.graphs import is_compiled_by_xla
-from npu_bridge.tf_internals.training import model_in_training, steps_per_execution
 
 
 class KerasPipeline:

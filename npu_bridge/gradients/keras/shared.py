@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._plain_config import plain
+from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tf_internals.training import delegating_trackable, track
 from npu_bridge.gradients.backward_passes import BackwardPasses
 from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, mark_as_distributed
@@ -19,7 +20,6 @@ from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.pipeline import variables_of
 from npu_bridge.gradients.stages.overflow import SkipRecord
 from npu_bridge.gradients.step_report import KeptReport, StepReport
-from npu_bridge.tf_internals.training import delegating_trackable, track
 
 _OWN_ATTRIBUTES = ("_optimizer", "_trackable", "_settings", "_pipeline", "_state", "_averages_over_ranks")
 

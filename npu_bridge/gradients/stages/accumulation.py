@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, nothing_like, parts_of, rebuilt, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.several_scales import judge
 from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 from npu_bridge.gradients.stages.all_reduce import readiness_of
-from npu_bridge.options.errors import message, shown
 
 _REDUCTIONS = ("mean", "sum")
 _MOMENTS = ("window", "batch")

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import check_count, message, say_once, shown
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
@@ -15,7 +16,6 @@ from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_r
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
-from npu_bridge.options.errors import check_count, message, say_once, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

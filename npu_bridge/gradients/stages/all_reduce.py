@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._terminal import logger
+from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
 from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of

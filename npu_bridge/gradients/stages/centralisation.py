@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, say_once, shown
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import message, say_once, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_in_order, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
-from npu_bridge.options.errors import message, shown
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

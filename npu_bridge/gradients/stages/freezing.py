@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.arithmetic import nothing_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
 from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
 from npu_bridge.gradients.stopped_backward import stop_backward
-from npu_bridge.options.errors import message
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

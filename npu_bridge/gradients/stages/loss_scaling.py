@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.several_scales import add_loss, fine_scales, scale_in_common
 from npu_bridge.gradients.stage import Stage, Step
-from npu_bridge.options.errors import message, say_once
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that each manager was used in first
 

@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge._flat_tensors import with_flats
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.flat_tensors import with_flats
+from npu_bridge.base.tf_internals.graphs import is_compiled_by_xla
 from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
@@ -18,8 +20,6 @@ from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stand_ins import is_narrow
 from npu_bridge.gradients.step_report import KeptReport
 from npu_bridge.graph.operators import sources_among
-from npu_bridge.options.errors import say_once
-from npu_bridge.tf_internals.graphs import is_compiled_by_xla
 
 # The name under which the NPU stack's documentation and scripts know the decision.
 _FETCHED_NAME = "overflow_status_reduce_all"

@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import check_count, message
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import Stage, called_too_early
 from npu_bridge.gradients.stages.all_reduce import description_of
 from npu_bridge.gradients.start_values import watch_graph
-from npu_bridge.options.errors import check_count, message
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")

@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, say_once, shown
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, replace_gradients, static_bytes
 from npu_bridge.gradients.stages.clipping import positive
-from npu_bridge.options.errors import message, say_once, shown
 
 # Gradients of so many values are sampled, every so manyth value, unless more than such a share is sent.
 _SAMPLED_SIZE, _SAMPLED_EVERY, _SAMPLED_DENSITY = 2**14, 32, 0.1

@@ -7,13 +7,13 @@ import sys
 
 import click
 
+from npu_bridge.base.environment import read_variable, write_variable
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
 from npu_bridge.launch.doctor.ranks import Trial, horovod_section, run_trial
 from npu_bridge.launch.table import PlainConsole
-from npu_bridge.options.environment import read_variable, write_variable
 
 __all__ = ["doctor", "examine"]
 

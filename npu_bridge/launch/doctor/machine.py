@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from npu_bridge._inventory import installed_version, machine_rows, version_rows
+from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.launch.doctor.page import Problem, Section
 
 __all__ = ["machine_section", "versions_section"]

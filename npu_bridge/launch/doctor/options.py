@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from npu_bridge.base import environment
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.job.hosts import is_this_machine
-from npu_bridge.options import OPTIONS, environment, read_run_config
+from npu_bridge.options import OPTIONS, read_run_config
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from npu_bridge._terminal import in_line
+from npu_bridge.base.terminal import in_line
 from npu_bridge.launch.table import print_table, print_text
 
 __all__ = ["Page", "Problem", "Section", "print_page"]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_bridge._install import INSTALL_HOROVOD
+from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.doctor.trial import MARK
 

@@ -9,7 +9,7 @@ import importlib.util
 import json
 from typing import Any, Callable
 
-from npu_bridge.options.environment import probable_rank
+from npu_bridge.base.environment import probable_rank
 
 __all__ = ["MARK", "main"]
 

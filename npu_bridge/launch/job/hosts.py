@@ -9,9 +9,9 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from npu_bridge._reading import read_text
+from npu_bridge.base import environment
+from npu_bridge.base.reading import read_text
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.options import environment
 from npu_bridge.options.rank_table import MOST_RANKS, RankTable, read_rank_table
 
 __all__ = ["MOST_RANKS_OF_A_HOST", "Plan", "is_this_machine", "plan_job"]

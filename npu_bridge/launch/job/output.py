@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from npu_bridge._secondary_files import GrowingFile, Secondary, reason_of
+from npu_bridge.base.secondary_files import GrowingFile, Secondary, reason_of
 from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]

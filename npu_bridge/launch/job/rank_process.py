@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Callable
 
-from npu_bridge._machine import usable_cores
+from npu_bridge.base.machine import usable_cores
 
 __all__ = ["RankProcess", "rank_command", "rank_defaults", "unregister_closed"]
 

@@ -7,13 +7,12 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from npu_bridge import horovod_internals
-from npu_bridge._install import INSTALL_HOROVOD
-from npu_bridge._key_value_server import KeyValueServer
+from npu_bridge.base import environment, horovod_internals
+from npu_bridge.base.install import INSTALL_HOROVOD
+from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, is_this_machine
 from npu_bridge.launch.remote.address import address_towards, interface_of
-from npu_bridge.options import environment
 
 __all__ = ["Slot", "open_slots"]
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from npu_bridge._key_value_server import KeyValueServer
-from npu_bridge._terminal import silence, visible
+from npu_bridge.base.terminal import silence, visible
+from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.first_failure import (
     SECONDARY_GRACE_SECS,

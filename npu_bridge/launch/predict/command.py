@@ -6,8 +6,8 @@ import json
 
 import click
 
-from npu_bridge._reading import read_json
-from npu_bridge._terminal import echo, json_text
+from npu_bridge.base.reading import read_json
+from npu_bridge.base.terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
 from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
 from npu_bridge.launch.errors import LaunchError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from npu_bridge._reading import read_json
+from npu_bridge.base import environment
+from npu_bridge.base.reading import read_json
 from npu_bridge.collective.measured_split import VARIABLE, Speeds
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.options import environment
 
 __all__ = ["announce_split"]
 

@@ -11,9 +11,9 @@ import functools
 import types
 from typing import Any, Callable
 
-from npu_bridge._after_import import when_loaded
-from npu_bridge.tf_internals.names import KERAS_MODEL_MODULES
-from npu_bridge.tf_internals.sessions import put_around_sessions
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import KERAS_MODEL_MODULES
+from npu_bridge.base.tf_internals.sessions import put_around_sessions
 
 __all__ = ["watch_input"]
 
@@ -84,7 +84,7 @@ class _Watch:
 def _global_step(session: Any, otherwise: int) -> int:
     import tensorflow as tf
 
-    from npu_bridge.tf_internals.sessions import run_quietly
+    from npu_bridge.base.tf_internals.sessions import run_quietly
 
     with contextlib.suppress(Exception):  # the session may be closing, and the counter be none
         counter = tf.compat.v1.train.get_global_step(session.graph)

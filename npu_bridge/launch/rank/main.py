@@ -2,7 +2,7 @@
 
 Fills in the rank variables that scripts read, then runs the script the way `python script.py args...` does:
 as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A script of TensorFlow 1 sees TensorFlow 1.15
-(`npu_bridge.tf1`). TensorFlow is not imported here.
+(`tensorflow1_compat`). TensorFlow is not imported here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 import types
 from typing import Any
 
+from npu_bridge.base.environment import Launched, fill_rank_variables, launched, write_variable
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
 from npu_bridge.launch.rank.report import report_of, script_frames
 from npu_bridge.launch.source_choice import SourceChoice, take_choice
 from npu_bridge.launch.timeline import record_sessions, take_recording
 from npu_bridge.launch.trial import take_trial
-from npu_bridge.options.environment import Launched, fill_rank_variables, launched, write_variable
-from npu_bridge.trials.start import begin_trial
+from npu_bridge.launch.trials.start import begin_trial
 
 __all__ = ["main"]
 
@@ -93,7 +93,7 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     if choice.enter(script, rank):
-        from npu_bridge.tf1.source import compile_source, prepare_namespace
+        from tensorflow1_compat.source import compile_source, prepare_namespace
 
         prepare_namespace(module.__dict__)
     else:

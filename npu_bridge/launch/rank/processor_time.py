@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from npu_bridge._after_import import after_import
-from npu_bridge.horovod_internals import BASICS_MODULE, change_init
+from npu_bridge.base.after_import import after_import
+from npu_bridge.base.horovod_internals import BASICS_MODULE, change_init
 
 __all__ = ["name_horovods_threads", "processor_secs"]
 

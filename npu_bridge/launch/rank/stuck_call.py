@@ -16,8 +16,8 @@ import types
 from typing import Any
 
 import npu_bridge
+from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
 from npu_bridge.launch.rank.processor_time import processor_secs
-from npu_bridge.tf_internals.names import INPUT_OF_ESTIMATOR
 
 __all__ = ["MainThreadSampler"]
 

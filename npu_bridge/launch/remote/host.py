@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npu_bridge._terminal import visible
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import visible
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.output import JointStream
 from npu_bridge.launch.job.watched_rank import WatchedRank
 from npu_bridge.launch.remote.keeper import LIFE_SIGN_SECS
-from npu_bridge.options import environment
 
 __all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
 

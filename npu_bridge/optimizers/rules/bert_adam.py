@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.optimizers.rule import Rule, choice, hyper, number, patterns
 from npu_bridge.optimizers.rules.adam import moments
-from npu_bridge.options.errors import message
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

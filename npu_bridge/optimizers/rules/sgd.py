@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.errors import message
 from npu_bridge.optimizers.rule import Rule, choice, flag, hyper, is_number, patterns
-from npu_bridge.options.errors import message
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge._files import new_file, write_whole
+from npu_bridge.base.errors import check_count, did_you_mean, message, nearest, shown
+from npu_bridge.base.files import new_file, write_whole
+from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
 from npu_bridge.optimizers.groups import name_of
-from npu_bridge.options.errors import check_count, did_you_mean, message, nearest, shown
-from npu_bridge.tf_internals.training import keys_in_object_checkpoint
 
 _EXTRA_DIRECTIONS = 10
 

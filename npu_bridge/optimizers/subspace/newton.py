@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.errors import message, shown
 from npu_bridge.graph.control_flow import classic_control_flow
+from npu_bridge.graph.copies import copier_of
 from npu_bridge.optimizers.per_variable import as_dense
 from npu_bridge.optimizers.subspace.basis import Basis, split
-from npu_bridge.options.errors import message, shown
-from npu_bridge.rewrite.copies import copier_of
 
 tf1 = tf.compat.v1
 _COMPLEMENT = "complement"

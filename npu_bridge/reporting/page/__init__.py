@@ -4,7 +4,7 @@
 `curves.py` cuts its history into buckets, `chart.py` draws them, `document.py` makes the page.
 """
 
-from npu_bridge._lazy import attributes
+from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "PAGE_FILE": f"{__name__}.document:PAGE_FILE",

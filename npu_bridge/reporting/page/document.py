@@ -12,8 +12,8 @@ from html import escape
 from typing import Any
 
 from npu_bridge import __version__
-from npu_bridge._files import write_whole
-from npu_bridge._terminal import visible
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.terminal import visible
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut

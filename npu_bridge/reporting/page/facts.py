@@ -16,9 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npu_bridge._files import write_whole
-from npu_bridge._inventory import machine_rows, version_rows
-from npu_bridge.options import OPTIONS, environment
+from npu_bridge.base import environment
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.inventory import machine_rows, version_rows
+from npu_bridge.options import OPTIONS
 from npu_bridge.options.environment_table import VARIABLES
 
 __all__ = ["FACTS_FILE", "command_line", "note_run"]

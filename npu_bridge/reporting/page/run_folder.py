@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_bridge._reading import RefusedFileError, open_file, read_json, read_text, whole_number
+from npu_bridge.base.reading import RefusedFileError, open_file, read_json, read_text, whole_number
 from npu_bridge.options.rank_table import MOST_RANKS
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.page.facts import FACTS_FILE

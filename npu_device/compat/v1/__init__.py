@@ -1,7 +1,7 @@
 """`npu_bridge` under another name: `npu_device.compat.v1.x` is the module `npu_bridge.x`, for every x."""
 
-from npu_bridge._lazy import attributes
-from npu_device.compat.v1._same_modules import let_find_same_modules
+from npu_bridge.base.lazy import attributes
+from npu_bridge.base.same_modules import let_find_same_modules
 
 __all__ = ["SessionConfigBuilder", "estimator", "hccl", "npu_init"]
 

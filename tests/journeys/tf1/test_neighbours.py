@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import scipy.sparse
 
-from npu_bridge.tf1 import healing
+from tensorflow1_compat import healing
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
@@ -32,7 +32,7 @@ for neighbour in (tfa, tf_slim):
     for name, module in list(sys.modules.items()):
         if name.startswith(neighbour.__name__ + "."):
             for seen in (vars(module).get("tf"), vars(module).get("np")):
-                assert seen is None or type(seen).__module__ != "npu_bridge.tf1.faces", name
+                assert seen is None or type(seen).__module__ != "tensorflow1_compat.faces", name
 assert not hasattr(sys.modules["time"], "clock") and time.clock() > 0
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
 assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib import cudnn_rnn, legacy_seq2seq, recurrent, rnn
-from npu_bridge.tf1.contrib.rnn.linear import _linear
+from tensorflow1_compat.contrib import cudnn_rnn, legacy_seq2seq, recurrent, rnn
+from tensorflow1_compat.contrib.rnn.linear import _linear
 from tests.journeys.tf1.contrib_cases.common import close, names, sigmoid, value
 
 X = np.random.RandomState(0).randn(2, 3).astype(np.float32)

@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib import framework, layers, losses, metrics, model_pruning, quantize, slim
+from tensorflow1_compat.contrib import framework, layers, losses, metrics, model_pruning, quantize, slim
 from tests.journeys.tf1.contrib_cases.common import close, names, value
 
 RANDOM = np.random.RandomState(0)

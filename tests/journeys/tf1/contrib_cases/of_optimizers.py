@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib import opt
+from tensorflow1_compat.contrib import opt
 from tests.journeys.tf1.contrib_cases.common import close, run_updates, value
 
 START, GRAD = np.array([1.0, -2.0, 3.0]), np.array([0.1, -0.2, 0.3])

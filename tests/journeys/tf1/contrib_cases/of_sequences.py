@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1.contrib import crf, seq2seq
+from tensorflow1_compat.contrib import crf, seq2seq
 from tests.journeys.tf1.contrib_cases.common import close, names, value
 
 RANDOM = np.random.RandomState(0)

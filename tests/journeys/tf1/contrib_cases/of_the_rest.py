@@ -8,8 +8,8 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1 import graph_transforms, keras_policies, known_shapes, old_keras
-from npu_bridge.tf1.contrib import (
+from tensorflow1_compat import graph_transforms, keras_policies, known_shapes, old_keras
+from tensorflow1_compat.contrib import (
     all_reduce,
     autograph,
     checkpoint,
@@ -34,7 +34,7 @@ from npu_bridge.tf1.contrib import (
     tfprof,
     util,
 )
-from npu_bridge.tf1.contrib.compiler import jit, xla
+from tensorflow1_compat.contrib.compiler import jit, xla
 from tests.journeys.tf1.contrib_cases.common import close, names, value
 
 PICTURE = np.random.RandomState(0).rand(5, 5, 1).astype(np.float32)

@@ -10,9 +10,18 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from npu_bridge.tf1 import threadpool
-from npu_bridge.tf1.contrib import cluster_resolver, data, estimator, learn, mixed_precision, predictor, tpu, training
-from npu_bridge.tf1.contrib.learn.datasets import base, mnist
+from tensorflow1_compat import threadpool
+from tensorflow1_compat.contrib import (
+    cluster_resolver,
+    data,
+    estimator,
+    learn,
+    mixed_precision,
+    predictor,
+    tpu,
+    training,
+)
+from tensorflow1_compat.contrib.learn.datasets import base, mnist
 from tests.journeys.tf1.contrib_cases.common import close, value
 
 

@@ -1,0 +1,289 @@
+"""Reads and writes environment variables, for the whole library; the launcher alone passes on an environment too.
+
+A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
+MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
+`RANK_TABLE_FILE`, ...). Every function reads the environment when it is called and keeps nothing. What
+each documented variable means is written in `environment_table.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, NamedTuple
+
+from npu_bridge.base.errors import message
+
+
+class Launched(NamedTuple):
+    """Where a launcher placed this process.
+
+    Attributes:
+      rank: position among all processes, from 0.
+      size: number of processes.
+      local_rank: position among the processes of this machine, from 0.
+      local_size: number of processes on this machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
+IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
+VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
+_ONE_CHANGE_AT_A_TIME = threading.RLock()
+_LAUNCHERS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+_CHIEF_VARIABLES = ("CM_CHIEF_IP", "CM_CHIEF_PORT", "CM_CHIEF_DEVICE")
+_CLUSTER_MANAGER_VARIABLES = (*_CHIEF_VARIABLES, "CM_WORKER_SIZE", "CM_WORKER_IP")
+
+
+def read_variable(name: str) -> str | None:
+    """The text of a variable, or None when it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def positive_number(name: str, default: int, unit: str) -> int:
+    """A whole number of at least 1 that fits 64 bits from a variable, `default` when it is unset.
+
+    Args:
+      unit: what it counts, for the message.
+    Raises:
+      ValueError: the text is something else.
+    """
+    text = read_variable(name) or str(default)
+    number = whole_number(text)
+    if not number:
+        expected, mend = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
+        raise _error(f"{name} is no number of {unit}", expected, repr(text), mend)
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits say; None for other text, and for a number that does not fit 64 bits."""
+    text = text.strip().lstrip("0") or text.strip()[:1]
+    number = int(text) if text.isdecimal() and len(text) < 20 else None
+    return number if number is not None and number < 2**63 else None
+
+
+def write_variable(name: str, value: object) -> None:
+    """Sets a variable of this process to `str(value)`."""
+    os.environ[name] = str(value)
+
+
+@contextlib.contextmanager
+def temporarily(choose_values: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Inside, variables have other values; afterwards they are as they were, set or unset.
+
+    The environment is one for the whole process, so threads take turns: a second one waits at the entrance.
+
+    Args:
+      choose_values: gives text by variable. Called when it is this thread's turn, so that it may start from what the
+        variables really say.
+    """
+    with _ONE_CHANGE_AT_A_TIME:
+        values = choose_values()
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def is_flag_on(name: str) -> bool:
+    """True when a variable is `1` or `true`; anything else, unset included, is off."""
+    return (read_variable(name) or "").strip().lower() in ("1", "true")
+
+
+def imposed_options() -> dict[str, Any]:
+    """Option values by name that the launcher sets, whatever the script says; empty as a rule."""
+    return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
+
+
+def launched() -> Launched | None:
+    """Tells who started this process and where it stands among its siblings.
+
+    Horovod's launcher is asked first, then Open MPI, then PMI launchers (MPICH, Intel MPI). A launcher that
+    says nothing about the local placement is taken to have put every process on one machine.
+
+    Returns:
+      The placement, or None when no launcher started this process.
+    Raises:
+      ValueError: a launcher variable is not a non-negative integer, or a rank does not fit its size.
+    """
+    for rank_name, size_name, local_rank_name, local_size_name in _LAUNCHERS:
+        rank, size = _integer(rank_name), _integer(size_name)
+        if rank is None or size is None:
+            continue
+        local_rank, local_size = _integer(local_rank_name), _integer(local_size_name)
+        if local_rank is None or local_size is None:
+            local_rank, local_size = rank, size
+        if rank >= size or local_rank >= local_size:
+            got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
+            mend = "Start the job again through its launcher."
+            raise _error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, mend)
+        return Launched(rank, size, local_rank, local_size)
+    return None
+
+
+def rank_size_text() -> str:
+    """The declared number of ranks as text: `RANK_SIZE`, else `CM_WORKER_SIZE`, else "1".
+
+    Raises:
+      ValueError: both variables are set.
+    """
+    rank_size, worker_size = read_variable("RANK_SIZE"), read_variable("CM_WORKER_SIZE")
+    if rank_size is not None and worker_size is not None:
+        got = f"RANK_SIZE={rank_size!r} and CM_WORKER_SIZE={worker_size!r}"
+        raise _error("RANK_SIZE and CM_WORKER_SIZE are both set", "one of them", got, "Unset one.")
+    return rank_size or worker_size or "1"
+
+
+def declared_world_size() -> int:
+    """The number of ranks the environment declares; 1 when it declares none.
+
+    Text that is not a decimal number counts as 1, as it does on the NPU stack.
+
+    Raises:
+      ValueError: `RANK_SIZE` and `CM_WORKER_SIZE` are both set, or the number is below 1.
+    """
+    text = rank_size_text().strip()
+    try:
+        size = int(text)
+    except ValueError:
+        return 1
+    if size < 1:
+        expected = "RANK_SIZE (or CM_WORKER_SIZE) of at least 1"
+        raise _error("the number of ranks is not positive", expected, repr(text), "Unset it to train on one rank.")
+    return size
+
+
+def declared_rank() -> int | None:
+    """This process's rank as `RANK_ID` declares it, or None when it is unset.
+
+    Raises:
+      ValueError: `RANK_ID` is not a non-negative integer.
+    """
+    return _integer("RANK_ID")
+
+
+def probable_rank() -> int:
+    """This process's rank as far as the environment tells: the launcher's, else `RANK_ID`, else 0.
+
+    For deciding who speaks before any collective exists; a malformed variable counts as unset.
+    """
+    try:
+        placed = launched()
+        return placed.rank if placed else declared_rank() or 0
+    except ValueError:
+        return 0
+
+
+def declared_device() -> int:
+    """The device ordinal the environment declares: `ASCEND_DEVICE_ID`, else `DEVICE_ID`, else 0.
+
+    Raises:
+      ValueError: the variable is not a non-negative integer.
+    """
+    for name in ("ASCEND_DEVICE_ID", "DEVICE_ID"):
+        device = _integer(name)
+        if device is not None:
+            return device
+    return 0
+
+
+def fill_rank_variables(launched: Launched | None) -> None:
+    """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
+
+    `RANK_ID`, `RANK_SIZE`, `DEVICE_ID` and `ASCEND_DEVICE_ID` are filled; one that exists is never
+    overwritten. A job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they
+    exclude each other.
+
+    Args:
+      launched: what `launched()` returned; None leaves the environment alone.
+    """
+    if launched is None:
+        return
+    values = {"DEVICE_ID": launched.local_rank, "ASCEND_DEVICE_ID": launched.local_rank}
+    if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
+        values.update(RANK_ID=launched.rank, RANK_SIZE=launched.size)
+    for name, value in values.items():
+        os.environ.setdefault(name, str(value))
+
+
+def check_cluster_variables() -> None:
+    """Checks that the variables describing the cluster do not contradict each other.
+
+    Two descriptions exist: a rank table (`RANK_TABLE_FILE` with `RANK_ID` and `RANK_SIZE`) and a chief's
+    address (`CM_CHIEF_IP`, `CM_CHIEF_PORT`, `CM_CHIEF_DEVICE`, `CM_WORKER_SIZE`). A job uses one of them, or
+    none.
+
+    Raises:
+      ValueError: both are used, one is incomplete, or a number is outside its documented range.
+    """
+    set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
+    for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
+        if set_names and read_variable(excluded):
+            expected, mend = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
+            raise _error(f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", mend)
+    for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
+        number = _integer(name)
+        if number is not None and number > largest:
+            raise _error(f"{name} is too large", f"0..{largest}", str(number), "Correct or unset it.")
+    if read_variable("CM_CHIEF_IP"):
+        missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
+        if missing:
+            problem, mend = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
+            raise _error(problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", mend)
+    declared_world_size()
+
+
+def tf_config() -> dict[str, Any]:
+    """`TF_CONFIG` as a dictionary; empty when the variable is unset.
+
+    Raises:
+      json.JSONDecodeError: (a ValueError) the text is not JSON.
+      ValueError: the JSON is not an object, or its task is none.
+    """
+    try:
+        parsed = json.loads(read_variable("TF_CONFIG") or "{}")
+    except json.JSONDecodeError as error:
+        text = f"environment: TF_CONFIG is not JSON. {error.msg}. Correct it or unset it"
+        raise json.JSONDecodeError(text, error.doc, error.pos) from error
+    if not isinstance(parsed, dict):
+        mend = 'Write it as {"cluster": ..., "task": ...} or unset it.'
+        raise _error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, mend)
+    task = parsed.get("task") or {}
+    if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
+        expected = 'an object such as {"type": "worker", "index": 0}'
+        raise _error("the task of TF_CONFIG is none", expected, repr(task), "Correct it or unset TF_CONFIG.")
+    return parsed
+
+
+def _integer(name: str) -> int | None:
+    text = read_variable(name)
+    if text is None:
+        return None
+    number = whole_number(text)
+    if number is None:
+        expected = "decimal digits, at most 2**63 - 1"
+        raise _error(f"{name} is not a whole number", expected, repr(text), "Correct or unset it.")
+    return number
+
+
+def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(message("environment", problem, expected, got, mend))

@@ -1,0 +1,138 @@
+"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+from npu_bridge.base.terminal import logger
+
+_log = logger(__name__)
+LONGEST_MESSAGE = 499  # characters, whatever a message quotes
+_LONGEST_VALUE = 80
+_PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
+
+
+def message(where: str, problem: str, expected: str, got: str, mend: str) -> str:
+    """One line of at most `LONGEST_MESSAGE` characters, in the form of all messages: long parts lose their middle."""
+    parts = [str(part) for part in (where, problem, expected, got, mend)]
+    for limit in _PART_LIMITS:
+        where, problem, expected, got, mend = (shortened(part, limit) for part in parts)
+        text = f"{where}: {problem}. Expected {expected}; got {got}. {mend}".rstrip()
+        if len(text) <= LONGEST_MESSAGE:
+            break
+    return text
+
+
+def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """A text of at most `most` characters: itself, or its two ends with dots between them."""
+    if len(text) <= most:
+        return text
+    tail = (most - 5) // 3
+    return f"{text[: most - 5 - tail]} ... {text[len(text) - tail :]}"
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: its repr with its type, cut to a readable length."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of very many digits, or an object whose own repr fails
+        text = "a value that cannot be printed"
+    return f"{shortened(text, _LONGEST_VALUE)} ({type(value).__name__})"
+
+
+def option_error(
+    kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, mend: str
+) -> Exception:
+    """An exception with such a message that remembers which option it is about.
+
+    Args:
+      kind: `ValueError` or `TypeError`.
+      where: the class or map the option was given to.
+      option: the option's name; kept as attribute `option`, for a caller that knows in which file and line
+        it stood.
+      problem: what is wrong, starting with the option's name.
+      expected: what would have been right.
+      got: what was given.
+      mend: one sentence saying what to do.
+    """
+    error = kind(message(where, problem, expected, got, mend))
+    error.option = option  # type: ignore[attr-defined]
+    return error
+
+
+def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = "") -> Exception:
+    """The error for an option that does not exist there, with the nearest spelling unless a mend is given."""
+    known = list(known)
+    mend = mend or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
+    problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
+    return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), mend)
+
+
+def nearest(word: Any, known: Iterable[str]) -> str | None:
+    """The known word that looks most like `word`, or None when none does."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(shortened(str(word).lower()), by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[found[0]] if found else None
+
+
+def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
+    """How to mend an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
+    near = nearest(word, known)
+    return f"Did you mean {near!r}?" if near else otherwise
+
+
+def check_count(owner: str, name: str, value: Any, mend: str, least: int = 1, what: str = "a whole number") -> int:
+    """A count of at least `least`, as an int.
+
+    Args:
+      what: what is counted, for the message.
+    Raises:
+      TypeError: it is no integer.
+      ValueError: it is below.
+    """
+    expected = f"{what}, at least {least}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), mend))
+    if value < least:
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
+    return int(value)
+
+
+def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for an argument that a constructor does not have, with the nearest one that it has."""
+    known = list(known)
+    takes = f"one of {', '.join(known)}" if known else "no argument"
+    mend = did_you_mean(name, known, "Remove it.")
+    return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), mend))
+
+
+def signature_of_class(made_by: type) -> inspect.Signature:
+    """The arguments of a class's constructor."""
+    init = made_by.__init__  # type: ignore[misc]
+    if init is object.__init__:
+        return inspect.Signature()
+    return inspect.Signature(list(inspect.signature(init).parameters.values())[1:])
+
+
+class KnownKeywords:
+    """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any):
+        del arguments
+        parameters = signature_of_class(cls).parameters
+        is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in () if is_open else keywords:
+            if name not in parameters:
+                raise unknown_keyword(cls.__name__, name, parameters)
+        return super().__new__(cls)
+
+
+@functools.cache
+def say_once(level: int, text: str) -> None:
+    """Logs a line the first time it comes up in this process."""
+    _log.log(level, "%s", text)

@@ -1,0 +1,179 @@
+"""Folders that commands write to: new, empty, or made by the same command before, which a marker file in them says.
+
+The marker lists the files that the command has left, so that it removes these the next time and nothing that others
+have put beside them. The folder itself stays, and a copy of it is no longer the one that was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from npu_bridge.base import held_folders
+from npu_bridge.base.files import UNFINISHED, NotOursError, check_home, new_file, remove_own, walk
+from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
+
+__all__ = ["MARKER", "FolderHeldError", "NotOursError", "OwnFolder", "own_folder"]
+
+MARKER = ".npu_bridge.json"
+_PURPOSE = "npu_bridge"
+_IGNORED = (MARKER, f".{_PURPOSE}.lock")
+_NEVER = 2**63  # nanoseconds
+_OURS = rb'^\{"made_by": '
+
+
+class OwnFolder:
+    """A folder that a command may write to.
+
+    Attributes:
+      path: its real path.
+    """
+
+    def __init__(self, path: str, command: str, option: str, last_sign: float | None = None):
+        self.path, self._command, self._option = path, command, option
+        self._marker = os.path.join(path, MARKER)
+        self._facts = _read_marker(self._marker)
+        if self._facts.get("is_open") and last_sign is not None:
+            # It was killed: what has come a while after its last sign of life is somebody else's.
+            self._list_files(until_ns=int((last_sign + held_folders.BEAT_SECS) * 1e9))
+        if not self._facts.get("is_open"):  # else it is open in this process, or nobody knows when it was left
+            self._facts = {"made_by": command, "files": self._facts.get("files", {}), "is_open": True}
+            self._facts.update(inode=os.stat(path).st_ino, since_ns=_NEVER)
+            self._write()
+            # By the clock of the file system: what changes from now on is ours.
+            self._facts["since_ns"] = os.stat(self._marker).st_ctime_ns
+            self._write()
+
+    def clear(self, *patterns: str) -> None:
+        """Removes what this command has made before under some names, with `*`, in the folder.
+
+        Raises:
+          NotOursError: something else is there under one of these names, and nothing is removed; or it cannot be.
+        """
+        names = self.check(*patterns)
+        try:
+            for name in names:
+                remove_own(os.path.join(self.path, name), self._is_own)
+        except NotOursError:
+            raise
+        except OSError as error:
+            problem = f"{self._option}: {self.path} cannot be cleared ({error}). Name another folder."
+            raise NotOursError(problem) from error
+
+    def check(self, *patterns: str) -> list[str]:
+        """The names that fit; raises NotOursError if this command has not made all that is there under them."""
+        names = [name for name in sorted(os.listdir(self.path)) if name not in _IGNORED]
+        chosen = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+        for path, found in (each for name in chosen for each in walk(os.path.join(self.path, name))):
+            if not stat.S_ISDIR(found.st_mode) and not self._is_own(path, found):
+                raise _refusal(self._option, self._command, self.path, os.path.relpath(path, self.path))
+        return chosen
+
+    def close(self) -> None:
+        """Lists what the command has made."""
+        with contextlib.suppress(OSError):  # on a full disk, or when something is just being removed: it stays open
+            self._list_files()
+            self._write()
+
+    def _list_files(self, until_ns: int = _NEVER) -> None:
+        files = {}
+        for name in os.listdir(self.path):
+            for path, found in walk(os.path.join(self.path, name)):
+                is_left_out = stat.S_ISDIR(found.st_mode) or name in _IGNORED or found.st_ctime_ns > until_ns
+                if not is_left_out and self._is_own(path, found):
+                    files[os.path.relpath(path, self.path)] = [found.st_size, found.st_mtime_ns]
+        self._facts = {**self._facts, "files": files, "is_open": False}
+
+    def _is_own(self, path: str, found: os.stat_result) -> bool:
+        """Whether a file was made while the folder was this command's, and is as it was left."""
+        if found.st_ctime_ns >= self._facts["since_ns"]:
+            return True
+        return self._facts["files"].get(os.path.relpath(path, self.path)) == [found.st_size, found.st_mtime_ns]
+
+    def _write(self) -> None:
+        with new_file(self._marker, ours=_OURS) as file:
+            json.dump(self._facts, file)
+
+
+@contextlib.contextmanager
+def own_folder(folder: str, command: str, option: str, holds: bool = True) -> Iterator[OwnFolder]:
+    """A folder to write to, while this block lasts; it is made if need be, and nobody else may write to it meanwhile.
+
+    Args:
+      folder: its path.
+      command: what writes, as it is typed: "npu-run record".
+      option: what named the folder, for messages.
+      holds: False where several processes of one job write there.
+    Raises:
+      NotOursError: it is a file, or holds what the command has not made.
+      FolderHeldError: another process writes to it now.
+      OSError: it cannot be written.
+    """
+    path = os.path.realpath(folder)
+    _check(path, command, option)
+    os.makedirs(path, exist_ok=True)
+    with hold_folder(path, _PURPOSE, command) if holds else Hold(None) as hold:
+        _check(path, command, option)  # what has come before the folder was held
+        own = OwnFolder(path, command, option, hold.last_sign)
+        try:
+            yield own
+        finally:
+            own.close()
+
+
+def _check(path: str, command: str, option: str) -> None:
+    """Raises NotOursError unless a folder is new, empty, or made by the command."""
+    check_home(path, option)
+    if not os.path.lexists(path):
+        return
+    if not os.path.isdir(path):
+        raise NotOursError(f"{option}: {path} is no folder. Expected a new or empty one; name another with {option}.")
+    everybodys = {os.path.realpath(each) for each in ("/", os.path.expanduser("~"), tempfile.gettempdir())}
+    if path in everybodys:
+        raise NotOursError(
+            f"{option}: {path} is for everybody's files. Expected a folder for this command alone; name one in it."
+        )
+    names = sorted(name for name in os.listdir(path) if not _is_ignored(name))
+    marker = os.path.join(path, MARKER)
+    if not os.path.lexists(marker):
+        if names:
+            raise _refusal(option, command, path, names[0])
+        return
+    facts = _read_marker(marker)
+    if facts.get("made_by") != command or facts.get("inode") != os.stat(path).st_ino:
+        made_by = facts.get("made_by") or "something else"
+        origin = f"was made by {made_by}" if made_by != command else "is a copy of one that was made"
+        raise NotOursError(
+            f"{option}: {path} {origin}. Expected a new folder, an empty one, or one that {command} made; name another "
+            f"with {option}."
+        )
+
+
+def _is_ignored(name: str) -> bool:
+    return name == MARKER or name.startswith((f".{_PURPOSE}.lock", UNFINISHED))
+
+
+def _refusal(option: str, command: str, path: str, example: str) -> NotOursError:
+    return NotOursError(
+        f"{option}: {path} holds {example!r}, which {command} did not make. Expected a new folder, an empty one, or "
+        f"one that {command} made; name another with {option}."
+    )
+
+
+def _read_marker(path: str) -> dict[str, Any]:
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return {}
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    kinds = {"made_by": str, "files": dict, "is_open": bool, "inode": int, "since_ns": int}
+    is_whole = isinstance(facts, dict) and all(isinstance(facts.get(key), kind) for key, kind in kinds.items())
+    return facts if is_whole else {}

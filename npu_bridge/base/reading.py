@@ -1,0 +1,192 @@
+"""The one way to open files for reading: regular ones only, and none outside of the folder that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from npu_bridge.base.terminal import in_line
+
+__all__ = ["RefusedFileError", "open_file", "parse_json", "read_json", "read_text", "whole_number"]
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class RefusedFileError(OSError):
+    """What has the name of a file to read is no regular file, or is not in the folder that it has to be in."""
+
+
+@contextlib.contextmanager
+def open_file(
+    path: str | os.PathLike, mode: str = "r", within: str | os.PathLike | None = None, **text: Any
+) -> Iterator:
+    """Opens a regular file; neither a pipe that nobody writes to nor a device can hold up the caller.
+
+    Args:
+      path: the file. With `within`, a path below that folder, with or without the folder in front.
+      mode: "r" or "rb".
+      within: the folder where the name was found, in a file or in a list of the folder. No part of the path below it
+        may be a link or lead out of it. None: a person has given the path, and may have given a link.
+      **text: of `open`: `encoding` (UTF-8 where it is left out), `errors`, `newline`.
+    Raises:
+      RefusedFileError: it is something else, or elsewhere.
+      OSError: it cannot be opened.
+    """
+    file = _opened(os.fspath(path)) if within is None else _opened_below(os.fspath(path), os.fspath(within))
+    if "b" not in mode:
+        text.setdefault("encoding", "utf-8")
+    with os.fdopen(file, mode, **text) as opened:
+        yield opened
+
+
+def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, most_bytes: int = 1 << 31) -> str:
+    """All of a text file in UTF-8.
+
+    Raises:
+      OSError: as `open_file`, or it has more than `most_bytes`.
+      UnicodeDecodeError: it is no text.
+    """
+    with open_file(path, "rb", within) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise RefusedFileError(f"{in_line(str(path))} has more than {most_bytes} bytes")
+    return content.decode("utf-8")
+
+
+def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+      OSError: as `open_file`.
+      ValueError: as `parse_json`; a UnicodeDecodeError where it is no text.
+    """
+    return parse_json(read_text(path, within))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a text of JSON, whose numbers fit into 64 bits.
+
+    Raises:
+      ValueError: it is no JSON, nested too deeply, or has a number that does not.
+    """
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def whole_number(value: Any, least: int = 0, most: int = 2**53) -> int:
+    """A whole number that a file gives, as a number or as a text, within bounds.
+
+    Raises:
+      TypeError, ValueError: it is none, or not within them.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a whole number; got {value}")
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"expected a number from {least} to {most}; got {str(number)[:40]}")
+    return number
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise ValueError(f"the number {digits[:30]} has more than 64 bits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:30]} is larger than any of 64 bits")
+    return number
+
+
+def _relative(folder: str | os.PathLike, path: str | os.PathLike) -> str:
+    """A path below a folder, relative to it and in one form.
+
+    Args:
+      folder: where the path was found.
+      path: relative to the folder, or with it in front.
+    Raises:
+      RefusedFileError: it leaves the folder: it is absolute, or has `..` in it.
+    """
+    folder, path = os.fspath(folder), os.fspath(path)
+    inside = path[len(folder) :].lstrip(os.sep) if path.startswith(folder.rstrip(os.sep) + os.sep) else path
+    parts = [part for part in inside.split(os.sep) if part not in ("", ".")]
+    _check_name(inside)
+    if os.path.isabs(inside) or ".." in parts or not parts:
+        raise RefusedFileError(
+            f"{in_line(inside)!r} leads out of {in_line(folder)}, where it was found, and is not read; expected a file "
+            f"in that folder"
+        )
+    return os.sep.join(parts)
+
+
+def _opened(path: str) -> int:
+    _check_name(path)
+    _check(os.stat(path), path)
+    return _checked(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+
+
+def _opened_below(path: str, folder: str) -> int:
+    """Goes down one folder after the other, so that none can become a link in between."""
+    *folders, name = _relative(folder, path).split(os.sep)
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    shown = folder
+    try:
+        for part in folders:
+            shown = os.path.join(shown, part)
+            _check(os.stat(part, dir_fd=place, follow_symlinks=False), shown, stat.S_IFDIR)
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            os.close(place)
+            place = below
+        shown = os.path.join(shown, name)
+        try:
+            _check(os.stat(name, dir_fd=place, follow_symlinks=False), shown)
+            return _checked(
+                os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place), shown
+            )
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, error.strerror, shown) from None
+    finally:
+        os.close(place)
+
+
+def _check_name(path: str) -> None:
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise RefusedFileError(f"{in_line(path[:200])} is the name of no file")
+
+
+def _checked(file: int, path: str) -> int:
+    try:
+        _check(os.fstat(file), path)
+        os.set_blocking(file, True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check(found: os.stat_result, path: str, kind: int = stat.S_IFREG) -> None:
+    """Before a file is opened, as that alone may move a device, and again after it."""
+    if stat.S_IFMT(found.st_mode) != kind:
+        expected = "a regular file" if kind == stat.S_IFREG else "a folder"
+        got = _KINDS.get(stat.S_IFMT(found.st_mode), "another kind of file")
+        raise RefusedFileError(f"{in_line(path)} is {got}, which is not followed or read here; expected {expected}")

@@ -1,0 +1,68 @@
+"""Modules under a second name; each exists once."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def let_find_same_modules(alias: str, package: str) -> None:
+    """Lets imports of `alias.x` find the module `package.x`; again is as good as once."""
+    let_find(alias, functools.partial(_same, package))
+
+
+def let_find(alias: str, find: Callable[[str], str | types.ModuleType | None]) -> None:
+    """Lets imports of `alias.x` find modules that are elsewhere; again is as good as once.
+
+    Args:
+      find: gives, for `x`, the full name of the module, or a new module where there is none yet; None for what is found
+        in the usual way.
+    """
+    if not any(isinstance(finder, _Finder) and finder.alias == alias for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(alias, find))
+
+
+def _same(package: str, name: str) -> str | None:
+    """The module of a package by its name there, None without one."""
+    is_there = not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None
+    return f"{package}.{name}" if is_there else None
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is not there in files of its own."""
+
+    def __init__(self, alias: str, find: Callable[[str], str | types.ModuleType | None]):
+        self.alias, self._find = alias, find
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None):
+        """A spec for a module that is elsewhere, None for everything else."""
+        del path, target
+        name = fullname.removeprefix(f"{self.alias}.")
+        found = None if name == fullname else self._find(name)
+        if found is None:
+            return None
+        is_made = isinstance(found, types.ModuleType)
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=None if is_made else found, is_package=is_made)
+        spec.loader_state = found if is_made else None
+        return spec
+
+    def create_module(self, spec):
+        """The module itself."""
+        if spec.origin is None:
+            return spec.loader_state
+        module = importlib.import_module(spec.origin)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        """Nothing to run; a module gets its own spec back, which importing it by this name has replaced."""
+        own = module.__spec__.loader_state
+        if isinstance(own, importlib.machinery.ModuleSpec):
+            module.__spec__ = own

@@ -1,0 +1,182 @@
+"""Files beside a training: logs, reports, pictures, records, numbers. It goes on where one of them cannot be written.
+
+One line says what is not written any more and why, another one that it is written again. Checkpoints are no such files:
+a training that cannot keep its state ends.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import time
+from typing import Any, Callable
+
+from npu_bridge.base.terminal import in_line, logger
+
+__all__ = ["GrowingFile", "Secondary", "reason_of"]
+
+_LOG = logger(__name__)
+# After a failure nothing is tried for a second, after the next for two, and so on: a disk that is nearly full takes
+# some writes and others not, and neither lines about that nor a slow network disk may get in a training's way.
+_PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
+_KEPT_BYTES = 1 << 20
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something could not be written, in one line."""
+    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
+    return in_line(text)
+
+
+class Secondary:
+    """One thing that is written beside a training.
+
+    Args:
+      what: its name in the two lines, as "the log logs/rank_0.log".
+      failures: classes of exceptions besides `OSError` that say it cannot be written.
+      say: prints a line; None: a warning in the log.
+      clock: seconds that never go back.
+    Attributes:
+      is_stopped: the last attempt has failed.
+      reason: why.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        failures: tuple[type[BaseException], ...] = (),
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.what = in_line(what)
+        self.is_stopped = False
+        self.reason = ""
+        self._failures = (OSError, *failures)
+        self._say = _LOG.warning if say is None else say
+        self._clock = clock
+        self._pause_secs = _PAUSE_SECS
+        self._next_try = 0.0
+
+    def attempt(self, action: Callable[..., Any], *arguments: Any, now: bool = False) -> bool:
+        """Calls `action`, which writes; gives whether it was called and has not failed.
+
+        Args:
+          now: try also in the pause after a failure, because there is no next time.
+        """
+        if self.is_stopped and not now and self._clock() < self._next_try:
+            return False
+        try:
+            action(*arguments)
+        except self._failures as error:
+            self._stop(error)
+            return False
+        if self.is_stopped:
+            self.is_stopped = False
+            self._say(f"{self.what} is written again")
+        return True
+
+    def _stop(self, error: BaseException) -> None:
+        self._next_try = self._clock() + self._pause_secs
+        if self.is_stopped:
+            return
+        self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
+        self.is_stopped, self.reason = True, reason_of(error)
+        self._say(f"{self.what} is not written any more: {self.reason}; the rest goes on without it")
+
+
+class GrowingFile:
+    """A file to which a training adds; what cannot be written is kept for later, the latest part of it at least.
+
+    Args:
+      path: the file; its folder is made.
+      what: as of `Secondary`, without the path.
+      begin: prepares the file, once, before anything is added.
+      gap: a line for the file about bytes that were not kept, with `{count}` and `{reason}`; "" writes none.
+      kept_bytes: how much is kept.
+      say, clock: as of `Secondary`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        what: str,
+        begin: Callable[[], None] | None = None,
+        gap: str = "",
+        kept_bytes: int | None = None,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.path = os.fspath(path)
+        self.secondary = Secondary(f"{what} {self.path}", say=say, clock=clock)
+        self._begin, self._gap, self._kept_bytes = begin, gap, kept_bytes or _KEPT_BYTES
+        self._file: int | None = None
+        self._kept: collections.deque[bytes] = collections.deque()
+        self._lost = 0
+
+    def open(self) -> None:
+        """Makes the file ready.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def write(self, text: bytes) -> None:
+        """Adds a text; it is in the file when this returns, or kept."""
+        self._kept.append(text)
+        if not self.secondary.attempt(self._write_kept):
+            self._forget()
+
+    def close(self) -> None:
+        """Writes what is left, if it can be, and closes the file; `write` would open it again."""
+        if self._kept or self._begin is not None:
+            self.secondary.attempt(self._write_kept, now=True)
+        self._kept.clear()
+        self._close()
+
+    def _write_kept(self) -> None:
+        if self._file is not None and not os.fstat(self._file).st_nlink:
+            self._close()  # somebody has removed it
+        if self._file is None:
+            self.open()
+        try:
+            if self._lost and self._gap:
+                _append(self._file, self._gap.format(count=self._lost, reason=self.secondary.reason).encode())
+            self._lost = 0
+            while self._kept:  # one by one: there may be room for some
+                _append(self._file, self._kept[0])
+                self._kept.popleft()
+        except OSError:
+            self._close()  # a file system may be gone for good and come back under the same name
+            raise
+
+    def _forget(self) -> None:
+        """Keeps the latest of what could not be written."""
+        size = sum(map(len, self._kept))
+        while size > self._kept_bytes:
+            size -= len(self._kept[0])
+            self._lost += len(self._kept.popleft())
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+def _append(file: int, text: bytes) -> None:
+    """Adds all of a text, or nothing: half a line would spoil the next one."""
+    before, written = os.fstat(file).st_size, 0
+    try:
+        while written < len(text):
+            written += os.write(file, text[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            if written and os.fstat(file).st_size == before + written:  # nobody else has added anything
+                os.ftruncate(file, before)
+        raise

@@ -1,0 +1,123 @@
+"""What TensorFlow 2.15.1 and Keras 2.15.0 keep of TensorFlow 1.15 under private names, for `tensorflow1_compat/`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
+    """What is known of a shape tensor while a graph is made (`tensor_util.constant_value_as_shape`, TF 2.15)."""
+    from tensorflow.python.framework import tensor_util
+
+    return tensor_util.constant_value_as_shape(tensor)
+
+
+def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:
+    """A tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
+    from tensorflow.python.framework import tensor_spec
+
+    return tensor_spec.BoundedTensorSpec(shape, dtype, minimum, maximum, name)
+
+
+def smart_cond(predicate: Any, when_true: Callable, when_false: Callable, name: str | None) -> Any:
+    """One branch where it is known which, else `tf.cond` (`smart_cond.smart_cond`, TF 2.15)."""
+    from tensorflow.python.framework import smart_cond as module
+
+    return module.smart_cond(predicate, when_true, when_false, name)
+
+
+def smart_constant_value(predicate: Any) -> bool | None:
+    """True or False where that is known while a graph is made (`smart_cond.smart_constant_value`, TF 2.15)."""
+    from tensorflow.python.framework import smart_cond as module
+
+    return module.smart_constant_value(predicate)
+
+
+def remove_squeezable_dimensions(labels: Any, predictions: Any, name: str | None) -> tuple:
+    """Labels and predictions of one rank (`confusion_matrix.remove_squeezable_dimensions`, TF 2.15)."""
+    from tensorflow.python.ops import confusion_matrix
+
+    return confusion_matrix.remove_squeezable_dimensions(labels, predictions, name=name)
+
+
+def flatten_up_to(structure: Any, deeper: Any) -> list:
+    """The parts of a structure where another one has its leaves (`util.nest.flatten_up_to`, TF 2.15)."""
+    from tensorflow.python.util import nest
+
+    return nest.flatten_up_to(structure, deeper)
+
+
+def flat_element(element: Any) -> list:
+    """The tensors of a dataset's element, for which a list is a tensor (`data.util.nest.flatten`, TF 2.15)."""
+    from tensorflow.python.data.util import nest
+
+    return nest.flatten(element)
+
+
+def packed_element(element: Any, tensors: Sequence) -> Any:
+    """Tensors in the structure of a dataset's element (`data.util.nest.pack_sequence_as`, TF 2.15)."""
+    from tensorflow.python.data.util import nest
+
+    return nest.pack_sequence_as(element, list(tensors))
+
+
+def lookup_ops() -> types.ModuleType:
+    """Functions that make tables and return them (`ops.lookup_ops.index_table_from_file` and others, TF 2.15)."""
+    from tensorflow.python.ops import lookup_ops as module
+
+    return module
+
+
+def write_profile(profiler: Any, path: str) -> None:
+    """Writes what a `tf.profiler.Profiler` has gathered (`Profiler._write_profile`, TF 2.15)."""
+    profiler._write_profile(path)
+
+
+def keras_loss_scale_optimizer() -> type:
+    """Loss scaling of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
+    from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
+
+    return LossScaleOptimizer
+
+
+def modules_with_fewer_names() -> dict[types.ModuleType, tuple[str, ...]]:
+    """Modules that TF-Slim 1.1 imports, and the names it misses in them (`framework.ops` and others, TF 2.15)."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import array_ops, control_flow_ops
+
+    return {
+        array_ops: ("stack", "unstack"),
+        control_flow_ops: ("Assert", "case", "cond", "while_loop"),
+        ops: ("IndexedSlices", "SparseTensor", "Tensor", "register_tensor_conversion_function"),
+    }
+
+
+def variable_scope_module() -> types.ModuleType:
+    """The module of variable scopes, which TF-Slim 1.1 imports (`ops.variable_scope`, TF 2.15)."""
+    from tensorflow.python.ops import variable_scope
+
+    return variable_scope
+
+
+def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
+    """By TensorFlow's own modules of TF 1 layers, those of Keras that work.
+
+    Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that need not be installed.
+    """
+    from keras.src.legacy_tf_layers import convolutional, core, normalization, pooling
+    from tensorflow.python.layers import convolutional as old_convolutional
+    from tensorflow.python.layers import core as old_core
+    from tensorflow.python.layers import normalization as old_normalization
+    from tensorflow.python.layers import pooling as old_pooling
+
+    return {
+        old_convolutional: convolutional,
+        old_core: core,
+        old_normalization: normalization,
+        old_pooling: pooling,
+    }

@@ -1,0 +1,222 @@
+"""Private parts of sessions, of their runs and of the process's settings. TensorFlow 2.15.1."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable
+
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import SESSION_MODULE
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_METHODS = {"do_run": "_do_run", "make_callable_from_options": "_make_callable_from_options"}
+
+
+def put_around_sessions(**around: Callable) -> None:
+    """Puts functions around methods of the class of all sessions, as soon as TensorFlow has loaded it.
+
+    Seen in TF 2.15: `BaseSession._do_run` and `_make_callable_from_options`.
+
+    Args:
+      **around: by method; each is called with what the method was, the session, and the method's arguments.
+        run, make_callable: `Session.run`, `Session.make_callable`.
+        do_run: runs what `run` was asked for. Arguments: handle, list of target operators, list of tensors to fetch,
+          values by tensor reference, run options and run metadata as buffers.
+        make_callable_from_options: `make_callable` for a CallableOptions.
+    """
+
+    def change(module: types.ModuleType) -> None:
+        for name, function in around.items():
+            attribute = _METHODS.get(name, name)
+            setattr(module.BaseSession, attribute, _surrounded(getattr(module.BaseSession, attribute), function))
+
+    when_loaded(SESSION_MODULE, change)
+
+
+def _surrounded(method: Callable, function: Callable) -> Callable:
+    @functools.wraps(method)
+    def surrounded(*arguments, **keywords):
+        return function(method, *arguments, **keywords)
+
+    return surrounded
+
+
+def run_quietly(session: Any, fetches: Sequence = (), targets: Sequence = (), feeds: dict | None = None) -> list:
+    """Runs a session past its hooks, and past what `put_around_sessions` has put there (`_do_run`, TF 2.15).
+
+    Feeds are values by tensor; what is returned are the values of `fetches`.
+    """
+    from tensorflow.python.client.session import BaseSession
+
+    elements = [session.graph.as_graph_element(element) for element in fetches]
+    by_reference = {tensor.ref(): value for tensor, value in (feeds or {}).items()}
+    return inspect.unwrap(BaseSession._do_run)(session, None, list(targets), elements, by_reference, None, None)
+
+
+def is_remote(session: tf.compat.v1.Session) -> bool:
+    """Whether a session runs on a TensorFlow server (`BaseSession._target`, TF 2.15)."""
+    return bool(session._target)
+
+
+def is_closed(session: Any) -> bool:
+    """Whether a session was closed; False for what is no session (`BaseSession._closed`, TF 2.15)."""
+    return getattr(session, "_closed", False)
+
+
+def plain_session(session: Any) -> Any:
+    """The session inside a MonitoredSession (`_tf_sess`, TF 2.15); any other as it is."""
+    return session._tf_sess() if hasattr(session, "_tf_sess") else session
+
+
+def mark_as_not_begun(session: tf.compat.v1.Session) -> None:
+    """What the finalizer of a session needs when its constructor fails early (`BaseSession._session`, TF 2.15)."""
+    session._session = None
+
+
+@contextlib.contextmanager
+def run_options_buffer(options: tf.compat.v1.RunOptions) -> Iterator[Any]:
+    """Yields RunOptions as `do_run` takes them (`pywrap_tf_session.TF_NewBufferFromString`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_NewBufferFromString(options.SerializeToString())
+    try:
+        yield buffer
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+
+@contextlib.contextmanager
+def empty_buffer() -> Iterator[Any]:
+    """Yields a buffer that a run can write its RunMetadata into (`pywrap_tf_session.TF_NewBuffer`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_NewBuffer()
+    try:
+        yield buffer
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+
+
+_COLLECTIONS: list[tf.compat.v1.RunMetadata] = []  # those that are open, the innermost last
+
+
+@contextlib.contextmanager
+def collected_function_graphs() -> Iterator[tf.compat.v1.RunMetadata]:
+    """Yields a message that holds, afterwards, the graphs of functions that were first called inside.
+
+    Of several, one inside the other, each gets what is called inside of it. Seen in TF 2.15:
+    `context.enable_graph_collection`, `export_run_metadata` and `disable_graph_collection`.
+    """
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    def hand_over():
+        latest = context.export_run_metadata()
+        for each in _COLLECTIONS:
+            each.MergeFrom(latest or tf.compat.v1.RunMetadata())
+
+    context.enable_graph_collection()
+    hand_over()
+    metadata = tf.compat.v1.RunMetadata()
+    _COLLECTIONS.append(metadata)
+    try:
+        yield metadata
+        hand_over()
+    finally:
+        _COLLECTIONS[:] = [each for each in _COLLECTIONS if each is not metadata]
+        if not _COLLECTIONS:
+            context.disable_graph_collection()
+
+
+def is_traced() -> bool:
+    """Whether the script collects graphs, by `tf.summary.trace_on` (`_current_trace_context`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return summary_ops_v2._current_trace_context is not None
+
+
+def content_of(buffer: Any) -> bytes:
+    """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    return pywrap_tf_session.TF_GetBuffer(buffer)
+
+
+def default_session_config() -> tf.compat.v1.ConfigProto:
+    """The settings of a session that was given none: what `tf.config` was told (`context().config`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    return context.context().config
+
+
+def has_eager_context() -> bool:
+    """Whether this process has begun to execute eagerly (`context._context_handle`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    return context.context_safe() is not None and context.context()._context_handle is not None
+
+
+def settings_of_functions() -> Any:
+    """The settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    current.ensure_initialized()
+    return current.function_call_options
+
+
+def set_settings_of_functions(settings: Any) -> None:
+    """Changes the settings with which this thread calls functions (`context().function_call_options`, TF 2.15)."""
+    from tensorflow.python.eager import context
+
+    context.context().function_call_options = settings
+
+
+def with_config(settings: Any, change: Callable[[tf.compat.v1.ConfigProto], Any]) -> Any:
+    """A copy of settings of functions whose ConfigProto was handed to `change` (`FunctionCallOptions`, TF 2.15)."""
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto.FromString(settings.config_proto_serialized)
+    change(config)
+    return type(settings)(settings.executor_type, config)
+
+
+def is_deterministic() -> bool:
+    """Whether the process uses deterministic kernels (`config.is_op_determinism_enabled`, TF 2.15)."""
+    from tensorflow.python.framework import config
+
+    return config.is_op_determinism_enabled()
+
+
+def set_deterministic(is_on: bool) -> None:
+    """Switches deterministic kernels on or off; the public interface has no way back (`framework.config`, TF 2.15)."""
+    from tensorflow.python.framework import config
+
+    (config.enable_op_determinism if is_on else config.disable_op_determinism)()
+
+
+def chrome_trace(step_stats: Any) -> str:
+    """The StepStats of a run as JSON text for chrome://tracing (`client.timeline.Timeline`, TF 2.15)."""
+    from tensorflow.python.client.timeline import Timeline
+
+    return Timeline(step_stats).generate_chrome_trace_format(show_dataflow=False)
+
+
+def summary_operators() -> list:
+    """The operators of `tf.summary` in the default graph (`summary_ops_v2.all_v2_summary_ops`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return list(summary_ops_v2.all_v2_summary_ops() or ())
+
+
+def summary_writer_initializers() -> list:
+    """The operators that open the summary writers of the default graph (`summary_ops_v2`, TF 2.15)."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return list(summary_ops_v2.summary_writer_initializer_op())

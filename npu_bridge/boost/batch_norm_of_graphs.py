@@ -1,0 +1,115 @@
+"""Takes batch normalisations out of a TF 1 graph, before it is differentiated."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import message
+from npu_bridge.base.tf_internals.graphs import update_input
+from npu_bridge.boost import batch_norm_patterns as patterns
+from npu_bridge.graph.operators import consumers
+from npu_bridge.graph.search import search
+
+_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_KINDS = {
+    "Add": patterns.ADD,
+    "AddV2": patterns.ADD,
+    "BiasAdd": patterns.PASS,
+    "Cast": patterns.PASS,
+    "ConcatV2": patterns.CONCAT,
+    "Conv2D": patterns.CONV,
+    "DepthwiseConv2dNative": patterns.DEPTHWISE,
+    "Elu": patterns.ACT,
+    "Identity": patterns.PASS,
+    "LeakyRelu": patterns.ACT,
+    "Pad": patterns.PASS,
+    "Relu": patterns.ACT,
+    "Relu6": patterns.ACT,
+    **dict.fromkeys(_NORMS, patterns.NORM),
+}
+# What stands between a variable and who computes with it, and what starts it.
+_HANDING_ON = ("Cast", "Identity", "ReadVariableOp")
+_STARTING = ("Assign", "AssignVariableOp", "IsVariableInitialized", "VarIsInitializedOp")
+_NOT_READING = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
+    """Removes the batch normalisations that a graph can do without, their variables and the updates of their means.
+
+    What reads the result of such an operator reads its input from then on. Normalisations whose mode is fed, so that
+    they stand in a condition, are not found.
+
+    Args:
+      graph: a graph that holds a network and no gradients of it yet. All graphs of one training, that of evaluation
+        too, have to be treated alike, because their checkpoints lack the variables.
+    Raises:
+      ValueError: the graph has been differentiated.
+    """
+    for op in graph.get_operations():
+        if op.type.startswith("FusedBatchNormGrad"):
+            problem, got = "the graph has been differentiated already", f"the gradient {op.name}"
+            mend = "Call it between the network and compute_gradients or minimize."
+            raise ValueError(message("less_batch_norm", problem, "a graph without gradients", got, mend))
+    nodes = _nodes_of(graph)
+    report = patterns.report_of(nodes, patterns.find(nodes))
+    removed = [graph.get_operation_by_name(name) for name in report.removed]
+    for op in removed:
+        _take_out(op)
+    if removed:
+        _forget_what_belongs_to(graph, removed)
+    return report
+
+
+def _nodes_of(graph):
+    """The operators that tensors of the network flow through; those that update moving statistics are left out."""
+    statistics = set(search(_readers_of_statistics(graph.get_operations()), consumers))
+    nodes = {}
+    for op in graph.get_operations():
+        if op in statistics or op.type in _NOT_READING:
+            continue
+        kind = _KINDS.get(op.type, patterns.OTHER)
+        flowing = list(op.inputs)
+        if kind == patterns.CONCAT:
+            flowing = flowing[:-1]
+        elif kind not in (patterns.OTHER, patterns.ADD):
+            flowing = flowing[:1]
+        nodes[op.name] = patterns.Node(kind, tuple(tensor.op.name for tensor in flowing))
+    return nodes
+
+
+def _readers_of_statistics(ops):
+    """What reads the mean and the variance of batches that normalisations give beside their result."""
+    return [user for op in ops if op.type in _NORMS for out in op.outputs[1:] for user in out.consumers()]
+
+
+def _take_out(op):
+    source, result = op.inputs[0], op.outputs[0]
+    for user in list(result.consumers()):
+        for position, tensor in enumerate(user.inputs):
+            if tensor is result:
+                update_input(user, position, source)
+
+
+def _forget_what_belongs_to(graph, removed):
+    """Takes updates of their moving statistics, and variables that nothing else reads, out of all collections."""
+    updates = set(search(_readers_of_statistics(removed), consumers))
+    inside = updates.union(removed)
+    for name in graph.get_all_collection_keys():
+        elements = graph.get_collection_ref(name)
+        elements[:] = [
+            element
+            for element in elements
+            if not (_serves_only(element, inside) if isinstance(element, tf.Variable) else _op_of(element) in updates)
+        ]
+
+
+def _op_of(element):
+    return element if isinstance(element, tf.Operation) else getattr(element, "op", None)
+
+
+def _serves_only(variable, ops):
+    """Whether a variable is read by some of these operators and by no other; initialisers count as none."""
+    handle = getattr(variable, "handle", variable).op
+    reached = set(search([handle], lambda op: consumers(op) if op.type in (handle.type, *_HANDING_ON) else ()))
+    readers = [op for op in reached if op.type not in (handle.type, *_HANDING_ON, *_STARTING) or op in ops]
+    return bool(readers) and ops.issuperset(readers)

@@ -1,0 +1,125 @@
+"""Makes functional Keras models anew, with fewer batch normalisations or another last layer, and the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.training import is_graph_network
+from npu_bridge.boost import batch_norm_patterns as patterns
+
+_KINDS = {
+    "Activation": patterns.ACT,
+    "Add": patterns.ADD,
+    "BatchNormalization": patterns.NORM,
+    "Concatenate": patterns.CONCAT,
+    "Conv2D": patterns.CONV,
+    "DepthwiseConv2D": patterns.DEPTHWISE,
+    "Dropout": patterns.PASS,
+    "LeakyReLU": patterns.ACT,
+    "ReLU": patterns.ACT,
+    "SyncBatchNormalization": patterns.NORM,
+    "ZeroPadding2D": patterns.PASS,
+}
+
+# Functions of TensorFlow that a model may call in between, as `x + y` does.
+_SUMS = ("__operators__.add", "math.add")
+
+
+def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
+    """The layers of a functional model for the patterns; a layer that is used twice is none of them."""
+    nodes = {}
+    for layer in model.get_config()["layers"]:
+        calls = _calls_of(layer)
+        sources = tuple(dict.fromkeys(name for call in calls for name in call))
+        is_sum = layer["config"].get("function") in _SUMS
+        kind = patterns.ADD if is_sum else _KINDS.get(layer["class_name"], patterns.OTHER)
+        kind = kind if len(calls) == 1 else patterns.OTHER
+        nodes[layer["name"]] = patterns.Node(kind, sources)
+    return nodes
+
+
+def why_not_functional(model: Any) -> str:
+    """Why a model cannot be rewritten; "" if it can."""
+    if not isinstance(model, tf.keras.Model):
+        return f"{type(model).__name__} is no Keras model"
+    if isinstance(model, tf.keras.Sequential):
+        return "layers of a Sequential model follow each other, so it has no residual or dense block"
+    if not is_graph_network(model) or not type(model).__module__.startswith("keras."):
+        return f"{type(model).__name__} is not a functional model, and only that says how its layers are connected"
+    return ""
+
+
+def without_layers(
+    model: tf.keras.Model, removed: Collection[str], replaced: dict[str, tf.keras.layers.Layer] | None = None
+) -> tf.keras.Model:
+    """A new model with the layers and weights of a functional one, which stays as it is, but for some.
+
+    Args:
+      removed: names of layers with one input and one output of the same shape.
+      replaced: other layers to stand in the place of some, by name; they bring weights of their own.
+    """
+    config = model.get_config()
+    source = {layer["name"]: _calls_of(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
+
+    def redirected(part):
+        if isinstance(part, (list, tuple)):
+            if _is_reference(part) and part[0] in source:
+                part = [_first_left(part[0], source), *part[1:]]
+            return type(part)(redirected(element) for element in part)
+        if isinstance(part, dict):
+            return {key: redirected(value) for key, value in part.items()}
+        return part
+
+    for key in ("input_layers", "output_layers"):
+        config[key] = redirected(config[key])
+    config["layers"] = [layer for layer in config["layers"] if layer["name"] not in removed]
+    for layer in config["layers"]:
+        layer["inbound_nodes"] = redirected(layer["inbound_nodes"])
+        if layer["name"] in (replaced or {}):
+            layer.update(tf.keras.layers.serialize(replaced[layer["name"]]), name=layer["name"])
+    known = {type(layer).__name__: type(layer) for layer in [*model.layers, *(replaced or {}).values()]}
+    made = tf.keras.Model.from_config(config, custom_objects=known)
+    for layer in made.layers:
+        if layer.name not in (replaced or {}):
+            layer.set_weights(model.get_layer(layer.name).get_weights())
+    return made
+
+
+def thinned(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningReport]:
+    """A model without the batch normalisations that it can do without; the same model where that is none."""
+    if reason := why_not_functional(model):
+        return model, patterns.ThinningReport({}, 0, reason)
+    nodes = nodes_of(model)
+    report = patterns.report_of(nodes, patterns.find(nodes, set(_names_in(model.get_config()["output_layers"]))))
+    return (without_layers(model, report.removed) if report.removed else model), report
+
+
+def _calls_of(layer):
+    """For each call of a layer, the names of the layers whose results it gets."""
+    return [list(_names_in(call)) for call in layer["inbound_nodes"]]
+
+
+def _names_in(part):
+    if isinstance(part, (list, tuple)):
+        if _is_reference(part):
+            yield part[0]
+            part = part[3:]
+        for element in part:
+            yield from _names_in(element)
+    elif isinstance(part, dict):
+        for element in part.values():
+            yield from _names_in(element)
+
+
+def _is_reference(part):
+    """Whether a list names the output of a layer: the layer, which of its calls, which output."""
+    return len(part) >= 3 and isinstance(part[0], str) and all(isinstance(number, int) for number in part[1:3])
+
+
+def _first_left(name, source):
+    while name in source:
+        name = source[name]
+    return name

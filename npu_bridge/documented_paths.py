@@ -1,0 +1,62 @@
+"""Paths that scripts and saved models name, of modules that are kept elsewhere: most of them in `estimator/`.
+
+`npu_bridge.tbe.npu_vector_ops` is the module `npu_bridge.estimator.npu_vector_ops`, under a second name. Packages that
+hold nothing else exist here alone.
+"""
+
+from __future__ import annotations
+
+import types
+
+from npu_bridge.base.lazy import attributes
+from npu_bridge.base.same_modules import let_find
+
+_KEPT = "npu_bridge.estimator"
+
+# By package: what it is, and where each of its names is kept, as `module` or `module:name` below `estimator`.
+_PACKAGES = {
+    "_api": ("A second way to `npu_bridge.experimental`.", {"experimental": "experimental"}),
+    "helper": (
+        "`helper.get_gen_ops()`, under both names that scripts import it by.",
+        {"get_gen_ops": "helper:get_gen_ops", "helper": "helper"},
+    ),
+    "image": ("Operators on images.", {"image_ops": "image_ops"}),
+    "npu_cpu": (
+        "Operators that the NPU stack runs on the device's processor, computed by TensorFlow.",
+        {"lru_cache": "lru_cache", "npu_cpu_ops": "npu_cpu_ops"},
+    ),
+    "profiler": ("Traces of part of a script.", {"profiler": "profiler"}),
+    "scoped_graph_manager": (
+        "The scope around the initialisation of variables.",
+        {"scoped_graph_manager": "scoped_graph_manager"},
+    ),
+    "tbe": (
+        "Operators that the NPU stack compiles on demand, computed by TensorFlow.",
+        {"npu_cube_ops": "npu_cube_ops", "npu_vector_ops": "npu_vector_ops"},
+    ),
+}
+# Documented both right below `npu_bridge` and in `estimator/`.
+NAMES = ("experimental", *_PACKAGES)
+
+
+def let_find_documented_paths() -> None:
+    """Lets imports of the documented paths find their modules; again is as good as once."""
+    let_find("npu_bridge", _find)
+
+
+def _find(name: str) -> str | types.ModuleType | None:
+    """Of a name below `npu_bridge`: the module it stands for, by its path or made here; None for other names."""
+    package, _, inside = name.partition(".")
+    if name == "experimental":
+        return f"{_KEPT}.{name}"
+    if package == "precision":  # which Keras models saved by earlier versions name
+        return f"npu_bridge.session.{name}"
+    if package not in _PACKAGES:
+        return None
+    description, places = _PACKAGES[package]
+    if inside:
+        return f"{_KEPT}.{places[inside]}" if inside in places and ":" not in places[inside] else None
+    made = types.ModuleType(f"npu_bridge.{package}", description)
+    made.__all__ = sorted(places)
+    made.__getattr__ = attributes(made.__name__, {name: f"{_KEPT}.{place}" for name, place in places.items()})
+    return made

@@ -1,0 +1,46 @@
+"""Ranks as they are and as they were declared; the operators of this name need a device."""
+
+from __future__ import annotations
+
+from npu_bridge import collective
+from npu_bridge.base import environment
+from npu_bridge.operators.unavailable import unavailable
+
+__all__ = [
+    "decode_image",
+    "file_constant",
+    "get_actual_rank_size",
+    "get_user_rank_id",
+    "get_user_rank_size",
+    "getshape",
+]
+
+
+def get_actual_rank_size() -> int:
+    """The number of ranks that train; 1 when this process trains alone."""
+    return collective.current().size
+
+
+def get_user_rank_size() -> int:
+    """The number of ranks as the environment declares it; 1 when it does not.
+
+    Raises:
+      ValueError: RANK_SIZE and CM_WORKER_SIZE are both set, or the number is below 1.
+    """
+    return environment.declared_world_size()
+
+
+def get_user_rank_id() -> int:
+    """The rank of this process as RANK_ID declares it; 0 when it does not.
+
+    Raises:
+      ValueError: it is not a whole number.
+    """
+    return environment.declared_rank() or 0
+
+
+file_constant = unavailable(
+    "experimental.file_constant", "a file that the device reads", "Use tf.io.read_file and tf.io.decode_raw."
+)
+getshape = unavailable("experimental.getshape", "an operator of the device", "Use tf.shape.")
+decode_image = unavailable("experimental.decode_image", "a decoder of the device", "Use tf.io.decode_image.")

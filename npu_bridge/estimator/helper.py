@@ -1,0 +1,56 @@
+"""The raw operators by their own names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npu_bridge.estimator import npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_ops, npu_unary_ops, npu_vector_ops
+from npu_bridge.operators import activations, dropping
+from npu_bridge.operators.unavailable import unavailable
+
+__all__ = ["get_gen_ops"]
+
+_MODULES = (npu_ops, npu_unary_ops, npu_aicore_ops, npu_cpu_ops, npu_cube_ops, npu_vector_ops)
+_OTHER_NAMES = {
+    "drop_out_do_mask": dropping.masked_by_bits,
+    "drop_out_do_mask_v3": dropping.masked_by_bytes,
+    "drop_out_gen_mask": dropping.packed_mask,
+    "drop_out_gen_mask_v3": dropping.byte_mask,
+    "fast_gelu_grad": activations.fast_gelu_grad,
+    "lars": npu_ops.LARS,
+    "lars_v2": npu_ops.LARSV2,
+    "npu_init": npu_ops.NPUInit,
+    "npu_shutdown": npu_ops.NPUShutdown,
+    "random_choice_with_mask": npu_cpu_ops.randomchoicewithmask,
+    "non_zero": npu_aicore_ops.nonzero,
+    "non_zero_with_value": npu_aicore_ops.nonzerowithvalue,
+    "p_relu": npu_aicore_ops.prelu,
+}
+_FLOAT_STATUS = ("npu_alloc_float_status", "npu_clear_float_status", "npu_get_float_status")
+
+
+def get_gen_ops() -> Any:
+    """An object with the raw operators as attributes, in snake case.
+
+    Those that this package has under their documented names are the same functions; every other one raises
+    NotImplementedError when it is called.
+    """
+    return _RawOperators()
+
+
+class _RawOperators:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _OTHER_NAMES:
+            return _OTHER_NAMES[name]
+        for module in _MODULES:
+            if name in module.__all__:
+                return getattr(module, name)
+        if name in _FLOAT_STATUS:
+            return unavailable(
+                name,
+                "the overflow register of a device",
+                "NPULossScaleOptimizer finds overflows by value and skips their steps; on its own, tf.math.is_finite.",
+            )
+        return unavailable(name, "a kernel of a device", "docs/operators.md lists the operators there are.")

@@ -1,0 +1,99 @@
+"""`Profiler`: a trace of the session runs inside a `with` block."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, shown
+
+__all__ = ["Profiler"]
+
+# How much of TensorFlow's own work is traced: 1 is what users mark, 2 adds expensive operators, 3 all of them.
+_TRACED = {"L0": 1, "L1": 2, "L2": 3}
+_METRICS = (
+    "ArithmeticUtilization",
+    "PipeUtilization",
+    "Memory",
+    "MemoryL0",
+    "MemoryUB",
+    "ResourceConflictRatio",
+    "L2Cache",
+)
+
+
+class Profiler:
+    """Writes a trace of what runs inside it, for the profile page of TensorBoard.
+
+    For scripts with sessions of their own; a run configuration has `profiling_config`. The first run of a graph
+    prepares it: run once before, and trace a few runs, as a trace is kept in memory until it ends. With several ranks
+    each writes to a folder `rank_<n>` of its own.
+
+    Args:
+      level: "L0", "L1" or "L2", from few events to all.
+      aic_metrics: counters of the device, one of ArithmeticUtilization, PipeUtilization, Memory, MemoryL0, MemoryUB,
+        ResourceConflictRatio and L2Cache; checked at the levels L1 and L2, otherwise without effect.
+      output_path: an existing folder; by default the working directory.
+    Raises:
+      ValueError: a value is no string or not one of these, or the folder does not exist.
+      RuntimeError: on entering, when another trace is being written, this one's included, or PROFILING_MODE asks for
+        one.
+    Ranks: local.
+    Example:
+      with profiler.Profiler(level="L1", output_path="trace"):
+          session.run(train_op)
+    """
+
+    def __init__(self, *, level: str = "L0", aic_metrics: str = "", output_path: str = ""):
+        given = {"level": level, "aic_metrics": aic_metrics, "output_path": output_path}
+        for name, value in given.items():
+            if not isinstance(value, str):
+                raise _error(f"{name} is no string", "a string", value, f'Pass {name}="...".')
+        if level not in _TRACED:
+            raise _error("level is unknown", f"one of {', '.join(_TRACED)}", level, 'Pass level="L1".')
+        if level != "L0" and aic_metrics and aic_metrics not in _METRICS:
+            raise _error("aic_metrics is unknown", f"one of {', '.join(_METRICS)}", aic_metrics, "Leave it out.")
+        if output_path and not os.path.isdir(output_path):
+            raise _error("output_path is no folder", "an existing folder", output_path, "Create it first.")
+        self._level = _TRACED[level]
+        self._folder = output_path or "."
+        self._is_running = False
+
+    def __enter__(self) -> Profiler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begins the trace, as entering does."""
+        if environment.is_flag_on("PROFILING_MODE"):
+            raise RuntimeError(_nesting("PROFILING_MODE is on", "Unset PROFILING_MODE."))
+        ranks = collective.current()
+        folder = os.path.join(self._folder, f"rank_{ranks.rank}") if ranks.size > 1 else self._folder
+        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=self._level)
+        try:
+            tf.profiler.experimental.start(folder, options)
+        except tf.errors.AlreadyExistsError as error:
+            mend = "Leave the other with block first, or leave profiling_config out."
+            raise RuntimeError(_nesting("another profiler is running", mend)) from error
+        self._is_running = True
+
+    def stop(self) -> None:
+        """Ends the trace and writes it, as leaving does; does nothing when it has ended."""
+        if self._is_running:
+            self._is_running = False
+            tf.profiler.experimental.stop()
+
+
+def _error(problem: str, expected: str, got: Any, mend: str) -> ValueError:
+    return ValueError(message("Profiler", problem, expected, shown(got), mend))
+
+
+def _nesting(got: str, mend: str) -> str:
+    return message("Profiler", "there is a trace already", "one trace at a time", got, mend)

@@ -1,0 +1,10 @@
+"""Early decisions about overflows: a pass over finished graphs of Horovod and stock loss scaling.
+
+The pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and the
+report says why.
+"""
+
+from npu_bridge.gradients.tailing.report import TailingReport
+from npu_bridge.gradients.tailing.tailing import free_the_tail
+
+__all__ = ["TailingReport", "free_the_tail"]

@@ -1,0 +1,232 @@
+"""Overflow bounds: which checks of reduced gradients must pass, told from local gradients before they are all-reduced.
+
+A reduced gradient is no larger than the number of ranks times the largest local one. So when the local ones are far
+enough from overflow on every rank, a check that tests reduced ones for Inf and NaN must pass, and its outcome is known
+early. Bounds are of the Euclidean norm, which costs one pass over a gradient and bounds its elements, too. When a bound
+says no, nothing is known, and the check itself has to decide.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.graphs import control_flow_context
+from npu_bridge.gradients.tailing.transfers import is_flag_transfer
+from npu_bridge.graph.search import search
+
+_SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
+_SAME_NORM = ("Abs", "Neg", "Cast")
+# What gives some of the values, by the position of the input that has them all.
+_PARTS = {"StridedSlice": 0, "Slice": 0, "SplitV": 0, "Split": 1}
+# Of terms whose number is not known. Ours: nobody has memory for more than its square.
+_ROOT_OF_MOST_TERMS = 2.0**20
+_ALL_OF = (*_SAME_VALUES, "All", "LogicalAnd", "Pack", "ConcatV2")
+_ANY_OF = (*_SAME_VALUES, "Any", "LogicalOr", "Pack", "ConcatV2")
+
+
+class UnknownCheckError(Exception):
+    """A check is made of ops whose outcome cannot be told early; the message names the op."""
+
+
+class OverflowBounds:
+    """Builds, op by op, bounds of tensors that depend on transfers, and what follows for checks of them.
+
+    Args:
+      transfers: the transfers by the name of their op.
+      dependent: names of the ops that are computed from some transfer.
+    """
+
+    def __init__(self, transfers: dict, dependent: set, ranks: int):
+        self._transfers = transfers
+        self._dependent = dependent
+        self._ranks = ranks
+        self._known: dict = {}
+        self._arriving: dict = {}
+
+    def is_true(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A boolean scalar of this rank; when it is True on every rank, all elements of `tensor` are True.
+
+        Raises:
+          UnknownCheckError: the tensor is made of ops that are not understood.
+        """
+        return self._once("true", tensor, self._true)
+
+    def is_false(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The same for all elements being False."""
+        return self._once("false", tensor, self._false)
+
+    def is_transfer(self, op: tf.Operation) -> bool:
+        """True for the ops that all-reduce gradients."""
+        return op.name in self._transfers
+
+    def is_made_of_transfers(self, tensor: tf.Tensor) -> bool:
+        """False when transfers only decide whether the tensor is computed, and its value has nothing of them."""
+
+        def sources(op):
+            data = op.inputs[:1] if op.type in ("Switch", "RefSwitch") else op.inputs
+            return [source.op for source in data if self._depends(source.op)]
+
+        return any(op.name in self._transfers for op in search([tensor.op], sources))
+
+    def ops_between_transfers_and(self, op: tf.Operation, index) -> list:
+        """The ops that depend on transfers and that `op` depends on, both included, in graph order."""
+        before = index.ancestors([op]) & self._dependent
+        return [member for member in index.ops if member.name in before]
+
+    def norm_bound(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A float32 scalar of this rank; the largest one of all ranks bounds the Euclidean norm of `tensor`.
+
+        Inf or NaN when there is no bound.
+        """
+        return self._once("bound", tensor, self._bound)
+
+    def _once(self, what, tensor, build):
+        while tensor.op.type in ("Switch", "RefSwitch"):  # gives what it is given, or nothing
+            tensor = tensor.op.inputs[0]
+        key = what, tensor.name
+        if key not in self._known:
+            self._known[key] = build(tensor)
+        return self._known[key]
+
+    def _true(self, tensor):
+        op = tensor.op
+        if not self._depends(op):
+            return tf.reduce_all(_outside(tensor))
+        if op.type == "IsFinite":
+            return tf.math.is_finite(self.norm_bound(op.inputs[0]))
+        if op.type == "LogicalNot":
+            return self.is_false(op.inputs[0])
+        if op.type in _ALL_OF:
+            return self._every(self.is_true, op)
+        votes = _votes_against(op)
+        if votes is not None:
+            return self._no_votes(votes)
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _false(self, tensor):
+        op = tensor.op
+        if not self._depends(op):
+            return tf.logical_not(tf.reduce_any(_outside(tensor)))
+        if op.type in ("IsNan", "IsInf"):
+            return tf.math.is_finite(self.norm_bound(op.inputs[0]))
+        if op.type == "LogicalNot":
+            return self.is_true(op.inputs[0])
+        if op.type in _ANY_OF:
+            return self._every(self.is_false, op)
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _every(self, is_certain, op):
+        """Of all boolean inputs; others are axes and shapes."""
+        parts = [is_certain(tensor) for tensor in op.inputs if tensor.dtype == tf.bool]
+        return tf.reduce_all(tf.stack(parts)) if len(parts) > 1 else parts[0]
+
+    def _no_votes(self, votes):
+        """Of a sum of "no" votes over the ranks that is compared with zero; a vote is a boolean cast to an integer."""
+        while votes.op.type in ("DeepCopy", *_SAME_VALUES):
+            votes = votes.op.inputs[0]
+        if votes.op.type != "Cast" or votes.op.inputs[0].dtype != tf.bool:
+            raise UnknownCheckError(f"{votes.op.name} ({votes.op.type})")
+        return self.is_false(votes.op.inputs[0])
+
+    def _bound(self, tensor):
+        op = tensor.op
+        if op.name in self._transfers:
+            transfer = self._transfers[op.name]
+            bound = self._bounds_of_transfers().get(tensor.name)
+            if bound is None:
+                raise UnknownCheckError(f"{op.name} ({op.type})")
+            return _through(tensor.dtype, _through(transfer.wire_dtype, bound)) if transfer.adds_up else bound
+        if not self._depends(op):
+            return _norms(tf.nn.l2_loss(_in_float32(_outside(tensor))))
+        if op.type in _SAME_VALUES:
+            return self.norm_bound(op.inputs[0])
+        if op.type in _PARTS:
+            return self.norm_bound(op.inputs[_PARTS[op.type]])
+        return _through(tensor.dtype, self._bound_of_result(op))
+
+    def _bounds_of_transfers(self):
+        """Bounds of all that arrives, by name: one op for each, and a few for all of them."""
+        if not self._arriving:
+            squares, factors = {}, []
+            for transfer in self._transfers.values():
+                for arrived, sent in zip(transfer.arrived, transfer.sent):
+                    squares[arrived.name] = tf.nn.l2_loss(_in_float32(sent))
+                    factors.append(self._ranks * max(transfer.factor, 1.0))
+            bounds = _norms(tf.stack(list(squares.values()))) * tf.constant(factors)
+            self._arriving = dict(zip(squares, tf.unstack(bounds)))
+        return self._arriving
+
+    def _bound_of_result(self, op):
+        if op.type in _SAME_NORM:
+            return self.norm_bound(op.inputs[0])
+        if op.type in ("L2Loss", "Square"):
+            return tf.square(self.norm_bound(op.inputs[0]))
+        if op.type == "Mul":
+            return self.norm_bound(op.inputs[0]) * self.norm_bound(op.inputs[1])
+        if op.type == "RealDiv" and not self._depends(op.inputs[1].op) and _keeps_shape(op):
+            return self.norm_bound(op.inputs[0]) / _smallest(_outside(op.inputs[1]))
+        if op.type in ("AddN", "Add", "AddV2", "Sub") and _keeps_shape(op):
+            return tf.reduce_sum([self.norm_bound(term) for term in op.inputs])
+        if op.type in ("Pack", "ConcatV2"):
+            parts = op.inputs if op.type == "Pack" else op.inputs[:-1]  # the last one is the axis
+            return tf.reduce_sum([self.norm_bound(part) for part in parts])
+        if op.type in ("Sum", "UnsortedSegmentSum"):
+            return self.norm_bound(op.inputs[0]) * _root_of_terms(op.inputs[0])
+        raise UnknownCheckError(f"{op.name} ({op.type})")
+
+    def _depends(self, op):
+        return op.name in self._dependent
+
+
+def _votes_against(op):
+    """What the ranks add up, when `op` tells whether their sum is zero; else None."""
+    if op.type != "Equal":
+        return None
+    for one, other in ((0, 1), (1, 0)):
+        if is_flag_transfer(op.inputs[one].op) and tf.get_static_value(op.inputs[other]) == 0:
+            return op.inputs[one].op.inputs[0]
+    return None
+
+
+def _outside(tensor):
+    """A tensor that exists in every run: what is made inside a condition may not."""
+    if control_flow_context(tensor.op) is None:
+        return tensor
+    value = tf.get_static_value(tensor)
+    if value is None:
+        raise UnknownCheckError(f"{tensor.op.name} ({tensor.op.type})")
+    return tf.constant(value)
+
+
+def _norms(half_squares):
+    """At least the Euclidean norm: twice of it, for what a long sum loses; and what is left of squares that vanish."""
+    return tf.sqrt(half_squares) * (2.0 * math.sqrt(2.0)) + 1e-15
+
+
+def _in_float32(tensor):
+    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
+
+
+def _keeps_shape(op):
+    """False when a smaller input may be repeated, which makes a norm grow."""
+    first, *others = (tensor.shape for tensor in op.inputs)
+    return all(shape.rank == 0 or (shape.is_fully_defined() and shape == first) for shape in others)
+
+
+def _root_of_terms(tensor):
+    """A sum of n terms is no larger than the root of n times their norm."""
+    terms = tensor.shape.num_elements()
+    return _ROOT_OF_MOST_TERMS if terms is None else math.sqrt(max(terms, 1))
+
+
+def _smallest(tensor):
+    return tf.reduce_min(tf.abs(tf.cast(tensor, tf.float32)))
+
+
+def _through(dtype, bound):
+    """Inf when a number of that size does not exist in `dtype`."""
+    if not dtype.is_floating or dtype.max >= tf.float32.max:
+        return bound
+    return tf.where(bound <= float(dtype.max), bound, float("inf"))

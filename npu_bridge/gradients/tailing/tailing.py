@@ -1,0 +1,210 @@
+"""Tail optimisation of graphs that others have built: updates no longer wait for the last gradient of the all-reduce.
+
+In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
+update waits for the check: nothing is updated until the last all-reduce is done. The pass decides from the local
+gradients instead, before they are sent: when no rank is near an overflow, the check must pass. One integer is
+all-reduced for that. Every update then waits for this decision and for its own gradient. When some rank is near an
+overflow, the check that was there decides, as it did, so the numbers stay the same in every case.
+
+Why it is no simpler: `True if sure else check` is a condition whose second branch is in the graph already, and
+`tf.cond` builds its branches anew. So the pass makes the condition of its parts: a Switch for every reduced gradient
+that enters the check, and a Merge for the outcome, of whose two inputs always exactly one is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
+from npu_bridge.collective import Communicator, fragments, groups
+from npu_bridge.gradients.tailing import branches
+from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
+from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
+from npu_bridge.gradients.tailing.transfers import find_transfers, hidden_transfer
+from npu_bridge.graph.index import GraphIndex
+
+_SCOPE = "tail_optimization"
+_PREDICATE_POSITION = {"If": 0, "StatelessIf": 0, "Switch": 1, "RefSwitch": 1}
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """Thousands of new ops, none of them garbage, would have Python look through the whole graph again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_no_garbage_collection()
+def free_the_tail(graph: tf.Graph, communicator: Communicator) -> TailingReport:
+    """Takes a graph's decisions about overflows early, and brings its gradient transfers into order.
+
+    The graph is one that no session has run yet, and is changed in place. The report says how, or why it was not. It
+    stays as it is where ranks have different decisions in their graphs.
+
+    Graph: name scope `tail_optimization`; a transfer of one integer for each decision.
+    Ranks: collective: every rank calls it on the same graph, and runs it.
+    """
+    index = GraphIndex(graph)
+    transfers = find_transfers(index.ops)
+    report = TailingReport()
+    report.fragments = [Fragment([transfer.op.name], transfer.size_bytes) for transfer in transfers]
+    report.unchanged_because, report.advice = _reason_against(transfers, index, communicator)
+    dependent = index.followers([transfer.op for transfer in transfers])
+    decisions = _decisions(index, dependent)
+    if not report.unchanged_because and not _are_alike_on_ranks(decisions, transfers, communicator):
+        report.unchanged_because = "ranks would decide about different things"
+        report.advice = "Build the same operators on every rank, also those that look at reduced gradients"
+    if report.unchanged_because:
+        return report
+    bounds = OverflowBounds({transfer.op.name: transfer for transfer in transfers}, dependent, communicator.size)
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{_SCOPE}/"):
+        for number, decision in enumerate(decisions):
+            _free(decision, f"{_SCOPE}_{number}", index, bounds, communicator, report)
+        if report.has_changed:
+            report.fragments = _issue_in_order(transfers, index, communicator.size)
+    if not report.has_changed:
+        if report.kept:
+            known_last = ", ".join(report.kept)
+            report.unchanged_because = (
+                f"every update waits for all gradients, because {'; '.join(report.kept.values())}"
+            )
+            report.advice = f"There is nothing to do, unless the script can train without {known_last}"
+        else:
+            report.unchanged_because, report.advice = _reason_without_check(index, dependent, bounds)
+    return report
+
+
+def _reason_against(transfers, index, communicator):
+    if communicator.size == 1:
+        return "one rank trains alone", "Nothing is to be done"
+    inside = next((transfer.op for transfer in transfers if control_flow_context(transfer.op) is not None), None)
+    if inside is not None:
+        return f"gradients are reduced inside a condition or a loop: {inside.name}", "Reduce them outside of it"
+    hidden = hidden_transfer(index.ops, transfers)
+    if hidden:
+        return f"gradients are reduced inside a function: {hidden}", "Reduce them outside of tf.function"
+    return ("", "") if transfers else (NO_GRADIENTS, "")
+
+
+def _reason_without_check(index, dependent, bounds):
+    for op in index.ops:
+        if op.type in branches.CALLS and op.name in dependent and not bounds.is_transfer(op):
+            return (
+                f"what is done with reduced gradients is inside a function: {op.name}",
+                "Do it outside of tf.function",
+            )
+    return "no update waits for a check of reduced gradients", "There is nothing to gain"
+
+
+def _decisions(index, dependent):
+    """Boolean scalars that depend on reduced gradients and decide whether something happens, in graph order."""
+    found = {}
+    for op in index.ops:
+        position = _PREDICATE_POSITION.get(op.type)
+        if position is not None and len(op.inputs) > position:
+            predicate = _behind_identities(op.inputs[position])
+            if predicate.dtype == tf.bool and predicate.op.name in dependent:
+                found.setdefault(predicate.name, predicate)
+    # A decision that is itself made by a branch is made elsewhere.
+    return [predicate for predicate in found.values() if predicate.op.type not in ("Merge", *_PREDICATE_POSITION)]
+
+
+def _are_alike_on_ranks(decisions, transfers, communicator):
+    """Whether all ranks have the same decisions: each gets a transfer, for which a rank that has none would not come.
+
+    Ranks: collective, in a graph and a session of its own.
+    """
+    names = [decision.op.name.split("/") for decision in decisions]
+    scopes = len(os.path.commonprefix([name[:-1] for name in names]))  # one around the model may be the rank's own
+    told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
+    told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
+    digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8).digest()
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        own = tf.compat.v1.placeholder(tf.int64, [1])
+        of_ranks = communicator.all_gather(own, f"{_SCOPE}_decisions")
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            digests = session.run(of_ranks, {own: [int.from_bytes(digest, "big", signed=True)]})
+    return len(set(digests)) == 1
+
+
+def _behind_identities(tensor):
+    while tensor.op.type == "Identity" and not tensor.op.control_inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _free(decision, name, index, bounds, communicator, report):
+    readers = index.readers(decision)
+    context = control_flow_context(decision.op)
+    try:
+        sure_here = bounds.is_true(decision)
+    except UnknownCheckError as error:
+        if bounds.is_made_of_transfers(decision):
+            report.kept[decision.op.name] = f"{error} is known only when the last one has arrived"
+        return
+    sure = communicator.all_true(sure_here, name)
+    _skip_check_when(sure, decision, index, bounds)
+    # The branch for `sure`: True, and otherwise not computed; the other branch is the check.
+    _, at_once = tf.raw_ops.Switch(data=sure, pred=sure)
+    if context is not None:
+        # A decision inside a condition is computed only when that holds; so must the early one be.
+        at_once = brought_into(context, at_once)
+    early = tf.raw_ops.Merge(inputs=[decision, at_once]).output
+    for op, position in readers:
+        update_input(op, position, early)
+    report.freed[decision.op.name] = [op.name for op, _ in readers]
+
+
+def _skip_check_when(sure, decision, index, bounds):
+    """Makes a check the branch for `not sure`: what serves the check alone is not computed otherwise."""
+    members = bounds.ops_between_transfers_and(decision.op, index)
+    serving = set()
+    for op in reversed(members):
+        users = {user.name for user in index.users(op)}
+        is_alone = users <= serving and not control_outputs(op)
+        if op is decision.op or (is_alone and not bounds.is_transfer(op)):
+            serving.add(op.name)
+    reaching = {op.name for op in members} - serving
+    switched = {}
+    for op in members:
+        if op.name in serving:
+            for position, tensor in enumerate(op.inputs):
+                if tensor.op.name in reaching:
+                    if tensor.name not in switched:
+                        switched[tensor.name], _ = tf.raw_ops.Switch(data=tensor, pred=sure)
+                    update_input(op, position, switched[tensor.name])
+
+
+def _issue_in_order(transfers, index, world_size):
+    """Cuts transfers into fragments and lets each fragment wait for one before it, so that few are under way at once.
+
+    The order is that in which the backward pass delivers the gradients; the cut is that of the split strategy, finer
+    where a fragment is large. An identity stands in front of each transfer but those of the first fragments.
+    """
+    made = {op.name: number for number, op in enumerate(index.ops)}
+    ready = sorted(transfers, key=lambda transfer: made[transfer.sent[0].op.name])
+    sizes = [transfer.size_bytes for transfer in ready]
+    strategy = groups.of_this_process().strategies.of(groups.WORLD)
+    cut = strategy.cut(sizes) if strategy.fits(len(sizes)) else [list(range(len(sizes)))]
+    flights = fragments.cut_for_flight(cut, sizes, world_size)
+    for earlier, later in zip(flights, flights[fragments.most_in_flight() :]):
+        with tf.control_dependencies([ready[position].op for position in earlier]):
+            for transfer in (ready[position] for position in later):
+                for _, place in transfer.routes:
+                    update_input(transfer.entry, place, tf.identity(transfer.entry.inputs[place]))
+    return [
+        Fragment([ready[position].op.name for position in flight], sum(sizes[position] for position in flight))
+        for flight in flights
+    ]

@@ -1,0 +1,113 @@
+"""Finds the transfers of a graph: operators that all-reduce gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.graphs import control_flow_context
+from npu_bridge.collective.horovod_tensors import sender_of
+from npu_bridge.gradients.tailing import branches
+from npu_bridge.gradients.tailing.branches import CHANGES_OF_DTYPE, JOINS, SUMS
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A place where floating-point tensors go from rank to rank: averaged, added up or joined.
+
+    Attributes:
+      op: whose outputs arrive: a Horovod op, or the end of a branch that holds one, as `hvd.DistributedOptimizer`
+        builds it, or of the ops that turn numbers into what is sent and back.
+      entry: whose inputs are sent; mostly the same op.
+      routes: of each tensor, its position among the outputs of `op` and among the inputs of `entry`.
+      factor: what the sum over the ranks is multiplied by besides a mean's division.
+      wire_dtype: the dtype in which they are sent.
+      adds_up: a sum is taken in `wire_dtype`, which may overflow. Otherwise no number that arrives is larger than the
+        largest one sent.
+    """
+
+    op: tf.Operation
+    entry: tf.Operation
+    routes: tuple[tuple[int, int], ...]
+    factor: float
+    wire_dtype: tf.DType
+    adds_up: bool = True
+
+    @property
+    def sent(self) -> list[tf.Tensor]:
+        """The tensors of this rank, in the order of `arrived`."""
+        return [self.entry.inputs[position] for _, position in self.routes]
+
+    @property
+    def arrived(self) -> list[tf.Tensor]:
+        """What they become."""
+        return [self.op.outputs[position] for position, _ in self.routes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors as far as static shapes tell."""
+        return sum((tensor.shape.num_elements() or 0) for tensor in self.sent) * self.wire_dtype.size
+
+
+def find_transfers(ops: Iterable[tf.Operation]) -> list[Transfer]:
+    """The transfers among ops of a TF 1 graph, in order; those of integers, flags among them, are left out."""
+    found = (_transfer(op) for op in ops)
+    return [transfer for transfer in found if transfer is not None]
+
+
+def hidden_transfer(ops: Iterable[tf.Operation], transfers: Iterable[Transfer]) -> str:
+    """The name of a gradient's transfer in a function that some op runs and that is none of these; "" for none."""
+    known = {transfer.op.name for transfer in transfers}
+    inside = (name for op in ops if op.name not in known for name in branches.transfers_inside(op))
+    return next(inside, "")
+
+
+def is_flag_transfer(op: tf.Operation) -> bool:
+    """True for a sum of one integer over the ranks, as a joint decision is made of."""
+    return op.type in SUMS and len(op.outputs) == 1 and op.outputs[0].dtype.is_integer and op.outputs[0].shape == []
+
+
+def _transfer(op):
+    sender = sender_of(op)
+    if sender is not None:
+        return Transfer(op, sender, ((0, 0),), 1.0, op.outputs[0].dtype, adds_up=False)
+    if op.type in (*SUMS, *JOINS) and op.outputs and op.outputs[0].dtype.is_floating:
+        adds_up = op.type in SUMS
+        factor = abs(op.get_attr("prescale_factor") * op.get_attr("postscale_factor")) if adds_up else 1.0
+        routes = tuple((position, position) for position in range(len(op.outputs)))
+        return _out_of_its_branch(Transfer(op, op, routes, factor, op.outputs[0].dtype, adds_up))
+    exchange = branches.exchange_in(op) if op.type in branches.TYPES else None
+    return None if exchange is None else Transfer(op, op, *exchange)
+
+
+def _out_of_its_branch(transfer):
+    """A transfer in a branch made of switches goes from the switch that lets its input in to the merge at its end."""
+    if control_flow_context(transfer.op) is None or len(transfer.routes) != 1:
+        return transfer
+    end, start = transfer.op, transfer.op.inputs[0].op
+    while end.type != "Merge":
+        users = end.outputs[0].consumers()
+        if len(users) != 1 or not _leads_on(users[0], end):
+            return transfer
+        end = users[0]
+    while start.type in CHANGES_OF_DTYPE:
+        start = start.inputs[0].op
+    if start.type != "Switch" or not _is_unchanged_otherwise(end, start):
+        return transfer
+    return dataclasses.replace(transfer, op=end, entry=start, routes=((0, 0),))
+
+
+def _leads_on(user, op):
+    """Whether `user` passes on what `op` gives, no larger than it is: rows that were joined are averaged that way."""
+    if user.type == "RealDiv" and user.inputs[0].op is op:
+        divisor = tf.get_static_value(user.inputs[1])
+        return divisor is not None and divisor.ndim == 0 and abs(divisor) >= 1
+    return user.type in ("Merge", *CHANGES_OF_DTYPE)
+
+
+def _is_unchanged_otherwise(merge, start):
+    """Whether the branch without transfer gives what was sent."""
+    others = [tensor.op for tensor in merge.inputs if tensor.op.type == "Switch"]
+    return len(others) == 1 and others[0].inputs[0].name == start.inputs[0].name

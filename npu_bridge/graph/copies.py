@@ -1,0 +1,59 @@
+"""Copies the part of a TF 1 graph that computes a tensor from variables, to be evaluated once more in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import message
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.loop import COLLECTIVE_TYPES, LOOP_TYPES, definition_of
+from npu_bridge.graph.operators import producers
+from npu_bridge.graph.search import dependency_order
+
+tf1 = tf.compat.v1
+# Shapes do not depend on the values of variables, so that a mask that is drawn for one stays the same.
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
+    """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
+
+    Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
+    nothing that changes a state is copied. The function is to be called, under control dependencies, wherever a copy is
+    wanted: in conditions and loops as well.
+
+    Raises:
+      ValueError: something in between cannot be copied.
+    """
+    handles = {getattr(variable, "handle", variable).op for variable in variables}
+    needed = dependency_order([tensor.op], lambda op: () if op.type in _SHAPES else producers(op.inputs))
+    depends = set(handles)
+    copied = []
+    for op in needed:
+        if op not in handles and op.type not in _SHAPES and depends.intersection(producers(op.inputs)):
+            depends.add(op)
+            copied.append(op)
+            _check(op, owner)
+    definition, outer = definition_of(tensor.graph, copied, keeps_order=False)
+
+    def copy():
+        if not copied:
+            return tf.identity(tensor)
+        (made,) = tf1.import_graph_def(definition, outer, [tensor.name], name="evaluated_again")
+        return made
+
+    return copy
+
+
+def _check(op, owner):
+    types = [op.type, *(node.op for node in nodes_in_functions(op.graph, [op.node_def]))]
+    is_apart = [name for name in types if name in LOOP_TYPES or name.startswith(COLLECTIVE_TYPES)]
+    if is_apart:
+        reason = "is part of a loop" if is_apart[0] in LOOP_TYPES else "belongs to all ranks"
+        problem = "the loss cannot be evaluated a second time in this graph"
+        got = f"{op.name}, which {reason}"
+        mend = "Train eagerly or in a tf.function, with the loss as a function."
+        raise ValueError(message(owner, problem, "a loss without loops and transfers", got, mend))

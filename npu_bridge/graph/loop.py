@@ -1,0 +1,154 @@
+"""Copies a training step into a `while_loop` of its graph, so that one operator trains several steps in a row.
+
+Variables, iterators and tables stay outside, where the loop shares them with the original step. Iterations run strictly
+one after the other, so a loop computes what running the original step again would. A step is not copied, and the reason
+is given, where one of its operators keeps state in itself (a seeded random operator, say), belongs to all ranks, or is
+part of a loop already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.graphs import is_reference
+from npu_bridge.graph.control_flow import classic_control_flow
+from npu_bridge.graph.operators import computed_ops
+
+tf1 = tf.compat.v1
+_SCOPE = "iteration_loop"
+LOOP_TYPES = frozenset({"Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration"})
+# Operators that negotiate by name among ranks: a copy would be another participant.
+COLLECTIVE_TYPES = ("Collective", "Horovod", "Nccl")
+# Marked as stateful, but what they keep is in a variable, an iterator or a table.
+_STATE_IN_RESOURCES = (
+    "Assert",
+    "Assign",
+    "DeepCopy",
+    "IteratorGetNext",
+    "LookupTable",
+    "Print",
+    "ReadVariableOp",
+    "Resource",
+    "VarIsInitializedOp",
+)
+# Random operators that keep their generator in themselves; without a seed, other numbers are as good.
+_RANDOM_TYPES = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
+
+class NotLoopableError(Exception):
+    """Says why a step cannot be copied into a loop.
+
+    Attributes:
+      is_only_random: whether seeded random operators are all that stands against it.
+    """
+
+    def __init__(self, reasons: dict[tf.Operation, str]):
+        super().__init__(next(iter(reasons.values())))
+        self.is_only_random = all(op.type in _RANDOM_TYPES for op in reasons)
+
+
+class InGraphLoop(NamedTuple):
+    """Training steps as one operator.
+
+    Attributes:
+      op: trains them; to be run as a target.
+      count: int64 scalar placeholder: how many steps.
+    """
+
+    op: tf.Operation
+    count: tf.Tensor
+
+
+def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[str] = ()) -> InGraphLoop:
+    """Makes a loop whose every iteration does what running some operators does.
+
+    Args:
+      graph: a TF 1 graph that is not finalized.
+      step: the operators that make up a training step.
+      fed: names of tensors whose value is given with the run; every iteration gets the same one.
+    Raises:
+      NotLoopableError: the step holds something that a copy would not be equal to. The graph is as it was.
+    Graph: name scope `iteration_loop`, with a copy of all that the step computes.
+    Ranks: local.
+    """
+    step, fed = list(step), frozenset(fed)
+    copied = [op for op in computed_ops(step, fed) if not _is_shared(op)]
+    reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
+    if reasons:
+        raise NotLoopableError(reasons)
+    definition, outer = definition_of(graph, copied, fed)
+
+    def train_once(number):
+        done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
+        with tf.control_dependencies(done):
+            return number + 1
+
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.name_scope(""):
+        with tf.name_scope(_SCOPE), classic_control_flow():
+            count = tf1.placeholder(tf.int64, [], name="count")
+            start = tf.constant(0, tf.int64)
+            reached = tf1.while_loop(lambda number: number < count, train_once, [start], parallel_iterations=1)
+    return InGraphLoop(reached.op, count)
+
+
+def definition_of(
+    graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
+) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
+    """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.
+
+    Tensors that are fed are handed in though they are computed inside. With `keeps_order` operators wait for those of
+    each other that they do not read.
+    """
+    definition, outer = tf1.GraphDef(), {}
+    definition.versions.CopyFrom(graph.graph_def_versions)
+    inside = {op.name for op in copied}
+
+    def source(tensor):
+        if tensor.op.name in inside and tensor.name not in fed:
+            return tensor.name
+        name = f"outer_{tensor.name.replace(':', '_')}:0"
+        outer[name] = tensor
+        return name
+
+    for op in copied:
+        node = definition.node.add()
+        node.CopyFrom(op.node_def)
+        # Placement next to a variable: on a machine without other devices it says nothing.
+        node.attr.pop("_class", None)
+        controls = [f"^{other.name}" for other in op.control_inputs if keeps_order and other.name in inside]
+        node.input[:] = [*map(source, op.inputs), *controls]
+    return definition, outer
+
+
+def _is_shared(op):
+    """Whether an operator only gives access to something that outlives a step: a variable, an iterator, a table."""
+    if op.type == "Placeholder":
+        return True
+    gives_access = op.outputs and all(out.dtype == tf.resource or is_reference(out.dtype) for out in op.outputs)
+    return bool(gives_access) and not op.inputs and op.type != "TemporaryVariable"
+
+
+def _reason_against_a_copy(op):
+    if op.type in LOOP_TYPES:
+        return f"{op.name} is part of a loop of its own"
+    if op.type.startswith(COLLECTIVE_TYPES):
+        return f"{op.name} ({op.type}) belongs to all ranks"
+    is_unseeded = op.type in _RANDOM_TYPES and op.get_attr("seed") == op.get_attr("seed2") == 0
+    if op.op_def.is_stateful and not is_unseeded and not op.type.startswith(_STATE_IN_RESOURCES):
+        return f"{op.name} ({op.type}) keeps state in itself"
+    return ""

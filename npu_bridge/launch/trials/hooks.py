@@ -1,0 +1,160 @@
+"""Hooks of a trial: the history of losses, initial weights changed by a rounding, the list of operators, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.gradients.collections import UNSCALED_LOSS
+from npu_bridge.graph.variables import changes_variable
+from npu_bridge.reporting.history import HISTORY_FILE
+from npu_bridge.reporting.history_hook import HistoryHook
+from npu_bridge.session.hooked_session import HookOfTraining
+from npu_bridge.session.precision.rewriter import has_floating_type
+
+# No precision mode lowers them by themselves: they move values, or hold them.
+_NOT_LOWERED = ("Cast", "Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "Shape")
+
+
+class HistoryOfTrial(HistoryHook, HookOfTraining):
+    """Writes every step to `history.jsonl` of the trial's folder, unless the script writes one there itself.
+
+    Where the graph has no global step, training runs are counted.
+    """
+
+    def __init__(self, folder: str):
+        super().__init__(os.path.join(folder, HISTORY_FILE))
+        self._is_of_script: bool | None = None
+        self._runs = 0
+        self._graph: Any = None
+
+    def begin(self):
+        """Looks up tensors; the loss is that of the gradients where no optimizer of ours has named one."""
+        if self._is_of_script is None:
+            self._is_of_script = os.path.exists(self.history.path)
+        self._graph = tf.compat.v1.get_default_graph()
+        super().begin()
+
+    def after_create_session(self, session, coord):
+        """Continues the file."""
+        if not self._is_of_script:
+            super().after_create_session(session, coord)
+
+    def before_run(self, run_context):
+        """Asks for the numbers of this run."""
+        if self._is_of_script:
+            return None
+        graph = run_context.session.graph
+        if graph is not self._graph:  # sessions of two graphs take turns
+            with graph.as_default():
+                self.begin()
+        if not graph.get_collection(UNSCALED_LOSS) and self.training.loss is not None:
+            # The collection of losses, which is asked otherwise, may hold parts of what is trained.
+            self._fetches["loss"] = self.training.loss
+        return super().before_run(run_context)
+
+    def after_run(self, run_context, run_values):
+        """Adds the step."""
+        self._runs += 1
+        if not self._is_of_script:
+            super().after_run(run_context, run_values)
+
+    def read_step(self, session) -> int:
+        """The global step; without one, the training runs so far."""
+        return super().read_step(session) if self._global_step is not None else self._runs
+
+    def end(self, session):
+        """Closes the file."""
+        self.history.close()
+
+
+class RoundInitialWeights(HookOfTraining):
+    """Changes each initial weight by one rounding up, one down or none, once in a process.
+
+    The same number of a draw gives the same changes, on every rank.
+    """
+
+    def __init__(self, draw: int):
+        self._draw = draw
+        self._is_done = False
+
+    def after_create_session(self, session, coord):
+        """Changes the variables that are trained."""
+        if self._is_done:
+            return
+        self._is_done = True
+        variables = [each for each in session.graph.get_collection("trainable_variables") if each.dtype.is_floating]
+        for variable, value in zip(variables, session.run(variables)):
+            variable.load(rounded_otherwise(value, self._draw, variable.op.name), session)
+
+
+class ListOperators(HookOfTraining):
+    """Writes a JSON list of the operators of the first training run that a precision mode may lower.
+
+    Each has `name`, `type`, and `where`: the line of the script that made it, "" where none did.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def after_create_session(self, session, coord):
+        """Writes the file."""
+        if os.path.exists(self._path):
+            return
+        listed = [
+            {"name": op.name, "type": op.type, "where": _line_of(op)} for op in self.training.ops if _may_be_lowered(op)
+        ]
+        Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
+
+
+class EndAfterSteps(HookOfTraining):
+    """Ends the script, with exit code 0, after some training runs."""
+
+    def __init__(self, steps: int):
+        self._left = steps
+
+    def after_run(self, run_context, run_values):
+        """Raises SystemExit after the last one."""
+        self._left -= 1
+        if self._left <= 0:
+            raise SystemExit(0)
+
+
+def rounded_otherwise(value: Any, draw: int, name: str) -> np.ndarray:
+    """A floating array, each number of it one rounding up, one down or as it was; zeros stay.
+
+    The same draw and name give the same changes.
+    """
+    value = np.asarray(value)
+    ways = np.random.RandomState([draw, zlib.crc32(name.encode())]).randint(-1, 2, value.shape)
+    ways = np.where(value == 0, 0, ways)
+    exact = value if value.dtype in (np.float32, np.float64, np.float16) else value.astype(np.float32)
+    target = np.where(ways > 0, np.inf, -np.inf).astype(exact.dtype)
+    changed = np.where(ways == 0, exact, np.nextafter(exact, target))
+    return changed.astype(value.dtype)
+
+
+def _may_be_lowered(op: tf.Operation) -> bool:
+    """Not what changes variables, nor what is not computed in the dtype of its inputs."""
+    if op.type in _NOT_LOWERED or op.op_def.is_stateful or changes_variable(op.type):
+        return False
+    floats = [tensor for tensor in (*op.inputs, *op.outputs) if tensor.dtype == tf.float32]
+    return bool(floats) and has_floating_type(op.type)
+
+
+def _line_of(op: tf.Operation) -> str:
+    """The script's line, as `train.py:31: tf.exp(logits)`; "" for an operator that a backward pass has made."""
+    frames = [frame for frame in op.traceback or () if "site-packages" not in frame.filename]
+    own = [frame for frame in frames if f"{os.sep}npu_bridge{os.sep}" not in frame.filename]
+    if not own or "gradients" in op.name.split("/")[0]:
+        return ""
+    frame = traceback.FrameSummary(own[-1].filename, own[-1].lineno, own[-1].name)
+    return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"

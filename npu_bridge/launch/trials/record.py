@@ -1,0 +1,173 @@
+"""Records how a training starts: initial weights, and what each of its first steps reads and draws at random.
+
+A folder has `rank_<n>` for each rank with
+
+- `record.json`: `steps`, `losses` of the steps (null where none was seen), `kinds` of the recorded tensors by name
+  ("batch", "fed" or "random"), and `not_recorded`, what could not be: a list of names with the reason;
+- `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
+- `step_00000.npz` and so on: the values of the tensors by name.
+
+`.npz` are numpy's archives. Values of bfloat16 are saved as float32.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.files import new_file, write_whole
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.tf_internals.graphs import control_flow_context, operator_definition
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.session import steps_per_run
+from npu_bridge.session.dump_files import plain
+from npu_bridge.session.hooked_session import HookOfTraining
+
+_BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
+_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
+_RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
+
+
+class Sources(NamedTuple):
+    """Where a step reads what is not computed from its weights.
+
+    Attributes:
+      tensors: those that can be recorded, by name.
+      kinds: "batch" or "random" for each.
+      missing: names of the others, each with the reason.
+    """
+
+    tensors: dict[str, tf.Tensor]
+    kinds: dict[str, str]
+    missing: dict[str, str]
+
+
+class RecordSteps(HookOfTraining):
+    """Writes the first steps of a process's first training session.
+
+    Ranks: local; each writes its own folder.
+    """
+
+    def __init__(self, folder: str, steps: int, rank: int):
+        self._folder = folder_of_rank(folder, rank)
+        self._steps = steps
+        self._session: Any = None
+        self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}}
+        self._secondary = Secondary(f"the record in {self._folder}")
+        self._is_whole = True
+
+    def after_create_session(self, session, coord):
+        """Writes the weights."""
+        if self._session is None:
+            self._session = session
+            self._save("weights.npz", weights_of(session))
+
+    def before_run(self, run_context):
+        """Asks for what the step reads."""
+        if run_context.session is not self._session:
+            return None
+        sources = sources_of(self.training.ops, self.training.fed_names)
+        self._facts["kinds"].update(sources.kinds)
+        self._facts["not_recorded"].update(sources.missing)
+        if steps_per_run(self._session) > 1:
+            self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
+        loss = self.training.loss
+        fetches: dict[str, Any] = {"values": sources.tensors}
+        return tf.estimator.SessionRunArgs({**fetches, "loss": loss} if loss is not None else fetches)
+
+    def after_run(self, run_context, run_values):
+        """Writes the step."""
+        if run_context.session is not self._session or self._facts["steps"] >= self._steps:
+            return
+        graph = self._session.graph
+        for key, value in (run_context.original_args.feed_dict or {}).items():
+            tensor = graph.as_graph_element(key, allow_operation=False) if not isinstance(key, tf.Tensor) else key
+            if np.asarray(value).dtype.kind in "biuf":
+                run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
+                self._facts["kinds"][tensor.name] = "fed"
+            else:
+                self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
+        self._save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
+        loss = run_values.results.get("loss")
+        self._facts["losses"].append(None if loss is None else float(loss))
+        self._facts["steps"] += 1
+        if self._facts["steps"] == self._steps:
+            self.end(self._session)
+
+    def end(self, session):
+        """Writes what there is, also of a training that was shorter."""
+        if self._session is None or "weights_after" in self._facts:
+            return
+        if session is not None:
+            self._save("weights_after.npz", weights_of(session))
+        self._facts["weights_after"] = session is not None
+        if self._is_whole:  # a record that lacks a step could not be replayed
+            self._secondary.attempt(self._write_facts, now=True)
+
+    def _write_facts(self) -> None:
+        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self._facts, indent=1))
+
+    def _save(self, name: str, values: Mapping[str, Any]) -> None:
+        self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
+
+    def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
+        np.savez(archive, **{key: plain(value) for key, value in values.items()})
+        with new_file(os.path.join(self._folder, name), "wb") as file:
+            file.write(archive.getbuffer())
+
+
+def folder_of_rank(folder: str, rank: int) -> str:
+    """Where a rank's part of a record is."""
+    return os.path.join(folder, f"rank_{rank}")
+
+
+def weights_of(session: Any) -> dict[str, np.ndarray]:
+    """Every variable of a session's graph that holds numbers, by name."""
+    variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    return session.run({variable.op.name: variable for variable in variables if _is_number(variable.dtype)})
+
+
+def sources_of(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
+    """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
+    found = Sources({}, {}, {})
+    for op in ops:
+        kind = _kind_of(op.type)
+        if kind is None:
+            inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
+            hidden = sorted(name for name in inside if _kind_of(name) is not None)
+            if hidden:
+                found.missing[op.name] = f"{', '.join(hidden)} inside a function"
+            continue
+        for tensor in op.outputs:
+            if tensor.name in fed:
+                continue
+            if not _is_number(tensor.dtype):
+                found.missing[tensor.name] = f"its values are {tensor.dtype.name}"
+            elif control_flow_context(op) is not None:
+                found.missing[tensor.name] = "it is inside a loop or a condition"
+            else:
+                found.tensors[tensor.name], found.kinds[tensor.name] = tensor, kind
+    return found
+
+
+def _kind_of(op_type: str) -> str | None:
+    if op_type.startswith(_BATCHES):
+        return "batch"
+    definition = operator_definition(op_type)
+    names = {attribute.name for attribute in definition.attr} if definition is not None else set()
+    if op_type.startswith(_RANDOM) or ({"seed", "seed2"} <= names and "Dataset" not in op_type):
+        return "random"
+    return None
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    dtype = dtype.base_dtype
+    return dtype.is_floating or dtype.is_integer or dtype.is_bool

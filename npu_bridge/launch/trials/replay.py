@@ -1,0 +1,80 @@
+"""Feeds a training with a record, and says whether it comes to the same losses and weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.reading import open_file
+from npu_bridge.launch.trials.record import folder_of_rank, weights_of
+from npu_bridge.launch.trials.replay_tf1 import Replay
+from npu_bridge.session.hooked_session import HookOfTraining
+
+
+class ReplaySteps(HookOfTraining):
+    """Replays a record in the first session of a process that trains, and ends the script after it.
+
+    The verdict is a JSON file to write, with `steps`, and `differences`, a list of sentences.
+
+    Raises:
+      OSError: nothing was recorded there for this rank.
+    Ranks: local.
+    """
+
+    def __init__(self, folder: str, rank: int, verdict: str):
+        self._replay = Replay(folder, rank)
+        self._folder, self._verdict = folder_of_rank(folder, rank), verdict
+        self._session: Any = None
+        self._losses: list[float | None] = []
+
+    def after_create_session(self, session, coord):
+        """Loads the weights."""
+        if self._session is None:
+            self._session = session
+            self._replay.load_weights(session)
+
+    def before_run(self, run_context):
+        """Feeds what the recorded step has read."""
+        if run_context.session is not self._session:
+            return None
+        feeds = self._replay.feeds(self._session.graph, len(self._losses))
+        return tf.estimator.SessionRunArgs([] if self.training.loss is None else self.training.loss, feeds)
+
+    def after_run(self, run_context, run_values):
+        """Compares, and raises SystemExit after the last step."""
+        if run_context.session is not self._session:
+            return
+        self._losses.append(None if self.training.loss is None else float(run_values.results))
+        if len(self._losses) < self._replay.steps:
+            return
+        found = {"steps": len(self._losses), "differences": self._differences()}
+        write_whole(self._verdict, json.dumps(found, indent=1))  # all that a replay is for
+        raise SystemExit(0)
+
+    def _differences(self) -> list[str]:
+        pairs = enumerate(zip(self._replay.losses, self._losses))
+        found = [
+            f"the loss of step {step} is {there!r} in the record and {here!r} here"
+            for step, (there, here) in pairs
+            if there != here and not (there != there and here != here)
+        ]
+        path = os.path.join(self._folder, "weights_after.npz")
+        recorded: dict[str, np.ndarray] = {}
+        if os.path.lexists(path):
+            with open_file(path, "rb", within=self._folder) as file:
+                recorded = dict(np.load(file))
+        weights = weights_of(self._session)
+        for name in recorded:
+            if name not in weights:
+                found.append(f"there is no variable {name} here")
+                continue
+            there, here = recorded[name], np.asarray(weights[name]).astype(recorded[name].dtype)
+            if there.tobytes() != here.tobytes():
+                apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
+                found.append(f"{name} is off by {apart:.3g} at most after {len(self._losses)} steps")
+        return found

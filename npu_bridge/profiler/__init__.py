@@ -1,1 +1,0 @@
-"""Traces of part of a script."""

@@ -1,1 +1,0 @@
-"""The scope around the initialisation of variables."""

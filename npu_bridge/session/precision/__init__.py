@@ -1,0 +1,55 @@
+"""Mixed precision: which operator types compute in 16 bits, and switching to float32 in the middle of a training.
+
+`Precision` is what the options of a run ask for. `Precision.prepare` readies session settings, and `attach` (or
+`PrecisionHook`, where somebody else makes the sessions) lets a session follow. The work is done by TensorFlow's own
+rewriter, which `rewriter.py` steers.
+"""
+
+from npu_bridge.session.precision.exemptions import KEEP_DTYPE, mark
+from npu_bridge.session.precision.functions import lower_functions
+from npu_bridge.session.precision.hook import PrecisionHook, PrecisionSummaryHook
+from npu_bridge.session.precision.keras_callback import AccelerateTrainCallback
+from npu_bridge.session.precision.live_session import (
+    Build,
+    attach,
+    builds_of,
+    one_decision,
+    policy_of_last_step,
+    precision_of_session,
+)
+from npu_bridge.session.precision.modes import ORIGINAL, Policy
+from npu_bridge.session.precision.op_lists import (
+    OpLists,
+    register_float_function,
+    register_half_function,
+    register_promote_function,
+)
+from npu_bridge.session.precision.opt_level import OptLevel, from_opt_level
+from npu_bridge.session.precision.policy import Precision, check_files
+from npu_bridge.session.precision.switch import Switch
+
+__all__ = [
+    "AccelerateTrainCallback",
+    "KEEP_DTYPE",
+    "ORIGINAL",
+    "Build",
+    "OpLists",
+    "OptLevel",
+    "Policy",
+    "Precision",
+    "PrecisionHook",
+    "PrecisionSummaryHook",
+    "Switch",
+    "attach",
+    "builds_of",
+    "check_files",
+    "from_opt_level",
+    "lower_functions",
+    "mark",
+    "one_decision",
+    "policy_of_last_step",
+    "precision_of_session",
+    "register_float_function",
+    "register_half_function",
+    "register_promote_function",
+]

@@ -1,0 +1,104 @@
+"""Exempts single operators from mixed precision: `keep_dtype_scope`, `keep_tensors_dtypes`, `customize_dtypes`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import tensorflow as tf
+
+from npu_bridge.base.tf_internals.graphs import control_flow_context, set_attribute
+from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE, UPDATES
+from npu_bridge.graph.operators import elements_of
+from npu_bridge.graph.search import search
+from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.operator_dtypes import OperatorDtypes
+from npu_bridge.session.precision.rewriter import MATRIX_TYPES
+
+KEEP_DTYPE = "_keep_dtype"  # operators with this attribute are exempt from every change of dtype
+
+
+def mark(op: tf.Operation) -> None:
+    """Exempts an operator from every change of dtype."""
+    set_attribute(op, KEEP_DTYPE, tf.compat.v1.AttrValue(i=1))
+
+
+def has_mark(op: tf.Operation) -> bool:
+    """Whether an operator was made in `keep_dtype_scope` or named to `keep_tensors_dtypes`."""
+    try:
+        return bool(op.get_attr(KEEP_DTYPE))
+    except ValueError:
+        return False
+
+
+def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
+    """The dtype asked for by operator type.
+
+    The rewriter knows types only: for the sake of one operator that is to be lowered its whole type is let in, and
+    `kept_ops` keeps the others out.
+    """
+    asked = dict(dtypes.by_type)
+    for name, dtype in dtypes.by_name.items():
+        for op in elements_of(graph, name) if dtype != "float32" else ():
+            asked.setdefault(op.type, dtype)
+    return asked
+
+
+def kept_ops(
+    dtypes: OperatorDtypes, policy: Policy, ops: Iterable[tf.Operation], allowed: Collection[str] = ()
+) -> list[tf.Operation]:
+    """Those of a run's operators that keep their dtype whatever the lists of types say; `allowed` names more types."""
+    ops = list(ops)
+    let_in = {op.type for op in ops if dtypes.by_name.get(op.name, "float32") != "float32"} - set(dtypes.by_type)
+    if policy.reach == "all":
+        let_in.clear()
+    elif policy.reach != "nothing":
+        let_in -= MATRIX_TYPES  # these are lowered anyway
+    kept = []
+    for op in ops:
+        asked = dtypes.by_name.get(op.name) or dtypes.by_type.get(op.type)
+        if asked == "float32" or (asked is None and (has_mark(op) or op.type in let_in)):
+            kept.append(op)
+    if policy.reach == "nothing" or not ops:
+        return kept
+    states = _ops_of_updates(ops) if policy.reach == "all" else _starting(_ops_of_updates(ops), allowed)
+    if policy.reach == "all":
+        states |= _ops_of_loss_scale(ops)
+    return [*kept, *sorted(states - set(kept), key=lambda op: op.name)]
+
+
+def _starting(ops: set[tf.Operation], allowed: Collection[str]) -> set[tf.Operation]:
+    """Those of the types from which mixed precision starts to lower."""
+    return {op for op in ops if op.type in MATRIX_TYPES or op.type in allowed}
+
+
+def _ops_of_updates(ops: list[tf.Operation]) -> set[tf.Operation]:
+    """Those that compute what optimizers keep, and numbers such as their rates: in 16 bits a decay of 0.999 is 1."""
+    own = set(ops)
+    noted = own.intersection(ops[0].graph.get_collection(UPDATES))
+
+    def numbers_before(op):
+        return [value.op for value in op.inputs if value.dtype == tf.float32 and value.shape.rank == 0]
+
+    numbers = search([op for start in noted for op in numbers_before(start)], numbers_before)
+    return {op for op in own.intersection(noted.union(numbers)) if _computes_in_float32(op)}
+
+
+def _computes_in_float32(op: tf.Operation) -> bool:
+    has_float32 = any(value.dtype == tf.float32 for value in (*op.inputs, *op.outputs))
+    return bool(op.inputs) and has_float32 and not op.op_def.is_stateful
+
+
+def _ops_of_loss_scale(ops: list[tf.Operation]) -> set[tf.Operation]:
+    """Those that compute with a loss scale: in float16 one above 65504 is infinite, and is so for ever."""
+    graph, own = ops[0].graph, set(ops)
+    states = [variable.handle for variable in graph.get_collection(LOSS_SCALE_STATE) if hasattr(variable, "handle")]
+
+    def consumers(values):
+        return [op for value in values for op in value.consumers() if op in own and control_flow_context(op) is None]
+
+    def next_ops(op):
+        # As far as it is a number: what a gradient becomes, divided by it, is like any other tensor.
+        return consumers(value for value in op.outputs if value.dtype == tf.float32 and value.shape.rank == 0)
+
+    found = search(consumers([*graph.get_collection(LOSS_SCALE), *states]), next_ops)
+    return {op for op in found if any(value.dtype == tf.float32 for value in op.outputs) and not op.op_def.is_stateful}

@@ -1,0 +1,53 @@
+"""Exports a 16-bit model or checkpoint in float32, for programs that go on with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import message
+from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
+
+_OWNER = "amp.export_float32"
+_NARROW = (tf.float16, tf.bfloat16)
+
+
+def export_float32(source: Any, path: str | None = None) -> Any:
+    """Everything that is kept in 16 bits, in float32: values are the same, names too.
+
+    Args:
+      source: a Keras model; or the path of a checkpoint, or of a folder whose newest one is meant.
+      path: where to write the checkpoint; only with a path as `source`.
+    Returns:
+      A new Keras model of stock layers; or the path of the new checkpoint.
+    Raises:
+      ValueError: there is no checkpoint, `path` is missing or is that of the source, or a model cannot be rebuilt.
+    """
+    if isinstance(source, tf.keras.Model):
+        return with_dtypes(source, ModelDtypes(), _OWNER)
+    found = tf.train.latest_checkpoint(source) or source
+    if not tf.compat.v1.train.checkpoint_exists(found):
+        mend = "Pass a Keras model, a folder, or a path without .index."
+        raise ValueError(message(_OWNER, "there is no checkpoint", "one", repr(source), mend))
+    if path is None or path == found:
+        mend = "Pass path=... of the new one."
+        raise ValueError(message(_OWNER, "there is nowhere to write to", "another path", repr(path), mend))
+    reader = tf.train.load_checkpoint(found)
+    names, values = [], []
+    for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
+        value = reader.get_tensor(name)
+        names.append(name)
+        values.append(value.astype("float32") if dtype in _NARROW else value)
+    with tf.init_scope():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            holders = [tf.compat.v1.placeholder(tf.as_dtype(_dtype_of(value))) for value in values]
+            write = tf.raw_ops.SaveV2(
+                prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=holders
+            )
+            session.run(write, dict(zip(holders, values)))
+    return path
+
+
+def _dtype_of(value: Any) -> Any:
+    return tf.string if getattr(value, "dtype", None) is None or value.dtype.kind in "OSU" else value.dtype

@@ -1,0 +1,90 @@
+"""Mixed precision for `tf.function` and compiled Keras models, in eager execution.
+
+TensorFlow builds the executor of a function when it is called with settings it has not been called with before, and the
+settings are those of the calling thread. The rewriter reads its lists from the environment at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.sessions import set_settings_of_functions, settings_of_functions, with_config
+from npu_bridge.session.precision import executed
+from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.policy import Precision
+
+_FOLLOWS = "_npu_bridge_precision"  # of a function, the precision it follows
+
+
+@contextlib.contextmanager
+def low_precision(precision: Precision, policy: Policy) -> Iterator[None]:
+    """Inside, functions that this thread calls follow a policy of the training: its `configured` or its `low`."""
+    before = settings_of_functions()
+    # An executor may be built in any step: the last batch of an epoch can have another shape.
+    with environment.temporarily(functools.partial(precision.variables_of_functions, policy)):
+        set_settings_of_functions(with_config(before, precision.prepare))
+        try:
+            yield
+        finally:
+            set_settings_of_functions(before)
+
+
+def call_low(precision: Precision, policy: Policy, function: Callable, *inputs: Any, trains: bool = True) -> Any:
+    """Calls a function under a policy of the training; the first one that trains is asked what it is executed as."""
+    with low_precision(precision, policy):
+        if not trains or not precision.is_to_be_asked(policy):
+            precision.tell_plan()
+            return function(*inputs)
+        with executed.asked_call() as answer:
+            results = function(*inputs)
+        precision.note_executed(policy, answer.count(policy.low_dtype))
+        return results
+
+
+def follow(model: Any, precision: Precision) -> None:
+    """Lets `fit`, `evaluate` and `predict` of this Keras model compute in the configured policy; nothing else does."""
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        setattr(model, name, _making_low(getattr(model, name), precision, "train" in name))
+
+
+def _making_low(make: Callable, precision: Precision, trains: bool) -> Callable:
+    """A maker of functions whose calls follow the configured policy."""
+
+    @functools.wraps(make)
+    def made(*arguments, **keywords):
+        function = make(*arguments, **keywords)
+        if getattr(function, _FOLLOWS, None) is precision:  # made before: Keras keeps what it was given
+            return function
+
+        def low(*inputs):
+            return call_low(precision, precision.configured, function, *inputs, trains=trains)
+
+        setattr(low, _FOLLOWS, precision)
+        return low
+
+    return made
+
+
+def lower_functions(precision: Precision) -> None:
+    """From now on functions that this thread calls follow the configured policy.
+
+    Single operators, named or with inputs to round (`customize_dtypes`), are beyond it: functions are not seen before
+    they are built. Where nothing is lowered, nothing changes.
+    """
+    if precision.asks_for_single_operators:
+        say_once(
+            logging.WARNING,
+            "customize_dtypes: in functions only rules for an operator type with one dtype have an effect. Expected "
+            "OpType::TYPE rules; got names, or inputs and outputs that differ. Use modify_mixlist for the others.",
+        )
+    if precision.low_dtype is None:
+        return
+    for name, text in precision.variables_of_functions(precision.configured).items():
+        environment.write_variable(name, text)
+    set_settings_of_functions(with_config(settings_of_functions(), precision.prepare))

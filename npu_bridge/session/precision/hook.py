@@ -1,0 +1,103 @@
+"""Session hooks that apply mixed precision to sessions made by others, and write its phase for TensorBoard."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import check_count
+from npu_bridge.session.precision.accelerate import Progress
+from npu_bridge.session.precision.live_session import attach, policy_of_last_step
+from npu_bridge.session.precision.policy import Precision
+
+
+class PrecisionHook(tf.estimator.SessionRunHook):
+    """Attaches every new session of a loop, the ones made after a failure too.
+
+    The settings of these sessions must have gone through `Precision.prepare`. Evaluation and prediction need the hook
+    as well when they use the same settings: it keeps the acceleration of a training away from them.
+
+    Args:
+      precision: of the training; give the same object to every loop of it.
+      is_training: whether the loop is the training. Only it decides what counts as a step: an evaluation may come in
+        the middle of it.
+      steps, max_steps: how far the loop goes, counted from where it starts or from 0. With either, a step trigger needs
+        no variables: while neither `STEP_NOW` nor `TOTAL_STEP` is set, the global step after the last run counts.
+    Ranks: local, except that an accelerated training decides together when to switch.
+    """
+
+    def __init__(
+        self, precision: Precision, steps: int | None = None, max_steps: int | None = None, is_training: bool = False
+    ):
+        self._precision = precision
+        self._is_training = is_training
+        self._steps = steps
+        self._max_steps = max_steps
+        self._global_step = None
+
+    def begin(self):
+        """Finds the global step; rounds single values as asked, while no session knows the graph."""
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._precision.round_single_values(tf.compat.v1.get_default_graph())
+
+    def after_create_session(self, session, coord):
+        """Attaches the session."""
+        del coord
+        attach(session, self._precision)
+        if self._is_training and self._precision.switch is not None and self._global_step is not None:
+            self._precision.switch.count_steps_with(self._counter(session))
+
+    def _counter(self, session):
+        if self._max_steps is None and self._steps is None:
+            return None
+        total = self._max_steps
+        if total is None:
+            total = int(session.run(self._global_step)) + self._steps
+        return lambda: Progress(total, int(session.run(self._global_step)))
+
+
+class PrecisionSummaryHook(tf.estimator.SessionRunHook):
+    """Writes the scalar `precision/is_low` for TensorBoard: 1 while a training runs in low precision, else 0.
+
+    Written in the first run, in every n-th, and where it changes. Sessions that no precision follows get none.
+
+    Args:
+      summary_dir: folder of the event files; the one an Estimator writes to may be shared.
+      every_n_steps: runs between two entries, at least 1.
+    Raises:
+      ValueError: `every_n_steps` is below 1.
+    Ranks: local. Give it to rank 0 alone.
+    """
+
+    TAG = "precision/is_low"
+
+    def __init__(self, summary_dir: str, every_n_steps: int = 100):
+        mend = "Pass the steps between two summaries."
+        check_count("PrecisionSummaryHook", "every_n_steps", every_n_steps, mend)
+        self._summary_dir = summary_dir
+        self._every_n_steps = every_n_steps
+        self._global_step = None
+        self._runs = 0
+        self._shown: bool | None = None
+
+    def begin(self):
+        """Finds the global step."""
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._runs, self._shown = 0, None
+
+    def after_run(self, run_context, run_values):
+        """Writes an entry when one is due."""
+        policy = policy_of_last_step(run_context.session)
+        if policy is None or self._global_step is None:
+            return
+        is_low = policy.low_dtype is not None
+        if is_low != self._shown or self._runs % self._every_n_steps == 0:
+            value = tf.compat.v1.Summary.Value(tag=self.TAG, simple_value=float(is_low))
+            writer = tf.compat.v1.summary.FileWriterCache.get(self._summary_dir)
+            writer.add_summary(tf.compat.v1.Summary(value=[value]), run_context.session.run(self._global_step))
+        self._runs, self._shown = self._runs + 1, is_low
+
+    def end(self, session):
+        """Sees that everything is in the file."""
+        del session
+        if self._shown is not None:
+            tf.compat.v1.summary.FileWriterCache.get(self._summary_dir).flush()

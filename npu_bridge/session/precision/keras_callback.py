@@ -1,0 +1,199 @@
+"""`AccelerateTrainCallback`: the switch of `accelerate_train_mode` for `model.fit`.
+
+The train function is called with the rewriter switched on while the training is in low precision, and as it is from the
+switch on (`functions.py`): it is traced once and compiled twice, and variables, optimizer and iterator do not notice.
+Evaluation and prediction have functions of their own. Where eager execution is
+off, Keras trains in a session, which follows by itself; there this callback only tells it how far training has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base import environment
+from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.options import parse_accelerate_train_mode, read_session_config, with_entry
+from npu_bridge.session.precision.functions import call_low
+from npu_bridge.session.precision.live_session import precision_of_session
+from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.policy import Precision
+
+_TRAINED = frozenset({"the variables of a Keras model"})
+
+
+class AccelerateTrainCallback(tf.keras.callbacks.Callback):
+    """Lets the first part of a `fit` compute in low precision, the rest as the model says.
+
+    Steps count from the optimizer's `iterations`, so a training that is resumed goes on where it was. Once the switch
+    has happened it holds for every later `fit` with the same callback.
+
+    Args:
+      accelerate_train_mode: text as for the option of this name, such as "fast|step|0.9" or "fast1|loss|1.1".
+      total_step: steps of the whole training; by default those of this `fit` beside the ones done before.
+      final_loss: the loss aimed at; needed by a loss trigger.
+      loss: which of the logs a loss trigger looks at. Executed eagerly, Keras logs means over the epoch so far.
+    Raises:
+      ValueError: the mode is not legal, or `final_loss` is missing; when training begins, the steps of an epoch are
+        unknown and `total_step` is missing, the model runs eagerly, or the Keras session is not made for it.
+    Ranks: collective while the switch has not happened; every rank needs the callback.
+    Example:
+      model.fit(data, epochs=10, callbacks=[AccelerateTrainCallback("fast|step|0.9")])
+    """
+
+    def __init__(
+        self,
+        accelerate_train_mode: str,
+        total_step: int | None = None,
+        final_loss: float | None = None,
+        loss: str = "loss",
+    ):
+        super().__init__()
+        self._supports_tf_logs = True  # logs stay tensors until somebody needs a number
+        key = {"experimental_accelerate_train_mode": accelerate_train_mode}
+        self._options = read_session_config(with_entry(None, key))
+        self._plan = parse_accelerate_train_mode(self._options.accelerate_train_mode)
+        if self._plan is not None and self._plan.trigger == "loss" and final_loss is None:
+            raise _error("final_loss is missing", "the loss aimed at", "None", "Pass final_loss=....")
+        self._total_step, self._final_loss, self._loss = total_step, final_loss, loss
+        self._precision: Precision | None = None
+        self._policy: Policy | None = None
+        self._original: Any = None
+        self._is_due = False
+        self._steps_done, self._steps_before_epoch = 0, 0
+        self._has_begun = False
+
+    @property
+    def policy(self) -> Policy | None:
+        """What the latest training step followed, as it was executed; None before the first, or if a session knows."""
+        return self._policy if self._precision is None else self._precision.as_executed(self._policy)
+
+    def on_train_begin(self, logs=None):
+        """Takes its place in front of the train function, or looks whether the session follows."""
+        if self._plan is None:
+            return
+        self._give_back()
+        self._steps_done = _iterations(self.model)
+        self._has_begun = False
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            _check_session(self._plan)
+            return
+        _check_model(self.model)
+        if self._precision is None:
+            steps_per_run = steps_per_execution(self.model)
+            self._precision = Precision(self._options.replace(iterations_per_loop=steps_per_run))
+        if self._precision.switch is not None:
+            self._original = self.model.train_function
+            self.model.train_function = self._train
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Tells what is aimed at, before the first step."""
+        self._steps_before_epoch = self._steps_done
+        if self._plan is None or self._has_begun:
+            return
+        self._has_begun = True
+        if self._plan.trigger == "loss":
+            environment.write_variable("TARGET_LOSS", self._final_loss)
+            environment.write_variable("LOSS_NOW", "0.0")
+        else:
+            environment.write_variable("TOTAL_STEP", self._total(epoch))
+            environment.write_variable("STEP_NOW", self._steps_done)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Says that the next step is one of this training."""
+        self._is_due = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Tells how far training has come."""
+        self._is_due = False
+        self._steps_done = self._steps_before_epoch + batch + 1
+        if self._plan is None:
+            return
+        if self._plan.trigger == "step":
+            environment.write_variable("STEP_NOW", self._steps_done)
+        elif self._precision is None or not self._precision.switch.has_happened:
+            environment.write_variable("LOSS_NOW", float(self._loss_in(logs or {})))
+
+    def on_train_end(self, logs=None):
+        """Gives the train function back."""
+        self._give_back()
+
+    def _train(self, iterator):
+        """In place of the model's train function."""
+        if not self._is_due:  # a fit that failed left this here, and another one goes without the callback
+            return self._original(iterator)
+        self._is_due = False
+        had_happened = self._precision.switch.has_happened
+        self._policy = self._precision.policy_of_run(_TRAINED)
+        if self._policy is self._precision.low:
+            return call_low(self._precision, self._precision.low, self._original, iterator)
+        start = time.perf_counter()
+        logs = self._original(iterator)
+        if not had_happened and not self._precision.is_in_vain:
+            self._precision.switch.report(time.perf_counter() - start, "its first step")
+        return logs
+
+    def _give_back(self):
+        if self._original is not None and self.model.train_function == self._train:
+            self.model.train_function = self._original
+        self._original = None
+        self._is_due = False
+
+    def _total(self, first_epoch):
+        if self._total_step is not None:
+            return self._total_step
+        steps, samples = self.params.get("steps"), self.params.get("samples")
+        if steps is None and samples:
+            steps = math.ceil(samples / self.params["batch_size"])
+        if steps is None:
+            expected = "total_step, or data whose length is known"
+            raise _error("the steps of an epoch are unknown", expected, "neither", "Pass total_step=....")
+        return self._steps_done + (self.params["epochs"] - first_epoch) * steps
+
+    def _loss_in(self, logs):
+        if self._loss not in logs:
+            expected = f"one of {', '.join(logs)}" if logs else "logs of a training step"
+            raise _error("loss is not in the logs", expected, repr(self._loss), "Name a metric of the model.")
+        return logs[self._loss]
+
+
+def _iterations(model) -> int:
+    counter = getattr(model.optimizer, "iterations", None)
+    return int(tf.keras.backend.get_value(counter)) if counter is not None else 0
+
+
+def _check_model(model):
+    if model.run_eagerly:
+        mend = "Compile the model without run_eagerly."
+        raise _error("operators that run one by one cannot change", "a compiled model", "run_eagerly=True", mend)
+    if model.jit_compile:
+        text = message(
+            "AccelerateTrainCallback",
+            "XLA compiles the model, so TensorFlow's rewriter does not see it",
+            "jit_compile=False",
+            "jit_compile=True",
+            "Nothing will run in low precision.",
+        )
+        say_once(logging.WARNING, text)
+
+
+def _check_session(plan):
+    precision = precision_of_session(tf.compat.v1.keras.backend.get_session())
+    if precision is not None and precision.switch is not None and precision.switch.plan == plan:
+        return
+    got = "a session that says nothing" if precision is None or precision.switch is None else "another mode"
+    raise _error(
+        "the Keras session does not follow",
+        "a session whose settings say experimental_accelerate_train_mode, the same",
+        got,
+        "Call set_keras_session_npu_config(config) with such settings before the model is built.",
+    )
+
+
+def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(message("AccelerateTrainCallback", problem, expected, got, mend))

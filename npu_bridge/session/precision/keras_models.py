@@ -1,0 +1,246 @@
+"""A Keras model in other dtypes than it was made in: with 16-bit layers, 16-bit variables, or float32 again.
+
+Functional and sequential models are rebuilt from their configuration, with other dtypes in it, and get the weights of
+the old one. Models of a class of their own cannot be; their layers get other policies where they are, before the
+variables are made.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.classes import change_class
+from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.tf_internals.training import is_graph_network, set_dtype_policy
+from npu_bridge.session.precision import rewriter
+from npu_bridge.session.precision.batch_norm import BatchNormalizationIn16Bits, BatchNormalizationInFloat32
+
+_BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization
+_OURS = (BatchNormalizationIn16Bits, BatchNormalizationInFloat32)
+# Layers that look numbers up, so these must not be rounded before.
+_LOOKING_UP = ("Embedding", "Hashing", "CategoryEncoding", "IntegerLookup", "StringLookup", "Discretization")
+
+
+@tf.keras.utils.register_keras_serializable(package="npu_bridge")
+class _RoundedOrthogonal(tf.keras.initializers.Orthogonal):
+    """Keras' initializer for variables of bfloat16, which TensorFlow's decomposition does not know."""
+
+    def __call__(self, shape, dtype=None, **kwargs):
+        return tf.cast(super().__call__(shape, tf.float32, **kwargs), dtype)
+
+
+class ModelDtypes(NamedTuple):
+    """The dtypes that a model is to have.
+
+    Attributes:
+      compute: what layers compute in: "float32", "float16" or "bfloat16".
+      variables: what variables are kept in; where they have more bits than `compute` they are cast at each use, and
+        are the master weights of the training.
+      keeps_batchnorm: batch normalisation has float32 variables and computes in float32.
+      outputs: dtype of floating outputs; None for as they come.
+      of_layers: compute dtype of single layers, by the name of a layer or of its class.
+    """
+
+    compute: str = "float32"
+    variables: str = "float32"
+    keeps_batchnorm: bool = True
+    outputs: str | None = None
+    of_layers: Mapping[str, str] = {}
+
+    def policy_of(self, name: str, class_name: str, is_batchnorm: bool) -> str:
+        """The name of the Keras policy of a layer."""
+        compute = self.of_layers.get(name, self.of_layers.get(class_name, self.compute))
+        if is_batchnorm and self.keeps_batchnorm:
+            return "float32"
+        return compute if compute == self.variables or compute == "float32" else f"mixed_{compute}"
+
+
+def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
+    """A model in other dtypes.
+
+    Args:
+      model: a Keras model: functional or sequential, whose weights are taken over; or of a class of its own and not
+        built, which is changed itself.
+      dtypes, owner: what it is to have, and who asks.
+    Returns:
+      A new model, not compiled, with the names of the old one; or the same one when its class is its own.
+    Raises:
+      TypeError: it is no Keras model.
+      ValueError: it cannot be rebuilt.
+    """
+    if not isinstance(model, tf.keras.Model):
+        raise TypeError(message(owner, "model is none", "a Keras model", type(model).__name__, "Pass model=None."))
+    if is_graph_network(model) or isinstance(model, tf.keras.Sequential):
+        changed = _rebuilt(model, dtypes, owner)
+    else:
+        changed = _in_place(model, dtypes, owner)
+    _tell_others(changed, dtypes, owner)
+    _leave_layer_norm_alone(changed, dtypes)
+    return changed
+
+
+def _rebuilt(model, dtypes, owner):
+    classes = {type(layer).__name__: type(layer) for layer in _layers_of(model)}
+    classes.update({ours.__name__: ours for ours in _OURS}, BatchNormalization=_BATCH_NORMALIZATION)
+    functions: dict[str, Callable] = {}
+    config = copy.deepcopy(model.get_config())
+    layers = {layer.name: layer for layer in _layers_of(model)}
+    for piece in _pieces_of(config):
+        _change(piece, dtypes, classes, layers, functions)
+    try:
+        with tf.keras.utils.custom_object_scope({**classes, **functions}):
+            changed = _with_outputs(type(model).from_config(config), dtypes.outputs)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as reason:
+        mend = "Cast to a dtype of the model's layers inside of it, or make it under such a policy."
+        problem = f"the model {model.name!r} cannot be rebuilt with layers in {dtypes.compute}"
+        raise ValueError(
+            message(owner, problem, "layers that follow their policy", str(reason).partition("\n")[0], mend)
+        ) from reason
+    if model.built and model.weights:
+        changed.set_weights(model.get_weights())
+    return changed
+
+
+def _pieces_of(config: Any) -> Iterator[dict]:
+    """Every serialised object inside a configuration, those inside wrappers and models too."""
+    if isinstance(config, dict):
+        if isinstance(config.get("config"), dict) and "class_name" in config:
+            yield config
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for part in config:
+            yield from _pieces_of(part)
+
+
+def _change(piece, dtypes, classes, layers, functions):
+    """Another dtype for one serialised layer; other objects have none."""
+    config, name = piece["config"], piece["class_name"].rpartition(">")[2]
+    if name in ("Orthogonal", "OrthogonalInitializer") and dtypes.variables == "bfloat16":
+        piece.update(class_name=_RoundedOrthogonal.__name__, module=__name__)
+        piece["registered_name"] = f"npu_bridge>{_RoundedOrthogonal.__name__}"
+    if "dtype" not in config or "name" not in config:
+        return
+    if name == "InputLayer":
+        if tf.as_dtype(config["dtype"]).is_floating and not _is_looked_up(layers.get(config["name"])):
+            config["dtype"] = dtypes.compute
+        return
+    if name == "Lambda" and config["name"] in layers:
+        # The function itself: what is saved of it has lost the module that it was written in.
+        key = f"function of {config['name']}"
+        functions[key] = layers[config["name"]].function
+        config.update(function=key, function_type="function")
+    is_batchnorm = issubclass(classes.get(name, object), _BATCH_NORMALIZATION)
+    config["dtype"] = dtypes.policy_of(config["name"], name, is_batchnorm)
+    if is_batchnorm and classes[name] in (*_OURS, _BATCH_NORMALIZATION):
+        config.pop("output_dtype", None)
+        layer = _layer_of_batchnorm(dtypes)
+        if layer is BatchNormalizationInFloat32:
+            config["output_dtype"] = dtypes.compute
+        is_stock = layer is _BATCH_NORMALIZATION
+        module, registered = ("keras.layers", None) if is_stock else (layer.__module__, f"npu_bridge>{layer.__name__}")
+        piece.update(class_name=layer.__name__, module=module, registered_name=registered)
+
+
+def _layer_of_batchnorm(dtypes: ModelDtypes) -> type:
+    if dtypes.compute == "float32":
+        return _BATCH_NORMALIZATION
+    return BatchNormalizationInFloat32 if dtypes.keeps_batchnorm else BatchNormalizationIn16Bits
+
+
+def _is_looked_up(layer: Any) -> bool:
+    nodes = getattr(layer, "outbound_nodes", ())
+    return any(type(node.layer).__name__ in _LOOKING_UP for node in nodes)
+
+
+def _with_outputs(model, dtype):
+    """The model with one more layer behind each floating output that has another dtype."""
+    if dtype is None:
+        return model
+    if isinstance(model, tf.keras.Sequential):
+        if not model.layers or getattr(model.layers[-1], "dtype_policy", None) != tf.keras.mixed_precision.Policy(
+            dtype
+        ):
+            model.add(tf.keras.layers.Activation("linear", dtype=dtype, name=f"{model.name}_{dtype}"))
+        return model
+    names = list(model.output_names)
+    flat = tf.nest.flatten(model.output)
+    if all(not tensor.dtype.is_floating or tensor.dtype == dtype for tensor in flat):
+        return model
+    casts = [
+        tf.keras.layers.Activation("linear", dtype=dtype, name=f"{name}_{dtype}")(tensor)
+        if tensor.dtype.is_floating and tensor.dtype != dtype
+        else tensor
+        for name, tensor in zip(names, flat)
+    ]
+    outputs = tf.nest.pack_sequence_as(model.output, casts)
+    changed = type(model)(inputs=model.input, outputs=outputs, name=model.name)
+    changed.output_names = names  # losses and metrics are found by them
+    return changed
+
+
+def _in_place(model, dtypes, owner):
+    if model.built or model.weights:
+        problem = f"the model {model.name!r} is of a class of its own and has its variables already"
+        mend = "Call this before the model sees its first batch."
+        raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", mend))
+    for layer in _layers_of(model):
+        is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
+        set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))
+        if is_batchnorm and type(layer) in (*_OURS, _BATCH_NORMALIZATION):
+            change_class(layer, _layer_of_batchnorm(dtypes))
+            layer.output_dtype = dtypes.compute
+    if dtypes.outputs is not None:
+        model.call = _casting(model.call, dtypes.outputs)
+    return model
+
+
+def _casting(call, dtype):
+    @functools.wraps(call)
+    def cast_call(*arguments, **keywords):
+        outputs = call(*arguments, **keywords)
+        return tf.nest.map_structure(
+            lambda value: tf.cast(value, dtype) if tf.is_tensor(value) and value.dtype.is_floating else value, outputs
+        )
+
+    return cast_call
+
+
+def _layers_of(model: Any) -> list:
+    return [model, *(module for module in model.submodules if isinstance(module, tf.keras.layers.Layer))]
+
+
+def _tell_others(model, dtypes, owner):
+    """Says which variables have not become what they were to be: layers can have a mind of their own."""
+    others = [
+        variable.name
+        for layer in model.submodules
+        if isinstance(layer, tf.keras.layers.Layer) and _is_meant(layer, dtypes)
+        for variable in layer.weights
+        if variable.dtype.is_floating and variable.dtype != dtypes.variables
+    ]
+    if others:
+        others = sorted(set(others))
+        say_once(
+            logging.WARNING,
+            f"{owner}: layers keep variables in float32 by themselves. Expected {dtypes.variables}; got "
+            f"{', '.join(others[:5])}{' ...' if len(others) > 5 else ''}. They train as they are.",
+        )
+
+
+def _is_meant(layer, dtypes):
+    is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
+    is_excepted = dtypes.of_layers.keys() & {layer.name, type(layer).__name__}
+    return not (is_excepted or layer.submodules or (is_batchnorm and dtypes.keeps_batchnorm))
+
+
+def _leave_layer_norm_alone(model, dtypes):
+    """Switches a pass of TensorFlow 2.15 off that replaces float16 layer normalisation by a kernel CPUs do not have."""
+    names = {type(layer).__name__ for layer in model.submodules}
+    if dtypes.compute == "float16" and "LayerNormalization" in names and rewriter.device_kind() == "CPU":
+        tf.config.optimizer.set_experimental_options({"remapping": False})

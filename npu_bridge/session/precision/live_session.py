@@ -1,0 +1,248 @@
+"""Lets a live session build each of its executors in the precision that holds at that moment.
+
+TensorFlow keeps one executor for each set of fetches and targets, and builds it at the first run that asks for it. So
+a set that has not been built in the wanted precision is built ahead of its run, with the rewriter's lists in the
+environment just for that time. Another precision for a set that is built already needs another set: the same one and
+an operator that does nothing. Nothing else changes in the session, which keeps its variables, iterators and the state
+of its random operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
+from npu_bridge.base.tf_internals.graphs import opened_for_changes
+from npu_bridge.base.tf_internals.sessions import content_of, is_remote, run_options_buffer
+from npu_bridge.graph.run import Run, run_of
+from npu_bridge.session.precision import executed
+from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.policy import Precision
+
+MARKER = "npu_bridge_original_precision"
+# No session has so many thread pools. A direct session of TensorFlow 2.15 builds the executor of a run, keeps it, and
+# only then refuses a pool it does not have.
+_MISSING_POOL = 2**31 - 1
+
+
+class Build(NamedTuple):
+    """An executor that was built: under which policy, whether its run trains, and how long it took."""
+
+    policy: Policy
+    is_training: bool
+    secs: float
+
+
+def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
+    """Lets a session follow the precision of a training; a session follows one.
+
+    Its settings must have gone through `Precision.prepare`. What it has run before keeps its executors as they are.
+
+    Graph: adds one operator that does nothing, also to a finalized graph, when the precision can switch.
+    """
+    if not precision.is_active or find_engine(session, _Executors) is not None:
+        return
+    if is_remote(session):
+        say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
+        return
+    executors = _Executors(session.graph, precision)
+    executors.round_new_operators()
+    add_engine(session, executors)
+
+
+def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
+    """The precision an attached session follows; None for other sessions."""
+    executors = find_engine(session, _Executors)
+    return executors.precision if executors is not None else None
+
+
+def builds_of(session: tf.compat.v1.Session) -> list[Build]:
+    """The executors an attached session has built so far, in order; empty for other sessions."""
+    executors = find_engine(session, _Executors)
+    return list(executors.builds) if executors is not None else []
+
+
+def policy_of_last_step(session: tf.compat.v1.Session) -> Policy | None:
+    """The policy the latest run that trains followed, as far as it was executed so.
+
+    None before the first, and for sessions not attached.
+    """
+    executors = find_engine(session, _Executors)
+    return executors.precision.as_executed(executors.last_training) if executors is not None else None
+
+
+@contextlib.contextmanager
+def one_decision(session: tf.compat.v1.Session) -> Iterator[None]:
+    """Inside, all runs of an attached session that train the same follow the policy of the first; made for loops.
+
+    Ranks: the decision is joint as ever, but taken once.
+    """
+    executors = find_engine(session, _Executors)
+    if executors is None:
+        yield
+        return
+    executors.decided = {}
+    try:
+        yield
+    finally:
+        executors.decided = None
+
+
+class _Executors(SessionEngine):
+    """The executors of one session."""
+
+    place = Place.PRECISION
+
+    def __init__(self, graph: tf.Graph, precision: Precision):
+        self.builds: list[Build] = []
+        self.last_training: Policy | None = None
+        self.decided: dict[frozenset, Policy] | None = None  # by what is trained, while a decision is kept
+        self.graph = graph
+        self.lock = threading.RLock()
+        self.precision = precision
+        self._marker = _marker(graph) if precision.switch is not None else None
+        self._kinds: dict[tuple, Run] = {}
+        self._targets: dict[tuple, list[tf.Operation]] = {}
+
+    def execute(self, session, request):
+        self.round_new_operators()
+        targets, policy, is_training = self._targets_for(session, request)
+        request = request._replace(targets=targets)
+        if not is_training:
+            return self.inner.execute(session, request)
+        if self.precision.is_to_be_asked(policy):
+            with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
+                results = self.inner.execute(session, request._replace(options=options, metadata=metadata))
+            self.precision.note_executed(policy, answer.count(policy.low_dtype))
+            return results
+        self.precision.tell_plan()
+        return self.inner.execute(session, request)
+
+    def make_callable(self, session, fetches, feed_list, accept_options):
+        # A callable without a list of feeds would go past `execute`.
+        return self.inner.make_callable(session, fetches, [] if feed_list is None else feed_list, accept_options)
+
+    def set_up_partial_run(self, session, fetches, feeds):
+        self.round_new_operators()
+        with self._lists_of(self.precision.configured):
+            return self.inner.set_up_partial_run(session, fetches, feeds)
+
+    def prepare_call(self, session, callable_options):
+        """A function whose every call follows the precision of the moment; TF 1 Keras trains by such functions."""
+        self.round_new_operators()
+        pairs = callable_options.tensor_connection
+        names = [*callable_options.fetch, *callable_options.target, *(pair.from_tensor for pair in pairs)]
+        asked = [self.graph.as_graph_element(name) for name in names]
+        kind = run_of(self.graph, asked, [*callable_options.feed, *(pair.to_tensor for pair in pairs)])
+        made: dict[Policy, Callable] = {}
+
+        def make_with(more_targets):
+            options = type(callable_options)()
+            options.CopyFrom(callable_options)
+            options.target.extend(op.name for op in more_targets)
+            return self.inner.prepare_call(session, options)
+
+        def of_this_moment():
+            policy = self.policy_of(kind)
+            self.precision.tell_plan()
+            with self.lock:
+                if policy not in made:
+                    made[policy] = self.build(kind, policy, make_with)
+                return made[policy]
+
+        if not kind.trained:
+            of_this_moment()  # so that what is wrong with it is said now
+        return lambda *arguments, **keywords: of_this_moment()(*arguments, **keywords)
+
+    def _targets_for(self, session, request):
+        """The targets with which a run gets the executor it should have, which is built if need be.
+
+        With them its policy, and whether it trains.
+        """
+        debug_options = b""  # the only run options an executor is built for
+        if request.options is not None:
+            given = tf.compat.v1.RunOptions.FromString(content_of(request.options))
+            debug_options = given.debug_options.SerializeToString()
+        names = [tuple(element.name for element in asked) for asked in (request.fetches, request.targets)]
+        fed = tuple(sorted(reference.deref().name for reference in request.feeds))
+        key = (*names, fed, debug_options)
+        if key not in self._kinds:
+            self._kinds[key] = run_of(self.graph, [*request.fetches, *request.targets], fed)
+        policy = self.policy_of(self._kinds[key])
+
+        def build_with(more_targets):
+            targets = [*request.targets, *more_targets]
+            self._build_ahead(session, request._replace(targets=targets), debug_options)
+            return targets
+
+        with self.lock:
+            if (key, policy) not in self._targets:
+                self._targets[key, policy] = self.build(self._kinds[key], policy, build_with)
+            return self._targets[key, policy], policy, bool(self._kinds[key].trained)
+
+    def _build_ahead(self, session, request, debug_options):
+        """Has TensorFlow build the executor of a run, and run nothing."""
+        run_options = tf.compat.v1.RunOptions(inter_op_thread_pool=_MISSING_POOL)
+        run_options.debug_options.MergeFromString(debug_options)
+        with run_options_buffer(run_options) as options:
+            try:
+                self.inner.execute(session, request._replace(options=options, metadata=None))
+            except tf.errors.InvalidArgumentError as error:
+                if "inter_op_thread_pool" not in error.message:
+                    raise
+
+    def round_new_operators(self) -> None:
+        """Changes operators that the session has not seen yet; TensorFlow would ignore a later change."""
+        with self.lock:
+            self.precision.round_single_values(self.graph)
+
+    def policy_of(self, kind: Run) -> Policy:
+        """The policy of a run that is about to start. May wait for other ranks, so not under the lock."""
+        decided = self.decided if self.decided is not None and kind.trained else {}
+        policy = decided.get(kind.trained)
+        if policy is None:
+            policy = decided[kind.trained] = self.precision.policy_of_run(kind.trained)
+        if kind.trained:
+            self.last_training = policy
+        return policy
+
+    def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
+        """Builds an executor under a policy: gives what `build_with` returns for some targets beside the run's own."""
+        precision = self.precision
+        is_switched = precision.switch is not None and kind.trained and policy is not precision.low
+        more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]
+        with self._lists_of(policy):
+            start = time.perf_counter()
+            built = build_with(more_targets)
+            secs = time.perf_counter() - start
+        if (
+            is_switched
+            and not precision.is_in_vain
+            and not any(build.is_training and build.policy == policy for build in self.builds)
+        ):
+            precision.switch.report(secs)
+        self.builds.append(Build(policy, bool(kind.trained), secs))
+        return built
+
+    def _lists_of(self, policy):
+        return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
+
+
+def _marker(graph: tf.Graph) -> tf.Operation:
+    """The operator that does nothing; made once in a graph."""
+    try:
+        return graph.get_operation_by_name(MARKER)
+    except KeyError:
+        with opened_for_changes(graph), graph.as_default(), tf.name_scope(""), tf.control_dependencies(None):
+            with tf.device(None):
+                return tf.no_op(name=MARKER)

@@ -1,0 +1,130 @@
+"""Functions by which a script moves operator types between the lists of mixed precision, for one graph.
+
+    register_float_function("Softmax")      # in the default graph: sessions of this graph follow
+    lists = OpLists().with_half("Softmax")  # or as a value, for `from_opt_level` and `modify_mixlist`
+
+The lists belong to a graph, never to the process. They change what a precision mode lowers and lower nothing by
+themselves: a graph without a mode, and the part of an accelerated training after its switch, stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.files import write_whole
+from npu_bridge.session.precision.mixlist import Mixlist
+from npu_bridge.session.precision.rewriter import has_floating_type
+
+_KEY = ("npu_bridge", "op_lists")  # TensorFlow exports collections with text keys only
+
+
+class OpLists(NamedTuple):
+    """Operator types by what becomes of them; a type is in one set at most, the last word counts.
+
+    Attributes:
+      half: compute in the low dtype.
+      floats: keep their dtype.
+      promote: are lowered only between operators that are, and stay in float32 behind one that stays.
+    """
+
+    half: frozenset[str] = frozenset()
+    floats: frozenset[str] = frozenset()
+    promote: frozenset[str] = frozenset()
+
+    def with_half(self, *op_types: str) -> OpLists:
+        """These lists with some types in the low dtype; `ValueError` for what is no operator type to lower."""
+        return self._with("register_half_function", "half", op_types)
+
+    def with_float(self, *op_types: str) -> OpLists:
+        """These lists with some types in their own dtype; errors as `with_half`."""
+        return self._with("register_float_function", "floats", op_types)
+
+    def with_promote(self, *op_types: str) -> OpLists:
+        """These lists with some types that follow their inputs; errors as `with_half`."""
+        return self._with("register_promote_function", "promote", op_types)
+
+    def register(self, graph: tf.Graph | None = None) -> None:
+        """Adds these lists to those of a graph, the default one when None."""
+        _update(graph, lambda lists: lists.with_half(*self.half).with_float(*self.floats).with_promote(*self.promote))
+
+    def as_mixlist(self) -> Mixlist:
+        """The same in the terms of mixed precision."""
+        return Mixlist(allowed=self.half, denied=self.floats, following=self.promote)
+
+    def write_mixlist(self, path: str) -> None:
+        """Writes a file for the option `modify_mixlist`, complete or not at all."""
+        following = sorted(self.promote)
+        content = {
+            "black-list": {"to-add": sorted(self.floats), "to-remove": following},
+            "white-list": {"to-add": sorted(self.half), "to-remove": following},
+        }
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+
+    def write_operator_dtypes(self, path: str, low_dtype: str) -> None:
+        """Writes a file for the option `customize_dtypes`, which goes with every precision mode; no `promote` there."""
+        dtypes = {**dict.fromkeys(sorted(self.floats), "float32"), **dict.fromkeys(sorted(self.half), low_dtype)}
+        rules = (f"OpType::{name}:InputDtype:{dtype},OutputDtype:{dtype}\n" for name, dtype in dtypes.items())
+        write_whole(path, "".join(rules))
+
+    def _with(self, where: str, name: str, op_types: Iterable[str]) -> OpLists:
+        for op_type in op_types:
+            _check(where, op_type)
+        moved = frozenset(op_types)
+        return OpLists(
+            **{field: getattr(self, field) - moved | (moved if field == name else set()) for field in self._fields}
+        )
+
+
+def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
+    """Lets operators of a type compute in the low dtype, whatever TensorFlow's lists say.
+
+    Call it before the first run of a session that computes them; a later call for the same type wins.
+
+    Args:
+      op_type: a TensorFlow operator type, such as "Softmax".
+      graph: the graph; the default one when None.
+    Raises:
+      TypeError: `op_type` is no text.
+      ValueError: there is no such type, or it has no floating dtype to choose.
+    """
+    _update(graph, lambda lists: lists.with_half(op_type))
+
+
+def register_float_function(op_type: str, graph: tf.Graph | None = None) -> None:
+    """Lets operators of a type keep their dtype; else as `register_half_function`."""
+    _update(graph, lambda lists: lists.with_float(op_type))
+
+
+def register_promote_function(op_type: str, graph: tf.Graph | None = None) -> None:
+    """Lets operators of a type follow their inputs, in float32 unless all are lowered; else as
+    `register_half_function`."""
+    _update(graph, lambda lists: lists.with_promote(op_type))
+
+
+def registered(graph: tf.Graph) -> OpLists:
+    """The lists of a graph; empty when nobody registered anything."""
+    kept = graph.get_collection_ref(_KEY)
+    return kept[0] if kept else OpLists()
+
+
+def _update(graph, change):
+    graph = tf.compat.v1.get_default_graph() if graph is None else graph
+    graph.get_collection_ref(_KEY)[:] = [change(registered(graph))]
+
+
+def _check(where: str, op_type: Any) -> None:
+    expected = "the type of a TensorFlow operator with a floating dtype"
+    if not isinstance(op_type, str):
+        mend = 'Pass "Softmax", for example; op.type tells that of an operator.'
+        raise TypeError(message(where, "the operator type is no text", expected, repr(op_type), mend))
+    is_known = op_type.isidentifier() and hasattr(tf.raw_ops, op_type)
+    if is_known and has_floating_type(op_type):
+        return
+    mend = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "op.type tells the type of an operator.")
+    problem = "this type has no floating dtype to choose" if is_known else "there is no such operator type"
+    raise ValueError(message(where, problem, expected, repr(op_type), mend))

@@ -1,0 +1,203 @@
+"""`opt_level="O0".."O3"`: a shorthand for a precision mode, lists of operator types and a kind of loss scale.
+
+| level | operators | batch normalisation | loss scale |
+| --- | --- | --- | --- |
+| O0 | float32 | float32 | none |
+| O1 | those mixed precision allows in float16 | float32 | dynamic |
+| O2 | all that have float16 | float32 | dynamic |
+| O3 | all that have float16 | float16 | none |
+
+Variables and their updates are float32 in every level, so no level needs a second copy of the weights; where O3 stands
+for float16 variables elsewhere, it does not here.
+Source: the levels of mixed-precision training with PyTorch, in the terms of TensorFlow's rewriter.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16
+from npu_bridge.session.precision.op_lists import OpLists
+
+BATCH_NORM_TYPES = ("FusedBatchNormV2", "FusedBatchNormV3", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+_OVERRIDES = ("loss_scale", "low_dtype", "keep_batchnorm_fp32", "half_types", "float_types", "promote_types")
+# Start, growth and limits of the dynamic scale of these levels.
+_DYNAMIC = {
+    "init_loss_scale": 2.0**16,
+    "incr_every_n_steps": 2000,
+    "decr_every_n_nan_or_inf": 1,
+    "incr_ratio": 2,
+    "decr_ratio": 0.5,
+}
+
+
+class _Level(NamedTuple):
+    mode: str
+    is_dynamic: bool
+    keeps_batchnorm: bool | None  # None: not a matter of choice
+
+
+_LEVELS = {
+    "O0": _Level("origin", False, None),
+    "O1": _Level("mixed_float16", True, None),
+    "O2": _Level("fp16", True, True),
+    "O3": _Level("fp16", False, False),
+}
+
+
+class LossScale(NamedTuple):
+    """Which loss-scale manager goes with a level.
+
+    Attributes:
+      manager: name of the manager's class; None when the loss is not to be scaled.
+      arguments: what to make it with.
+    """
+
+    manager: str | None
+    arguments: dict[str, Any]
+
+
+class OptLevel(NamedTuple):
+    """What a level stands for.
+
+    Attributes:
+      level: "O0" to "O3".
+      precision_mode_v2: the option of this name.
+      op_lists: operator types that do otherwise than the mode.
+      loss_scale: the loss-scale manager to use.
+    """
+
+    level: str
+    precision_mode_v2: str
+    op_lists: OpLists
+    loss_scale: LossScale
+
+    def options(self, folder: str | None = None) -> dict[str, str]:
+        """The level as arguments of `NPURunConfig`; the session's `parameter_map` knows them by the same names.
+
+        Args:
+          folder: where to write the file that carries `op_lists`; it is made if need be. None leaves the lists out;
+            `op_lists.register(graph)` gives them to a graph instead.
+        """
+        options = {"precision_mode_v2": self.precision_mode_v2}
+        if folder is None or self.op_lists == OpLists():
+            return options
+        os.makedirs(folder, exist_ok=True)
+        if self.precision_mode_v2.startswith("mixed"):
+            options["modify_mixlist"] = os.path.join(folder, f"mixlist_{self.level}.json")
+            self.op_lists.write_mixlist(options["modify_mixlist"])
+        else:  # only mixed precision takes a mixlist
+            options["customize_dtypes"] = os.path.join(folder, f"dtypes_{self.level}.txt")
+            self.op_lists.write_operator_dtypes(options["customize_dtypes"], FLOAT16)
+        return options
+
+
+def from_opt_level(level: str, **overrides: Any) -> OptLevel:
+    """What `opt_level` says, in the options of this library.
+
+    Args:
+      level: "O0", "O1", "O2" or "O3".
+      **overrides: parts of the level to replace; None keeps what the level says.
+        loss_scale: "dynamic", or a number of at least 1 or its text for a fixed scale; 1.0 scales nothing.
+        low_dtype: "float16" or, under O1, "bfloat16".
+        keep_batchnorm_fp32: True or False, or their texts; under O2 and O3, the others keep it anyway.
+        half_types, float_types, promote_types: under O1, operator types as for `register_half_function` and its
+          siblings.
+    Raises:
+      TypeError: an override does not exist, or has the wrong type.
+      ValueError: there is no such level, an override does not go with it, or its value is not legal.
+    Example:
+      level = from_opt_level("O1", float_types=["Softplus"])
+      config = NPURunConfig(model_dir="out", **level.options("out"))
+    """
+    if not isinstance(level, str) or level not in _LEVELS:
+        mend = did_you_mean(level, _LEVELS, "O1 is the usual one.")
+        raise ValueError(message("from_opt_level", "there is no such level", ", ".join(_LEVELS), repr(level), mend))
+    for name in overrides:
+        if name not in _OVERRIDES:
+            mend = did_you_mean(name, _OVERRIDES, "Remove it: variables are float32 in every level.")
+            raise TypeError(message("from_opt_level", "unknown override", ", ".join(_OVERRIDES), repr(name), mend))
+    given = {name: value for name, value in overrides.items() if value is not None}
+    facts = _LEVELS[level]
+    return OptLevel(
+        level, _mode(level, facts, given), _op_lists(level, facts, given), _loss_scale(facts, given.get("loss_scale"))
+    )
+
+
+def _mode(level: str, facts: _Level, given: dict[str, Any]) -> str:
+    low_dtype = given.get("low_dtype", FLOAT16)
+    if low_dtype not in (FLOAT16, BFLOAT16):
+        raise _error("low_dtype is none", f"{FLOAT16} or {BFLOAT16}", repr(low_dtype), "Use one of them.")
+    if level == "O0" and "low_dtype" in given:
+        raise _does_not_go(level, "low_dtype", given, "nothing is lowered there", "O1")
+    if low_dtype == BFLOAT16 and level != "O1":
+        raise _does_not_go(level, "low_dtype", given, "only mixed precision knows bfloat16", "O1")
+    return "mixed_bfloat16" if low_dtype == BFLOAT16 else facts.mode
+
+
+def _op_lists(level: str, facts: _Level, given: dict[str, Any]) -> OpLists:
+    keeps_batchnorm = facts.keeps_batchnorm
+    if "keep_batchnorm_fp32" in given:
+        if keeps_batchnorm is None:
+            raise _does_not_go(level, "keep_batchnorm_fp32", given, "it keeps float32 there anyway", "O2 or O3")
+        keeps_batchnorm = _truth(given["keep_batchnorm_fp32"])
+    for name in ("half_types", "float_types", "promote_types"):
+        if name in given and level != "O1":
+            raise _does_not_go(level, name, given, "its operators are not chosen by type", "O1")
+    lists = OpLists()
+    if keeps_batchnorm or level == "O1":
+        lists = lists.with_float(*BATCH_NORM_TYPES)
+    lists = lists.with_half(*_types(given, "half_types"))
+    lists = lists.with_float(*_types(given, "float_types"))
+    return lists.with_promote(*_types(given, "promote_types"))
+
+
+def _types(given: dict[str, Any], name: str) -> Iterable[str]:
+    value = given.get(name, ())
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        mend = f"Pass {name}=[...]."
+        raise TypeError(message("from_opt_level", f"{name} is no list", "a list of operator types", repr(value), mend))
+    value = list(value)
+    others = [key for key in ("half_types", "float_types", "promote_types") if key != name]
+    for other in others:
+        for twice in value:
+            if twice in given.get(other, ()):
+                raise _error(f"{twice!r} is in {name} and {other}", "one list for each type", "two", "Remove one.")
+    return value
+
+
+def _loss_scale(facts: _Level, asked: Any) -> LossScale:
+    if asked is None:
+        asked = "dynamic" if facts.is_dynamic else 1.0
+    if asked == "dynamic":
+        return LossScale("ExponentialUpdateLossScaleManager", dict(_DYNAMIC))
+    if isinstance(asked, bool) or not isinstance(asked, (str, numbers.Real)):
+        expected = 'a number, its text, or "dynamic"'
+        raise TypeError(message("from_opt_level", "loss_scale is no number", expected, repr(asked), "Pass 128.0."))
+    try:
+        scale = float(asked)
+    except ValueError:
+        scale = 0.0
+    if not 1 <= scale < float("inf"):
+        raise _error("loss_scale is not usable", 'at least 1, or "dynamic"', repr(asked), "Pass 128.0, for example.")
+    return LossScale(None, {}) if scale == 1.0 else LossScale("FixedLossScaleManager", {"loss_scale": scale})
+
+
+def _truth(value: Any) -> bool:
+    truths = {True: True, False: False, "True": True, "False": False}
+    if not isinstance(value, (bool, str)) or value not in truths:
+        raise _error("keep_batchnorm_fp32 is no truth value", "True or False", repr(value), "Pass one of them.")
+    return truths[value]
+
+
+def _does_not_go(level: str, name: str, given: dict[str, Any], reason: str, better: str) -> ValueError:
+    mend = f"Leave it out, or use {better}."
+    return _error(f"{name} does not go with {level}, because {reason}", f"no {name}", repr(given[name]), mend)
+
+
+def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
+    return ValueError(message("from_opt_level", problem, expected, got, mend))

@@ -1,0 +1,149 @@
+"""The switch of an accelerated training from low precision to its configured one, decided before each run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base import environment
+from npu_bridge.base.terminal import logger
+from npu_bridge.options import AccelerateTrainMode
+from npu_bridge.session.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
+
+_LOG = logger(__name__)
+
+
+class Switch:
+    """Whether a training has left its low precision; once it has, it never goes back.
+
+    How far the training has come is read from the environment before every run (`STEP_NOW` and `TOTAL_STEP`, or
+    `LOSS_NOW` and `TARGET_LOSS`), which `TellMeStepOrLossHook` or the script writes. Ranks decide together: the
+    switch comes when it is due on every rank, so they never compute one step in different precisions.
+    """
+
+    def __init__(self, plan: AccelerateTrainMode, steps_per_run: int = 1, original: str = "float32"):
+        self.plan = plan
+        self.has_happened = False
+        self._steps_per_run = steps_per_run
+        self._original = original
+        self._plan_text = ""
+        self._lock = threading.RLock()
+        self._started: set[frozenset[str]] = set()
+        self._fallback: Callable[[], Progress] | None = None
+        self._has_warned = False
+        self._maximum: _MaximumOverRanks | None = None
+        self._runs_to_skip = 0
+
+    def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
+        """Names who knows the progress of a step trigger when neither of its variables is set."""
+        self._fallback = fallback if self.plan.trigger == "step" else None
+
+    def is_over(self, training: frozenset[str]) -> bool:
+        """Whether a run that is about to start runs in the original precision.
+
+        The first run of a training, told apart from others of the process by what it trains, is always in low
+        precision, as long as no switch has happened.
+
+        Raises:
+          ValueError: before the first run, the variables of the trigger are missing or unusable.
+        Ranks: collective while the switch has not happened; every rank asks before every training run.
+        """
+        with self._lock:
+            if self.has_happened:
+                return True
+            if training not in self._started:
+                progress = self._progress()
+                if not self._started:
+                    self._plan_text = describe(self.plan, progress, self._steps_per_run, self._original)
+                self._started.add(training)
+                return False
+            verdict = self._judge()
+            if self._agree(verdict.runs_left) > 0:
+                return False
+            self.has_happened = True
+            if not verdict.is_expected:
+                _LOG.warning(
+                    "accelerate_train_mode: the switch comes earlier or later than planned. Expected STEP_NOW to "
+                    "reach the ratio of TOTAL_STEP exactly; got STEP_NOW=%s of TOTAL_STEP=%s with %d steps in a run. "
+                    "The last run of a training is always in the original precision.",
+                    *(reversed(self._texts())),
+                    self._steps_per_run,
+                )
+            return True
+
+    def tell_plan(self, is_in_vain: bool = False) -> None:
+        """Tells people, once a training has begun, which of its steps are in which precision, unless none is in it."""
+        text, self._plan_text = self._plan_text, ""
+        if text and not is_in_vain:
+            self._say("precision: %s.", text)
+
+    def report(self, secs: float, what_took: str = "building it") -> None:
+        """Tells people that the switch has happened, and how long the new executor took."""
+        texts = {trigger: environment.read_variable(now) for trigger, (_, now) in VARIABLES.items()}
+        where = ", ".join(f"{trigger} {text}" for trigger, text in texts.items() if text)
+        self._say(
+            "precision: %s from here on (%s); %s took %.2f s.",
+            self._original,
+            where or "progress counted by the global step",
+            what_took,
+            secs,
+        )
+
+    def _judge(self) -> Verdict:
+        try:
+            return judge(self.plan, self._progress(), self._steps_per_run)
+        except ValueError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _LOG.warning("accelerate_train_mode: training goes on in %s. %s", self.plan.low_dtype, error)
+            return Verdict(1)
+
+    def _progress(self) -> Progress:
+        texts = self._texts()
+        if self._fallback is not None and texts == (None, None):
+            return self._fallback()
+        return read_progress(self.plan.trigger, *texts)
+
+    def _texts(self) -> tuple[str | None, str | None]:
+        goal, now = VARIABLES[self.plan.trigger]
+        return environment.read_variable(goal), environment.read_variable(now)
+
+    def _agree(self, runs_left: int) -> int:
+        """The most runs that any rank has left. Until those are over nobody needs to ask again."""
+        communicator = collective.current()
+        if communicator.size == 1:
+            return runs_left
+        if self._runs_to_skip > 0:
+            self._runs_to_skip -= 1
+            return 1
+        if self._maximum is None:
+            self._maximum = _MaximumOverRanks(communicator)
+        most = self._maximum.of(runs_left)
+        self._runs_to_skip = max(most - 1, 0)
+        if most == 0:
+            self._maximum.close()
+        return most
+
+    def _say(self, text: str, *values: object) -> None:
+        if environment.probable_rank() == 0:
+            _LOG.info(text, *values)
+
+
+class _MaximumOverRanks:
+    """The maximum of a number over all ranks, by an all-reduce in a graph and a session of its own."""
+
+    def __init__(self, communicator):
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1)
+        with tf.Graph().as_default() as graph:
+            self._own = tf.compat.v1.placeholder(tf.int64, [])
+            self._most = communicator.reduce(self._own, "max", "npu_bridge_precision_ballot")
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
+
+    def of(self, number: int) -> int:
+        return int(self._session.run(self._most, {self._own: number}))
+
+    def close(self) -> None:
+        self._session.close()

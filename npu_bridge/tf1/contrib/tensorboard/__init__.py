@@ -1,3 +1,0 @@
-"""`tf.contrib.tensorboard`."""
-
-from npu_bridge.tf1.contrib.tensorboard import plugins

@@ -1,0 +1,207 @@
+"""`tf.contrib.cudnn_rnn`: recurrent layers over whole sequences, from cells that run on any device.
+
+Variables have the names and shapes in which checkpoints of 1.15 store them (`.../cudnn_compatible_lstm_cell/kernel`).
+"""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.rnn.blocks import LSTMBlockCell
+from tensorflow1_compat.contrib.rnn.loops import reversed_in_time
+
+CUDNN_RNN_UNIDIRECTION = "unidirectional"
+CUDNN_RNN_BIDIRECTION = "bidirectional"
+CUDNN_LSTM, CUDNN_GRU, CUDNN_RNN_RELU, CUDNN_RNN_TANH = "lstm", "gru", "rnn_relu", "rnn_tanh"
+CUDNN_INPUT_LINEAR_MODE, CUDNN_INPUT_SKIP_MODE, CUDNN_INPUT_AUTO_MODE = "linear_input", "skip_input", "auto_select"
+
+
+class CudnnCompatibleLSTMCell(LSTMBlockCell):
+    """The cell of `CudnnLSTM`: no forget bias beside the learnt one."""
+
+    def __init__(self, num_units, reuse=None):
+        super().__init__(
+            num_units, forget_bias=0, cell_clip=None, use_peephole=False, reuse=reuse, name="cudnn_compatible_lstm_cell"
+        )
+
+
+class CudnnCompatibleGRUCell(tf.nn.rnn_cell.GRUCell):
+    """The cell of `CudnnGRU`: the reset gate comes after the recurrent matrix, which has a bias of its own."""
+
+    def __init__(self, num_units, reuse=None, kernel_initializer=None):
+        super().__init__(
+            num_units, activation=None, reuse=reuse, kernel_initializer=kernel_initializer,
+            name="cudnn_compatible_gru_cell",
+        )  # fmt: skip
+
+    def build(self, inputs_shape):
+        width, units = tf.compat.dimension_value(inputs_shape[-1]), self._num_units
+        self._gate_kernel = self.add_variable(
+            "gates/kernel", [width + units, 2 * units], initializer=self._kernel_initializer
+        )
+        self._gate_bias = self.add_variable(
+            "gates/bias", [2 * units], initializer=self._bias_initializer or tf.constant_initializer(1.0, self.dtype)
+        )
+        scope, zeros = "candidate", self._bias_initializer or tf.zeros_initializer(self.dtype)
+        self._input_kernel = self.add_variable(
+            f"{scope}/input_projection/kernel", [width, units], initializer=self._kernel_initializer
+        )
+        self._hidden_kernel = self.add_variable(
+            f"{scope}/hidden_projection/kernel", [units, units], initializer=self._kernel_initializer
+        )
+        self._input_bias = self.add_variable(f"{scope}/input_projection/bias", [units], initializer=zeros)
+        self._hidden_bias = self.add_variable(f"{scope}/hidden_projection/bias", [units], initializer=zeros)
+        self.built = True
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        gates = tf.nn.xw_plus_b(tf.concat([inputs, state], 1), self._gate_kernel, self._gate_bias)
+        reset, update = tf.split(tf.sigmoid(gates), 2, axis=1)
+        hidden = tf.nn.xw_plus_b(state, self._hidden_kernel, self._hidden_bias)
+        candidate = self._activation(tf.nn.xw_plus_b(inputs, self._input_kernel, self._input_bias) + reset * hidden)
+        new = (1 - update) * candidate + update * state
+        return new, new
+
+
+class _CudnnRNN:
+    """Layers of one kind over [time, batch, width]; see `CudnnLSTM`."""
+
+    def __init__(
+        self, num_layers, num_units, input_mode=CUDNN_INPUT_LINEAR_MODE, direction=CUDNN_RNN_UNIDIRECTION, dropout=0.0,
+        seed=None, dtype=tf.float32, kernel_initializer=None, bias_initializer=None, name=None, num_proj=None,
+    ):  # fmt: skip
+        if direction not in (CUDNN_RNN_UNIDIRECTION, CUDNN_RNN_BIDIRECTION):
+            raise ValueError(f"{type(self).__name__}: direction={direction!r} is not unidirectional or bidirectional.")
+        if num_proj is not None or input_mode not in (CUDNN_INPUT_LINEAR_MODE, CUDNN_INPUT_AUTO_MODE):
+            raise ValueError(f"{type(self).__name__}: num_proj and skip_input are not available here; leave them out.")
+        self.num_layers, self.num_units, self.direction = num_layers, num_units, direction
+        self.input_mode, self._dropout, self._seed, self._dtype = input_mode, dropout, seed, tf.as_dtype(dtype)
+        self._kernel_initializer, self._bias_initializer = kernel_initializer, bias_initializer
+        self._name, self._scope, self._is_built, self.input_shape = name or self._default_name, None, False, None
+
+    @property
+    def num_dirs(self):
+        """1, or 2 for both directions."""
+        return 1 + (self.direction == CUDNN_RNN_BIDIRECTION)
+
+    @property
+    def trainable_variables(self):
+        """The layer's variables."""
+        prefix = self._scope.name + "/"
+        return [var for var in tf.trainable_variables() if var.name.startswith(prefix)]
+
+    trainable_weights = weights = variables = trainable_variables
+
+    @property
+    def name(self):
+        """The layer's name."""
+        return self._name
+
+    def state_shape(self, batch_size):
+        """Shapes of the states: [layers * directions, batch, units] each."""
+        return [[self.num_layers * self.num_dirs, batch_size, self.num_units]] * self._states
+
+    def build(self, input_shape):
+        """Takes the input's shape [time, batch, width]; variables are made with the first call."""
+        self.input_shape = tf.TensorShape(input_shape)
+
+    def __call__(self, inputs, initial_state=None, sequence_lengths=None, time_major=True, training=True):
+        """(outputs [time, batch, directions * units], final states as a tuple of `state_shape`).
+
+        Args:
+          inputs: [time, batch, width], [batch, time, width] with `time_major=False`.
+          initial_state: tuple of `state_shape`; default: zeros.
+          sequence_lengths: int32 [batch]; after an end come zeros.
+          training: whether there is dropout between layers.
+        """
+        layer = inputs if time_major else tf.transpose(inputs, [1, 0, 2])
+        batch, finals = tf.shape(layer)[1], []
+        scope = self._scope or self._name
+        with tf.variable_scope(scope, reuse=self._is_built or None, initializer=self._kernel_initializer) as scope:
+            self._scope = scope
+            outer = "stack_bidirectional_rnn" if self.num_dirs == 2 else "rnn"
+            for depth in range(self.num_layers):
+                if depth and training and self._dropout:
+                    layer = tf.nn.dropout(layer, rate=self._dropout, seed=self._seed)
+                outputs = []
+                for way in range(self.num_dirs):
+                    place = depth * self.num_dirs + way
+                    start = self._start(initial_state, place, batch, layer.dtype)
+                    path = f"{outer}/cell_{depth}/bidirectional_rnn/{('fw', 'bw')[way]}" if self.num_dirs == 2 else (
+                        f"{outer}/multi_rnn_cell/cell_{depth}"
+                    )  # fmt: skip
+                    output, final = self._run(layer, start, sequence_lengths, path, way == 1)
+                    outputs.append(output)
+                    finals.append(tf.nest.flatten(final))
+                layer = outputs[0] if len(outputs) == 1 else tf.concat(outputs, 2)
+            self._is_built = True
+        states = tuple(tf.stack(list(each)) for each in zip(*[self._as_given(final) for final in finals]))
+        return (layer if time_major else tf.transpose(layer, [1, 0, 2])), states
+
+    call = __call__
+
+    def _run(self, inputs, start, lengths, path, is_backward):
+        def turned(tensor):
+            return reversed_in_time(tensor, lengths) if is_backward else tensor
+
+        with tf.variable_scope(path):
+            cell = self._cell(self.num_units)
+            scope = tf.get_variable_scope()
+            output, final = tf.nn.dynamic_rnn(
+                cell, turned(inputs), lengths, initial_state=start, time_major=True, scope=scope
+            )
+        return turned(output), final
+
+    def _start(self, initial_state, place, batch, dtype):
+        if initial_state is None:
+            return self._cell(self.num_units).zero_state(batch, dtype)
+        return self._as_state([state[place] for state in initial_state])
+
+
+class CudnnLSTM(_CudnnRNN):
+    """LSTM layers on top of each other over whole sequences.
+
+    Args:
+      num_layers, num_units: depth and width.
+      direction: "unidirectional" or "bidirectional".
+      dropout: share of values between layers that is dropped in training.
+      kernel_initializer: of the matrices.
+
+    Final states are (h, c).
+    """
+
+    _default_name, _states, _cell = "cudnn_lstm", 2, CudnnCompatibleLSTMCell
+
+    def _as_given(self, flat):
+        return flat[1], flat[0]
+
+    def _as_state(self, given):
+        return tf.nn.rnn_cell.LSTMStateTuple(given[1], given[0])
+
+
+class CudnnGRU(_CudnnRNN):
+    """GRU layers; see `CudnnLSTM`. The final state is (h,)."""
+
+    _default_name, _states, _cell = "cudnn_gru", 1, CudnnCompatibleGRUCell
+
+    def _as_given(self, flat):
+        return (flat[0],)
+
+    def _as_state(self, given):
+        return given[0]
+
+
+class CudnnRNNTanh(CudnnGRU):
+    """Plain layers with tanh; see `CudnnLSTM`."""
+
+    _default_name, _cell = "cudnn_rnn_tanh", tf.nn.rnn_cell.BasicRNNCell
+
+
+class CudnnRNNRelu(CudnnGRU):
+    """Plain layers with relu; see `CudnnLSTM`."""
+
+    _default_name = "cudnn_rnn_relu"
+
+    @staticmethod
+    def _cell(num_units):
+        return tf.nn.rnn_cell.BasicRNNCell(num_units, activation=tf.nn.relu)

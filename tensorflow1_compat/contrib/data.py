@@ -1,0 +1,106 @@
+"""`tf.contrib.data`: transformations for `Dataset.apply`, most of which moved to `tf.data.experimental`."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.compat.v1.data import Dataset, Iterator, TFRecordDataset
+from tensorflow.compat.v1.data.experimental import (
+    CheckpointInputPipelineHook,
+    Counter,
+    CsvDataset,
+    RandomDataset,
+    Reducer,
+    SqlDataset,
+    TFRecordWriter,
+    bucket_by_sequence_length,
+    choose_from_datasets,
+    copy_to_device,
+    dense_to_sparse_batch,
+    enumerate_dataset,
+    get_next_as_optional,
+    get_single_element,
+    group_by_reducer,
+    group_by_window,
+    ignore_errors,
+    make_batched_features_dataset,
+    make_csv_dataset,
+    make_saveable_from_iterator,
+    map_and_batch,
+    parallel_interleave,
+    parse_example_dataset,
+    prefetch_to_device,
+    rejection_resample,
+    sample_from_datasets,
+    scan,
+    shuffle_and_repeat,
+    snapshot,
+    unbatch,
+    unique,
+)
+
+from npu_bridge.base.tf_internals.contrib import flat_element, packed_element
+
+AUTOTUNE = tf.data.experimental.AUTOTUNE
+Optional = tf.data.experimental.Optional
+FixedLengthRecordDataset = tf.data.FixedLengthRecordDataset
+TextLineDataset = tf.data.TextLineDataset
+
+
+def sloppy_interleave(map_func, cycle_length, block_length=1):
+    """`parallel_interleave` that takes what is ready first."""
+    return parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
+
+
+def batch_and_drop_remainder(batch_size):
+    """Batches of exactly `batch_size` elements; what is left at the end is dropped."""
+    return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
+
+
+def padded_batch_and_drop_remainder(batch_size, padded_shapes, padding_values=None):
+    """Padded batches of exactly `batch_size` elements; what is left at the end is dropped."""
+    return lambda dataset: dataset.padded_batch(batch_size, padded_shapes, padding_values, drop_remainder=True)
+
+
+def assert_element_shape(expected_shapes):
+    """Elements of these shapes: an element of another shape is an error, now or when it comes."""
+
+    def checked(tensor, shape):
+        shape = tf.TensorShape(shape)
+        with tf.control_dependencies(
+            [
+                tf.assert_equal(tf.shape(tensor)[axis], size)
+                for axis, size in enumerate(shape.as_list() if shape.rank is not None else [])
+                if size is not None
+            ]
+        ):
+            tensor = tf.identity(tensor)
+        tensor.set_shape(shape)
+        return tensor
+
+    def apply(dataset):
+        def check(*element):
+            element = element[0] if len(element) == 1 else element
+            flat = zip(flat_element(element), flat_element(expected_shapes))
+            return packed_element(element, [checked(tensor, shape) for tensor, shape in flat])
+
+        return dataset.map(check)
+
+    return apply
+
+
+def read_batch_features(
+    file_pattern, batch_size, features, reader=tf.data.TFRecordDataset, reader_args=None,
+    randomize_input=True, num_epochs=None, capacity=10000,
+):  # fmt: skip
+    """Batches of parsed tf.Examples: a dict of feature names and tensors, ready for a session."""
+    dataset = make_batched_features_dataset(
+        file_pattern, batch_size, features, reader, reader_args=reader_args,
+        num_epochs=num_epochs, shuffle=randomize_input, shuffle_buffer_size=capacity,
+    )  # fmt: skip
+    return tf.data.make_one_shot_iterator(dataset).get_next()
+
+
+def reduce_dataset(dataset, reducer):
+    """One element: all elements of a dataset put together by a `Reducer`."""
+    state = dataset.reduce(reducer.init_func(tf.constant(0, tf.int64)), reducer.reduce_func)
+    return reducer.finalize_func(state)

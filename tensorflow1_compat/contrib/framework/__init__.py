@@ -1,0 +1,121 @@
+"""`tf.contrib.framework`: variables of models, argument scopes, checkpoints, nested structures."""
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework.tensor_util import constant_value, is_tensor
+from tensorflow.python.ops.gen_state_ops import is_variable_initialized as _is_variable_initialized
+from tensorflow.python.util import nest
+from tensorflow.python.util.deprecation import deprecated, deprecated_arg_values, deprecated_args
+from tf_slim.ops.arg_scope import (
+    add_arg_scope,
+    arg_scope,
+    arg_scope_func_key,
+    arg_scoped_arguments,
+    current_arg_scope,
+    has_arg_scope,
+)
+from tf_slim.ops.framework_ops import get_graph_from_inputs, get_name_scope
+from tf_slim.ops.variables import (
+    VariableDeviceChooser,
+    add_model_variable,
+    assert_global_step,
+    assert_or_get_global_step,
+    assign_from_checkpoint,
+    assign_from_checkpoint_fn,
+    assign_from_values,
+    assign_from_values_fn,
+    create_global_step,
+    filter_variables,
+    get_global_step,
+    get_local_variables,
+    get_model_variables,
+    get_or_create_global_step,
+    get_trainable_variables,
+    get_unique_variable,
+    get_variable_full_name,
+    get_variables,
+    get_variables_by_name,
+    get_variables_by_suffix,
+    get_variables_to_restore,
+    global_variable,
+    local_variable,
+    model_variable,
+    variable,
+)
+
+from npu_bridge.base.tf_internals import contrib
+from npu_bridge.graph.search import search as _search
+from tensorflow1_compat.contrib.framework.tensor_util import (
+    assert_same_float_dtype,
+    assert_scalar,
+    assert_scalar_int,
+    convert_to_tensor_or_sparse_tensor,
+    reduce_sum_n,
+    remove_squeezable_dimensions,
+    with_same_shape,
+    with_shape,
+)
+from tensorflow1_compat.contrib.slim import mended
+
+argsort = tf.argsort
+init_from_checkpoint = tf.train.init_from_checkpoint
+list_variables = tf.train.list_variables
+load_checkpoint = tf.train.load_checkpoint
+load_variable = tf.train.load_variable
+sort = tf.sort
+CriticalSection = tf.CriticalSection
+TensorSpec = tf.TensorSpec
+
+
+def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
+    """A tensor's shape, dtype and bounds (both included)."""
+    return contrib.bounded_tensor_spec(shape, dtype, minimum, maximum, name)
+
+
+def smart_cond(pred, true_fn=None, false_fn=None, name=None):
+    """`tf.cond`, or only the branch that counts where `pred` is known while the graph is made."""
+    return contrib.smart_cond(pred, true_fn, false_fn, name)
+
+
+def smart_constant_value(pred):
+    """True or False where `pred` is known while the graph is made, else None."""
+    return contrib.smart_constant_value(pred)
+
+
+def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):
+    """A graph whose nodes between inputs and outputs are one node of another type.
+
+    Args:
+      graph_def: the GraphDef; it stays as it is.
+      input_nodes, output_nodes: names at the border; the inputs stay, the outputs are replaced.
+      output_dtypes: types of the outputs, in their order (attribute `_output_types`).
+      output_quantized: attribute `_output_quantized`.
+      op_name, op_type: of the new node.
+
+    Returns:
+      A new GraphDef.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+
+    def inner(references):
+        names = [reference.split(":")[0].lstrip("^") for reference in references]
+        return [name for name in names if name not in input_nodes]
+
+    inside = set(_search(inner(output_nodes), lambda name: inner(nodes[name].input)))
+    fused = tf.NodeDef(name=op_name, op=op_type, input=list(input_nodes))
+    fused.attr["_output_types"].list.type.extend(tf.as_dtype(each).as_datatype_enum for each in output_dtypes)
+    fused.attr["_output_quantized"].b = output_quantized
+    made = tf.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.name == output_nodes[0]:
+            made.node.append(fused)
+        if node.name not in inside:
+            kept = made.node.add()
+            kept.CopyFrom(node)
+            for place, name in enumerate(kept.input):
+                if name.split(":")[0] in output_nodes:
+                    port = output_nodes.index(name.split(":")[0])
+                    kept.input[place] = f"{op_name}:{port}" if port else op_name
+    return made
+
+
+mended.mend()

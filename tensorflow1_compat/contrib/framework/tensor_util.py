@@ -1,0 +1,62 @@
+"""Checks of tensors' shapes and types: `tf.contrib.framework.python.framework.tensor_util`."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework.tensor_util import constant_value
+
+from npu_bridge.base.tf_internals import contrib
+
+assert_same_float_dtype = tf.debugging.assert_same_float_dtype
+assert_scalar = tf.debugging.assert_scalar
+
+
+def assert_scalar_int(tensor, name=None):
+    """The tensor, which has to be one whole number. ValueError where it is not."""
+    tensor = tf.convert_to_tensor(tensor, name=name)
+    if not tensor.dtype.base_dtype.is_integer:
+        raise ValueError(f"assert_scalar_int: {tensor.name} is not a whole number; its type is {tensor.dtype.name}.")
+    return tf.debugging.assert_scalar(tensor)
+
+
+def convert_to_tensor_or_sparse_tensor(value, dtype=None, name=None):
+    """A Tensor, or the SparseTensor that `value` is."""
+    if isinstance(value, (tf.SparseTensor, tf.SparseTensorValue)):
+        return tf.SparseTensor.from_value(value) if isinstance(value, tf.SparseTensorValue) else value
+    return tf.convert_to_tensor(value, dtype, name)
+
+
+def reduce_sum_n(tensors, name=None):
+    """The sum of the sums of all tensors: a scalar. ValueError for an empty list."""
+    if not tensors:
+        raise ValueError("reduce_sum_n: expected at least one tensor, got none.")
+    with tf.name_scope(name, "reduce_sum_n", tensors) as scope:
+        sums = [tf.reduce_sum(tensor) for tensor in tensors]
+        return sums[0] if len(sums) == 1 else tf.add_n(sums, name=scope)
+
+
+def remove_squeezable_dimensions(predictions, labels, name=None):
+    """Both, the one that has one dimension of 1 at the end more without it."""
+    return tuple(reversed(contrib.remove_squeezable_dimensions(labels, predictions, name)))
+
+
+def with_shape(expected_shape, tensor):
+    """The tensor, checked to have this shape now where that is known, else when it is computed."""
+    tensor = tf.convert_to_tensor(tensor)
+    static = tf.TensorShape(tf.get_static_value(expected_shape) if tf.is_tensor(expected_shape) else expected_shape)
+    if not tensor.shape.is_compatible_with(static):
+        raise ValueError(f"with_shape: {tensor.name} has the wrong shape. Expected {static}; got {tensor.shape}.")
+    if static.is_fully_defined() and tensor.shape.is_fully_defined():
+        return tensor
+    with tf.control_dependencies([tf.assert_equal(tf.shape(tensor), expected_shape)]):
+        checked = tf.identity(tensor)
+    checked.set_shape(static)
+    return checked
+
+
+def with_same_shape(expected_tensor, tensor):
+    """The tensor, checked to have the shape of `expected_tensor`."""
+    with tf.name_scope("same_shape/"):
+        expected = tf.convert_to_tensor(expected_tensor)
+        shape = expected.shape if expected.shape.is_fully_defined() else tf.shape(expected)
+        return with_shape(shape, tensor)

@@ -1,0 +1,114 @@
+"""`tf.contrib.layers`: TF-Slim's layers, and the feature columns and embeddings that it left behind."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+import tf_slim.layers
+from tf_slim.layers import *
+from tf_slim.layers import summaries
+from tf_slim.layers.initializers import variance_scaling_initializer, xavier_initializer
+from tf_slim.layers.initializers import xavier_initializer as xavier_initializer_conv2d
+from tf_slim.layers.layers import *
+from tf_slim.layers.optimizers import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES, optimize_loss
+from tf_slim.layers.regularizers import *
+from tf_slim.ops.variables import model_variable
+
+from tensorflow1_compat.contrib.slim import mended
+
+feature_column = tf.feature_column
+safe_embedding_lookup_sparse = tf.nn.safe_embedding_lookup_sparse
+sparse_column_with_keys = tf.feature_column.categorical_column_with_vocabulary_list
+sparse_column_with_vocabulary_file = tf.feature_column.categorical_column_with_vocabulary_file
+shared_embedding_columns = tf.feature_column.shared_embedding_columns
+weighted_sparse_column = tf.feature_column.weighted_categorical_column
+embedding_column = tf.feature_column.embedding_column
+one_hot_column = tf.feature_column.indicator_column
+bucketized_column = tf.feature_column.bucketized_column
+crossed_column = tf.feature_column.crossed_column
+create_feature_spec_for_parsing = tf.feature_column.make_parse_example_spec
+utils = tf_slim.layers.utils
+
+
+def real_valued_column(column_name, dimension=1, default_value=None, dtype=tf.float32, normalizer=None):
+    """A numeric feature of `dimension` values (None, for a whole variable-length row, is not supported here)."""
+    return tf.feature_column.numeric_column(column_name, (dimension or 1,), default_value, dtype, normalizer)
+
+
+def sparse_column_with_hash_bucket(column_name, hash_bucket_size, combiner="sum", dtype=tf.string, hash_keys=None):
+    """A categorical feature whose values are hashed; `combiner` is what the embedding column above it says now."""
+    return tf.feature_column.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype)
+
+
+def sparse_column_with_integerized_feature(column_name, bucket_size, combiner="sum", dtype=tf.int64):
+    """A categorical feature whose values are whole numbers in [0, bucket_size)."""
+    return tf.feature_column.categorical_column_with_identity(column_name, bucket_size)
+
+
+def input_from_feature_columns(
+    columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None
+):
+    """Dense features of all columns side by side: a float tensor [batch, sum of widths]."""
+    with tf.variable_scope(scope, "input_from_feature_columns"):
+        return tf.feature_column.input_layer(columns_to_tensors, feature_columns, weight_collections, trainable)
+
+
+def embed_sequence(
+    ids, vocab_size=None, embed_dim=None, unique=False, initializer=None, regularizer=None,
+    trainable=True, scope=None, reuse=None,
+):  # fmt: skip
+    """Embeddings of whole-number ids.
+
+    Args:
+      ids: int32 or int64 [batch, time].
+      vocab_size, embed_dim: the size of the table; both None to look an existing one up (`reuse=True`).
+      unique: looks each different id up once.
+
+    Returns:
+      float32 [batch, time, embed_dim].
+
+    Graph: the variable `<scope>/embeddings`.
+    """
+    if not (reuse or (vocab_size and embed_dim)):
+        raise ValueError("embed_sequence: vocab_size and embed_dim are needed for a new table; got "
+                         f"{vocab_size} and {embed_dim}.")  # fmt: skip
+    with tf.variable_scope(scope, "EmbedSequence", [ids], reuse=reuse):
+        shape = [vocab_size, embed_dim] if vocab_size and embed_dim else None
+        if initializer is None and not reuse:
+            initializer = xavier_initializer()
+        table = model_variable(
+            "embeddings", shape=shape, initializer=initializer, regularizer=regularizer, trainable=trainable
+        )
+        if unique:
+            different, places = tf.unique(tf.reshape(ids, [-1]))
+            embedded = tf.gather(tf.nn.embedding_lookup(table, different), places)
+            return tf.reshape(embedded, tf.concat([tf.shape(ids), [tf.shape(table)[1]]], 0))
+        return tf.nn.embedding_lookup(table, ids)
+
+
+def embedding_lookup_unique(params, ids, partition_strategy="mod", name=None):
+    """`tf.nn.embedding_lookup` that looks each different id up once. Shape: that of `ids` and one row."""
+    with tf.name_scope(name, "EmbeddingLookupUnique", [params, ids]):
+        ids = tf.convert_to_tensor(ids)
+        different, places = tf.unique(tf.reshape(ids, [-1]))
+        rows = tf.gather(tf.nn.embedding_lookup(params, different, partition_strategy), places)
+        found = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
+        found.set_shape(ids.shape.concatenate(rows.shape[1:]))
+        return found
+
+
+def bow_encoder(
+    ids, vocab_size, embed_dim, sparse_lookup=True, initializer=None, regularizer=None,
+    trainable=True, scope=None, reuse=None,
+):  # fmt: skip
+    """The mean of a document's word embeddings: float32 [batch, embed_dim] of `ids` [batch, time]."""
+    with tf.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
+        table = model_variable(
+            "embeddings", shape=[vocab_size, embed_dim],
+            initializer=initializer or xavier_initializer(), regularizer=regularizer, trainable=trainable,
+        )  # fmt: skip
+        if isinstance(ids, tf.SparseTensor):
+            return tf.nn.safe_embedding_lookup_sparse([table], ids, None, combiner="mean")
+        return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
+
+
+mended.mend()

@@ -1,0 +1,28 @@
+"""`tf.contrib.learn`: estimators before `tf.estimator`, their loops, and data sets."""
+
+import tensorflow.compat.v1 as tf
+from tensorflow.compat.v1.estimator import (
+    DNNClassifier,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    Estimator,
+    LinearClassifier,
+    LinearRegressor,
+    RunConfig,
+)
+from tensorflow_estimator.python.estimator.inputs import numpy_io, pandas_io
+
+from tensorflow1_compat.contrib.learn import datasets, learn_runner, monitors, preprocessing, utils
+from tensorflow1_compat.contrib.learn.experiment import Experiment
+from tensorflow1_compat.contrib.learn.models import (
+    InputFnOps,
+    MetricSpec,
+    ModeKeys,
+    ModelFnOps,
+    PredictionKey,
+    ProblemType,
+    build_parsing_serving_input_fn,
+    infer_real_valued_columns_from_input,
+)
+from tensorflow1_compat.contrib.learn.reading import read_batch_examples, read_batch_features

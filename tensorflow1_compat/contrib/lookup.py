@@ -1,0 +1,60 @@
+"""`tf.contrib.lookup`: tables from keys to values."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.lookup_ops import (
+    HasherSpec,
+    HashTable,
+    IdTableWithHashBuckets,
+    InitializableLookupTableBase,
+    KeyValueTensorInitializer,
+    StrongHashSpec,
+    TableInitializerBase,
+    TextFileIdTableInitializer,
+    TextFileIndex,
+    TextFileInitializer,
+    TextFileStringTableInitializer,
+    index_to_string_table_from_file,
+)
+
+from npu_bridge.base.tf_internals.contrib import lookup_ops
+
+FastHashSpec = lookup_ops().FastHashSpec
+LookupInterface = tf.lookup.StaticHashTable.__mro__[-3]
+index_table_from_file = string_to_index_table_from_file = lookup_ops().index_table_from_file
+MutableHashTable = tf.lookup.experimental.MutableHashTable
+MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
+
+
+def index_table_from_tensor(
+    mapping=None, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, dtype=tf.string, name=None,
+    vocabulary_list=None,
+):  # fmt: skip
+    """A table from a vocabulary (1-D) to the places of its entries."""
+    vocabulary = vocabulary_list if mapping is None else mapping
+    return lookup_ops().index_table_from_tensor(vocabulary, num_oov_buckets, default_value, hasher_spec, dtype, name)
+
+
+def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=None, vocabulary_list=None):
+    """A table from places (int64) to a vocabulary's entries."""
+    return lookup_ops().index_to_string_table_from_tensor(
+        vocabulary_list if mapping is None else mapping, default_value, name
+    )
+
+
+def string_to_index_table_from_tensor(
+    mapping, num_oov_buckets=0, default_value=-1, hasher_spec=FastHashSpec, name=None
+):
+    """`index_table_from_tensor` of strings."""
+    return lookup_ops().index_table_from_tensor(mapping, num_oov_buckets, default_value, hasher_spec, tf.string, name)
+
+
+def index_to_string(tensor, mapping, default_value="UNK", name=None):
+    """The vocabulary's entries at the places of a tensor (int64). `tf.tables_initializer()` starts it."""
+    return lookup_ops().index_to_string_table_from_tensor(mapping, default_value).lookup(tensor, name)
+
+
+def string_to_index(tensor, mapping, default_value=-1, name=None):
+    """The places of a tensor's strings in the vocabulary. The table is initialised by `tf.tables_initializer()`."""
+    return lookup_ops().index_table_from_tensor(mapping, default_value=default_value).lookup(tensor, name)

@@ -1,0 +1,7 @@
+"""`tf.contrib.losses`: losses that add themselves to `tf.GraphKeys.LOSSES`."""
+
+from tf_slim.losses import *
+
+from tensorflow1_compat.contrib.slim import mended
+
+mended.mend()

@@ -1,0 +1,132 @@
+"""`tf.contrib.quantize`: trainings that see the rounding of 8-bit weights and activations.
+
+Fake-quantisation goes between a layer's weights and its operator, and after its bias and activation. Batch norms are
+not folded into weights: the rounding is that of a model that keeps them, and the first call says so.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.graphs import update_input
+
+_QUANTIZABLE = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
+_AFTER = ("BiasAdd", "Add", "AddV2", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_ACTIVATIONS = ("Relu", "Relu6", "Identity")
+_BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+
+
+def create_training_graph(input_graph=None, quant_delay=0):
+    """Rewrites a training graph in place, before its gradients are made.
+
+    Args:
+      input_graph: default: the default graph.
+      quant_delay: steps of the global step before values are rounded; ranges are followed from the start.
+
+    Graph: `<layer>/weights_quant/min|max`, `<layer>/act_quant/min|max` and the moving averages of the latter.
+    """
+    _rewrite(input_graph, True, 8, 8, quant_delay, None)
+
+
+def create_eval_graph(input_graph=None):
+    """Rewrites an evaluation graph in place: rounds with the ranges that the training found."""
+    _rewrite(input_graph, False, 8, 8, None, None)
+
+
+def experimental_create_training_graph(
+    input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=0, freeze_bn_delay=None, scope=None
+):
+    """`create_training_graph` with other numbers of bits (2 to 16) and within a name scope."""
+    _rewrite(input_graph, True, weight_bits, activation_bits, quant_delay, scope, symmetric)
+
+
+def experimental_create_eval_graph(
+    input_graph=None, weight_bits=8, activation_bits=8, symmetric=False, quant_delay=None, scope=None
+):
+    """`create_eval_graph` with other numbers of bits (2 to 16) and within a name scope."""
+    _rewrite(input_graph, False, weight_bits, activation_bits, quant_delay, scope, symmetric)
+
+
+def _rewrite(graph, is_training, weight_bits, activation_bits, quant_delay, scope, symmetric=False):
+    graph = graph or tf.get_default_graph()
+    with graph.as_default():
+        layers = [op for op in graph.get_operations() if op.type in _QUANTIZABLE and _weight_of(op) is not None]
+        for op in layers:
+            if scope and not op.name.startswith(scope):
+                continue
+            context = op.name.rsplit("/", 1)[0] if "/" in op.name else op.name
+            weight = _weight_of(op)
+            rounded = _weights_quantized(weight, f"{context}/weights_quant", weight_bits, is_training, quant_delay)
+            update_input(op, 1, rounded)
+            _quantize_output(op, context, activation_bits, is_training, quant_delay, symmetric)
+
+
+def _weight_of(op):
+    """The tensor that reads the weights of a layer, or None where they are no variable."""
+    tensor = op.inputs[1]
+    source = tensor.op
+    while source.type in ("Identity", "Cast") and source.inputs:
+        source = source.inputs[0].op
+    is_variable = source.type in ("VariableV2", "Variable", "ReadVariableOp", "VarHandleOp")
+    return tensor if is_variable and op.name.split("/")[0] != "gradients" else None
+
+
+def _range(scope, low, high, is_training):
+    with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+        collections = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
+        return [
+            tf.get_variable(f"{scope}/{name}", [], initializer=tf.constant_initializer(value), trainable=False,
+                            collections=collections, use_resource=False)
+            for name, value in (("min", low), ("max", high))
+        ]  # fmt: skip
+
+
+def _delayed(tensor, rounded, quant_delay):
+    if not quant_delay:
+        return rounded
+    step = tf.train.get_or_create_global_step()
+    return tf.cond(step >= quant_delay, lambda: rounded, lambda: tensor)
+
+
+def _weights_quantized(tensor, scope, bits, is_training, quant_delay):
+    low, high = _range(scope, -6.0, 6.0, is_training)
+    with tf.name_scope(f"{scope}/"):
+        if is_training:
+            low = tf.assign(low, tf.minimum(tf.reduce_min(tensor), 0.0), name="AssignMinLast")
+            high = tf.assign(high, tf.maximum(tf.reduce_max(tensor), 0.0), name="AssignMaxLast")
+        rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits, narrow_range=True)
+        return _delayed(tensor, rounded, quant_delay if is_training else None)
+
+
+def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
+    last = op
+    while True:
+        after = [consumer for consumer in last.outputs[0].consumers() if consumer.type in (*_AFTER, *_ACTIVATIONS)]
+        if len(after) != 1 or last.type in ("Relu", "Relu6"):
+            break
+        if after[0].type in _BATCH_NORMS:
+            say_once(logging.WARNING, "tf.contrib.quantize: batch norms are not folded into the weights before them.")
+        last = after[0]
+    tensor, readers = last.outputs[0], list(last.outputs[0].consumers())
+    if not readers or tensor.dtype != tf.float32:
+        return
+    scope = f"{context}/act_quant"
+    low, high = _range(scope, -6.0, 6.0, is_training)
+    with tf.name_scope(f"{scope}/"):
+        if is_training:
+            smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
+            largest = tf.maximum(tf.reduce_max(tensor), 0.0)
+            if symmetric:
+                largest = tf.maximum(largest, -smallest)
+                smallest = -largest
+            low = tf.assign_sub(low, (low - smallest) * 0.001, name="AssignMinEma")
+            high = tf.assign_sub(high, (high - largest) * 0.001, name="AssignMaxEma")
+        rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
+        rounded = _delayed(tensor, rounded, quant_delay if is_training else None)
+    for reader in readers:
+        for place, each in enumerate(reader.inputs):
+            if each is tensor:
+                update_input(reader, place, rounded)

@@ -1,0 +1,33 @@
+"""`tf.contrib.recurrent`: RNNs in functional style."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.rnn.loops import reversed_in_time
+
+
+def functional_rnn(
+    cell, inputs, sequence_length=None, initial_state=None, dtype=None, time_major=False, scope=None,
+    use_tpu=False, reverse=False,
+):  # fmt: skip
+    """`tf.nn.dynamic_rnn`, also from the end to the start (`reverse`); `use_tpu` has no effect."""
+
+    def turned(tensor):
+        return reversed_in_time(tensor, sequence_length, 0 if time_major else 1) if reverse else tensor
+
+    outputs, state = tf.nn.dynamic_rnn(
+        cell, turned(inputs), sequence_length, initial_state, dtype, time_major=time_major, scope=scope
+    )
+    return turned(outputs), state
+
+
+def bidirectional_functional_rnn(
+    cell_fw, cell_bw, inputs, initial_state_fw=None, initial_state_bw=None, dtype=None, sequence_length=None,
+    time_major=False, use_tpu=False, fast_reverse=False, scope=None,
+):  # fmt: skip
+    """`tf.nn.bidirectional_dynamic_rnn`; `use_tpu` and `fast_reverse` have no effect."""
+    return tf.nn.bidirectional_dynamic_rnn(
+        cell_fw, cell_bw, inputs, sequence_length, initial_state_fw, initial_state_bw, dtype, time_major=time_major,
+        scope=scope or "bidirectional_rnn",
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""LSTM and GRU cells that had a kernel for a whole step: those kernels have no gradient here, so a step is operators.
+
+The kernel of a whole sequence of LSTM steps has one, and is used.
+"""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.rnn.cells import _OneState, _TwoStates
+from tensorflow1_compat.contrib.rnn.loops import FusedRNNCell
+
+LSTMStateTuple = tf.nn.rnn_cell.LSTMStateTuple
+
+
+class _LSTMBlock:
+    """The variables of such an LSTM: `kernel`, `bias` and perhaps peepholes."""
+
+    def _set(self, num_units, forget_bias, cell_clip, use_peephole):
+        self._num_units, self._forget_bias, self._use_peephole = num_units, forget_bias, use_peephole
+        self._cell_clip = -1 if cell_clip is None else cell_clip
+
+    def build(self, inputs_shape):
+        shape = inputs_shape[0] if isinstance(inputs_shape, list) else inputs_shape  # of each step, or of all
+        width = tf.compat.dimension_value(shape[-1])
+        self._kernel = self.add_variable("kernel", [width + self._num_units, 4 * self._num_units])
+        self._bias = self.add_variable("bias", [4 * self._num_units], initializer=tf.zeros_initializer())
+        self._peepholes = [
+            self.add_variable(name, [self._num_units]) for name in ("w_i_diag", "w_f_diag", "w_o_diag")
+            if self._use_peephole
+        ]  # fmt: skip
+        self.built = True
+
+
+class LSTMBlockCell(_LSTMBlock, _TwoStates):
+    """`BasicLSTMCell` with peepholes: variables `kernel` [input + units, 4 * units] and `bias`, gates i, c, f, o.
+
+    Args:
+      num_units: width of the state.
+      forget_bias: added to the forget gate.
+      cell_clip: bound of the cell state; None for no bound.
+      use_peephole: gates see the cell state (`w_i_diag`, `w_f_diag`, `w_o_diag`).
+    """
+
+    def __init__(
+        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, dtype=None, reuse=None, name="lstm_cell"
+    ):
+        super().__init__(_reuse=reuse, dtype=dtype, name=name)
+        self._set(num_units, forget_bias, cell_clip, use_peephole)
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        before, h = state
+        gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h], 1), self._kernel), self._bias)
+        i, new, f, o = tf.split(gates, 4, 1)
+        if self._use_peephole:
+            w_ci, w_cf, w_co = self._peepholes
+            i, f = i + before * w_ci, f + before * w_cf
+        c = tf.sigmoid(f + self._forget_bias) * before + tf.sigmoid(i) * tf.tanh(new)
+        if self._cell_clip > 0:
+            c = tf.clip_by_value(c, -self._cell_clip, self._cell_clip)
+        if self._use_peephole:
+            o = o + c * w_co
+        h = tf.sigmoid(o) * tf.tanh(c)
+        return h, LSTMStateTuple(c, h)
+
+
+class LSTMBlockWrapper(tf.layers.Layer, FusedRNNCell):
+    """A fused cell over LSTM states; `_call_cell(inputs, c, h, dtype, sequence_length)` gives all steps."""
+
+    @property
+    def num_units(self):
+        raise NotImplementedError
+
+    def call(self, inputs, initial_state=None, dtype=None, sequence_length=None):
+        """(outputs [time, batch, units], final (c, h)); inputs [time, batch, width] or a list over time."""
+        is_list = isinstance(inputs, list)
+        inputs = tf.stack(inputs) if is_list else inputs
+        dtype = dtype or inputs.dtype
+        batch, time = tf.shape(inputs)[1], tf.shape(inputs)[0]
+        if initial_state is None:
+            initial_state = (tf.zeros([batch, self.num_units], dtype),) * 2
+        c_start, h_start = initial_state
+        lengths = None if sequence_length is None else tf.cast(sequence_length, tf.int32)
+        cells, outputs = self._call_cell(inputs, c_start, h_start, dtype, lengths)
+        if lengths is None:
+            final = LSTMStateTuple(cells[-1], outputs[-1])
+        else:
+            outputs = outputs * tf.transpose(tf.sequence_mask(lengths, time, dtype))[:, :, None]
+            places = tf.stack([lengths, tf.range(batch)], 1)
+            final = LSTMStateTuple(
+                tf.gather_nd(tf.concat([c_start[None], cells], 0), places),
+                tf.gather_nd(tf.concat([h_start[None], outputs], 0), places),
+            )
+        return (tf.unstack(outputs) if is_list else outputs), final
+
+
+class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
+    """`LSTMBlockCell` over all time steps in one operator."""
+
+    def __init__(
+        self, num_units, forget_bias=1.0, cell_clip=None, use_peephole=False, reuse=None, dtype=None,
+        name="lstm_fused_cell",
+    ):  # fmt: skip
+        super().__init__(_reuse=reuse, name=name, dtype=dtype)
+        self._set(num_units, forget_bias, cell_clip, use_peephole)
+
+    @property
+    def num_units(self):
+        return self._num_units
+
+    def _call_cell(self, inputs, c_start, h_start, dtype, lengths):
+        longest = tf.cast(tf.shape(inputs)[0] if lengths is None else tf.reduce_max(lengths), tf.int64)
+        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
+        _, cells, _, _, _, _, outputs = tf.raw_ops.BlockLSTM(
+            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, w=self._kernel, b=self._bias, wci=w_ci,
+            wcf=w_cf, wco=w_co, forget_bias=self._forget_bias, cell_clip=self._cell_clip,
+            use_peephole=self._use_peephole,
+        )  # fmt: skip
+        return cells, outputs
+
+
+class GRUBlockCell(_OneState):
+    """`GRUCell` with its variables named `w_ru`, `b_ru` (gates r, u) and `w_c`, `b_c`."""
+
+    def __init__(self, num_units=None, cell_size=None, reuse=None, name="gru_cell"):
+        super().__init__(_reuse=reuse, name=name)
+        if (num_units is None) == (cell_size is None):
+            raise ValueError("GRUBlockCell: expected num_units (or its old name cell_size), and not both.")
+        self._num_units = num_units or cell_size
+
+    def build(self, input_shape):
+        size, width = self._num_units, tf.compat.dimension_value(input_shape[-1])
+        self._gate_kernel = self.add_variable(self._names[0], [width + size, size * 2])
+        self._gate_bias = self.add_variable(self._names[1], [size * 2], initializer=tf.constant_initializer(1.0))
+        self._candidate_kernel = self.add_variable(self._names[2], [width + size, size])
+        self._candidate_bias = self.add_variable(self._names[3], [size], initializer=tf.zeros_initializer())
+        self.built = True
+
+    _names = ("w_ru", "b_ru", "w_c", "b_c")
+
+    def call(self, inputs, h_prev):
+        """(output, new state)."""
+        gates = tf.nn.bias_add(tf.matmul(tf.concat([inputs, h_prev], 1), self._gate_kernel), self._gate_bias)
+        r, u = tf.split(tf.sigmoid(gates), 2, 1)
+        candidate = tf.matmul(tf.concat([inputs, r * h_prev], 1), self._candidate_kernel)
+        new = u * h_prev + (1 - u) * tf.tanh(tf.nn.bias_add(candidate, self._candidate_bias))
+        return new, new
+
+
+class GRUBlockCellV2(GRUBlockCell):
+    """`GRUBlockCell` with the variable names of `GRUCell`."""
+
+    _names = ("gates/kernel", "gates/bias", "candidate/kernel", "candidate/bias")

@@ -1,0 +1,170 @@
+"""Cells around cells: projections, embeddings, highways, attention over a window.
+
+Also `tf.contrib.rnn.python.ops.core_rnn_cell`, with the affine map inside of them.
+"""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.rnn.linear import _Linear, _linear
+
+RNNCell = tf.nn.rnn_cell.RNNCell
+
+
+def _projected(tensor, width, activation):
+    """A dense layer with the variables `kernel` and `bias` of the scope."""
+    result = _linear(tensor, width, bias=True)
+    return activation(result) if activation else result
+
+
+class _Wrapper(RNNCell):
+    """A cell whose sizes are those of another one."""
+
+    def __init__(self, cell, reuse=None):
+        super().__init__(_reuse=reuse)
+        self._cell = cell
+
+    @property
+    def state_size(self):
+        return self._cell.state_size
+
+    @property
+    def output_size(self):
+        return self._cell.output_size
+
+    def zero_state(self, batch_size, dtype):
+        with tf.name_scope(type(self).__name__ + "ZeroState"):
+            return self._cell.zero_state(batch_size, dtype)
+
+
+class InputProjectionWrapper(_Wrapper):
+    """Gives a cell a linear projection of the input to `num_proj` values."""
+
+    def __init__(self, cell, num_proj, activation=None, input_size=None, reuse=None):
+        super().__init__(cell, reuse)
+        self._num_proj, self._activation = num_proj, activation
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        return self._cell(_projected(inputs, self._num_proj, self._activation), state)
+
+
+class OutputProjectionWrapper(_Wrapper):
+    """Projects a cell's output to `output_size` values."""
+
+    def __init__(self, cell, output_size, activation=None, reuse=None):
+        super().__init__(cell, reuse)
+        self._output_size, self._activation = output_size, activation
+
+    @property
+    def output_size(self):
+        return self._output_size
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        output, state = self._cell(inputs, state)
+        return _projected(output, self._output_size, self._activation), state
+
+
+class EmbeddingWrapper(_Wrapper):
+    """Looks whole-number inputs [batch] or [batch, 1] up in the variable `embedding` first."""
+
+    def __init__(self, cell, embedding_classes, embedding_size, initializer=None, reuse=None):
+        super().__init__(cell, reuse)
+        self._classes, self._size, self._initializer = embedding_classes, embedding_size, initializer
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        scope = tf.get_variable_scope()
+        initializer = self._initializer or scope.initializer or tf.random_uniform_initializer(-(3**0.5), 3**0.5)
+        dtype = tf.nest.flatten(state)[0].dtype
+        table = tf.get_variable("embedding", [self._classes, self._size], initializer=initializer, dtype=dtype)
+        return self._cell(tf.nn.embedding_lookup(table, tf.reshape(inputs, [-1])), state)
+
+
+class HighwayWrapper(_Wrapper):
+    """Lets a part of the input pass beside the cell (Srivastava and others: Highway Networks)."""
+
+    def __init__(self, cell, couple_carry_transform_gates=True, carry_bias_init=1.0):
+        super().__init__(cell)
+        self._couple, self._carry_bias = couple_carry_transform_gates, carry_bias_init
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        output, state = self._cell(inputs, state)
+        return self._highway(inputs, output), state
+
+    def _highway(self, inputs, output):
+        width = inputs.shape[-1]
+
+        def gate(name, bias):
+            with tf.variable_scope(name):
+                weight = tf.get_variable(f"{name}_w", [width, width])
+                offset = tf.get_variable(f"{name}_b", [width], initializer=tf.constant_initializer(bias))
+            return tf.sigmoid(tf.nn.xw_plus_b(inputs, weight, offset))
+
+        carry = gate("carry", self._carry_bias)
+        transform = 1 - carry if self._couple else gate("transform", -self._carry_bias)
+        return inputs * carry + output * transform
+
+
+class CompiledWrapper(_Wrapper):
+    """A cell, not compiled: XLA decides on whole graphs here."""
+
+    def __init__(self, cell, compile_stateful=False):
+        super().__init__(cell)
+
+    def __call__(self, inputs, state, scope=None):
+        return self._cell(inputs, state, scope=scope)
+
+
+class AttentionCellWrapper(_Wrapper):
+    """Attention over the last `attn_length` states of a cell.
+
+    State: (the cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]).
+    """
+
+    def __init__(
+        self, cell, attn_length, attn_size=None, attn_vec_size=None, input_size=None, state_is_tuple=True, reuse=None
+    ):
+        super().__init__(cell, reuse)
+        if attn_length <= 0:
+            raise ValueError(f"AttentionCellWrapper: attn_length has to be at least 1; got {attn_length}.")
+        if not state_is_tuple:
+            raise ValueError("AttentionCellWrapper: state_is_tuple=False is not available here; leave it out.")
+        self._length, self._attn_size = attn_length, attn_size or cell.output_size
+        self._vec_size, self._input_size = attn_vec_size or self._attn_size, input_size
+
+    @property
+    def state_size(self):
+        return (self._cell.state_size, self._attn_size, self._attn_size * self._length)
+
+    @property
+    def output_size(self):
+        return self._attn_size
+
+    def zero_state(self, batch_size, dtype):
+        return RNNCell.zero_state(self, batch_size, dtype)
+
+    def call(self, inputs, state):
+        """(output, new state)."""
+        cell_state, attention, window = state
+        window = tf.reshape(window, [-1, self._length, self._attn_size])
+        width = self._input_size or tf.compat.dimension_value(inputs.shape[1])
+        inputs = _linear(tf.concat([inputs, attention], 1), width, bias=True)
+        output, cell_state = self._cell(inputs, cell_state)
+        flat = tf.nest.flatten(cell_state)
+        query = flat[0] if len(flat) == 1 else tf.concat(flat, 1)
+        with tf.variable_scope("attention"):
+            kernel = tf.get_variable("attn_w", [1, 1, self._attn_size, self._vec_size])
+            vector = tf.get_variable("attn_v", [self._vec_size])
+            hidden = tf.reshape(window, [-1, self._length, 1, self._attn_size])
+            features = tf.nn.conv2d(hidden, kernel, [1, 1, 1, 1], "SAME")
+            wanted = tf.reshape(_linear(query, self._vec_size, bias=True), [-1, 1, 1, self._vec_size])
+            scores = tf.nn.softmax(tf.reduce_sum(vector * tf.tanh(features + wanted), [2, 3]))
+            attention = tf.reduce_sum(tf.reshape(scores, [-1, self._length, 1, 1]) * hidden, [1, 2])
+        with tf.variable_scope("attn_output_projection"):
+            output = _linear(tf.concat([output, attention], 1), self._attn_size, bias=True)
+        window = tf.concat([window[:, 1:], output[:, None]], 1)
+        return output, (cell_state, attention, tf.reshape(window, [-1, self._length * self._attn_size]))

@@ -1,0 +1,157 @@
+"""The cell that looks at a memory."""
+
+from __future__ import annotations
+
+import collections
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.seq2seq.attention import (
+    AttentionMechanism,
+    BahdanauAttention,
+    BahdanauMonotonicAttention,
+    LuongAttention,
+    LuongMonotonicAttention,
+    _BaseAttentionMechanism,
+    _dense,
+    monotonic_attention,
+    safe_cumprod,
+)
+
+
+def hardmax(logits, name=None):
+    """One-hot of the largest entry along the last axis."""
+    return tf.one_hot(tf.argmax(logits, -1), tf.shape(logits)[-1], dtype=logits.dtype, name=name)
+
+
+class AttentionWrapperState(
+    collections.namedtuple(
+        "AttentionWrapperState",
+        ("cell_state", "attention", "time", "alignments", "alignment_history", "attention_state"),
+    )
+):
+    """State of an `AttentionWrapper`."""
+
+    def clone(self, **kwargs):
+        """A copy with some fields replaced, such as `cell_state`."""
+        return self._replace(**kwargs)
+
+
+def _compute_attention(mechanism, cell_output, attention_state, attention_layer):
+    """(attention, alignments, next attention state)."""
+    alignments, next_state = mechanism(cell_output, state=attention_state)
+    context = tf.squeeze(tf.matmul(alignments[:, None], mechanism.values), [1])
+    if attention_layer is None:
+        return context, alignments, next_state
+    return attention_layer(tf.concat([cell_output, context], 1)), alignments, next_state
+
+
+class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
+    """A cell that looks at a memory at each step.
+
+    Args:
+      cell: the cell; it gets the inputs and the last attention.
+      attention_mechanism: one, or a list.
+      attention_layer_size: width of `attention_layer` (a number, or a list of them); None: attention is the context.
+      alignment_history: keeps the alignments of all steps in the state, a TensorArray.
+      cell_input_fn: `(inputs, attention) -> cell's inputs`; default: side by side.
+      output_attention: whether the output is the attention; else the cell's output.
+      initial_cell_state: for `zero_state`.
+      attention_layer: instead of `attention_layer_size`.
+    """
+
+    def __init__(
+        self, cell, attention_mechanism, attention_layer_size=None, alignment_history=False, cell_input_fn=None,
+        output_attention=True, initial_cell_state=None, name=None, attention_layer=None, attention_fn=None,
+        dtype=None,
+    ):  # fmt: skip
+        super().__init__(name=name, dtype=dtype)
+        self._is_multi = isinstance(attention_mechanism, (list, tuple))
+        self._attention_mechanisms = tuple(attention_mechanism) if self._is_multi else (attention_mechanism,)
+        if attention_layer_size is not None and attention_layer is not None:
+            raise ValueError("AttentionWrapper: expected attention_layer_size or attention_layer, not both.")
+        count = len(self._attention_mechanisms)
+        self._attention_layers = None
+        if attention_layer_size is not None:
+            sizes = attention_layer_size if isinstance(attention_layer_size, (list, tuple)) else [attention_layer_size]
+            if len(sizes) != count:
+                raise ValueError(f"AttentionWrapper: {count} attention mechanisms need as many layers; got {sizes}.")
+            self._attention_layers = [_dense(size, "attention_layer", None) for size in sizes]
+            self._attention_size = sum(sizes)
+        elif attention_layer is not None:
+            layers = attention_layer if isinstance(attention_layer, (list, tuple)) else [attention_layer]
+            self._attention_layers = list(layers)
+            self._attention_size = sum(
+                tf.compat.dimension_value(layer.compute_output_shape(
+                    [None, cell.output_size + tf.compat.dimension_value(mechanism.values.shape[-1])]
+                )[-1])
+                for layer, mechanism in zip(layers, self._attention_mechanisms)
+            )  # fmt: skip
+        else:
+            self._attention_size = sum(
+                tf.compat.dimension_value(mechanism.values.shape[-1]) for mechanism in self._attention_mechanisms
+            )
+        self._cell, self._output_attention, self._has_history = cell, output_attention, alignment_history
+        self._cell_input_fn = cell_input_fn or (lambda inputs, attention: tf.concat([inputs, attention], -1))
+        self._attention_fn = attention_fn or _compute_attention
+        self._initial_cell_state = initial_cell_state
+
+    def _one_or_all(self, items):
+        items = tuple(items)
+        return items if self._is_multi else items[0]
+
+    @property
+    def output_size(self):
+        return self._attention_size if self._output_attention else self._cell.output_size
+
+    @property
+    def state_size(self):
+        sizes = [mechanism.alignments_size for mechanism in self._attention_mechanisms]
+        return AttentionWrapperState(
+            self._cell.state_size, self._attention_size, tf.TensorShape([]), self._one_or_all(sizes),
+            self._one_or_all(() for _ in sizes) if not self._has_history else self._one_or_all(sizes),
+            self._one_or_all(mechanism.state_size for mechanism in self._attention_mechanisms),
+        )  # fmt: skip
+
+    def zero_state(self, batch_size, dtype):
+        """The first state."""
+        with tf.name_scope(type(self).__name__ + "ZeroState"):
+            start = self._initial_cell_state
+            if start is None:
+                start = self._cell.zero_state(batch_size, dtype)
+            else:
+                start = tf.nest.map_structure(lambda each: tf.identity(each, name="checked_cell_state"), start)
+            mechanisms = self._attention_mechanisms
+            alignments = [mechanism.initial_alignments(batch_size, dtype) for mechanism in mechanisms]
+            histories = [
+                tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=each.shape) if self._has_history else ()
+                for each in alignments
+            ]
+            return AttentionWrapperState(
+                cell_state=start, attention=tf.zeros([batch_size, self._attention_size], dtype), time=tf.constant(0),
+                alignments=self._one_or_all(alignments), alignment_history=self._one_or_all(histories),
+                attention_state=self._one_or_all(each.initial_state(batch_size, dtype) for each in mechanisms),
+            )  # fmt: skip
+
+    def call(self, inputs, state):
+        """(attention or the cell's output, next state)."""
+        if not isinstance(state, AttentionWrapperState):
+            raise TypeError(f"AttentionWrapper: state has to be an AttentionWrapperState; got {type(state).__name__}. "
+                            "Make the first one with zero_state().")  # fmt: skip
+        cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
+        histories = state.alignment_history if self._is_multi else (state.alignment_history,)
+        before = state.attention_state if self._is_multi else (state.attention_state,)
+        attentions, alignments, states, kept = [], [], [], []
+        for place, mechanism in enumerate(self._attention_mechanisms):
+            layer = self._attention_layers[place] if self._attention_layers else None
+            attention, alignment, next_state = self._attention_fn(mechanism, cell_output, before[place], layer)
+            attentions.append(attention)
+            alignments.append(alignment)
+            states.append(next_state)
+            kept.append(histories[place].write(state.time, alignment) if self._has_history else ())
+        attention = attentions[0] if len(attentions) == 1 else tf.concat(attentions, 1)
+        next_state = AttentionWrapperState(
+            cell_state=cell_state, attention=attention, time=state.time + 1, alignments=self._one_or_all(alignments),
+            alignment_history=self._one_or_all(kept), attention_state=self._one_or_all(states),
+        )  # fmt: skip
+        return attention if self._output_attention else cell_output, next_state

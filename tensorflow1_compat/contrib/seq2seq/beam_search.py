@@ -1,0 +1,217 @@
+"""Beam search."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.seq2seq.decoder import Decoder
+from tensorflow1_compat.contrib.seq2seq.structure import lookup_in
+
+BeamSearchDecoderState = collections.namedtuple(
+    "BeamSearchDecoderState",
+    ("cell_state", "log_probs", "finished", "lengths", "accumulated_attention_probs"),
+    defaults=((),),
+)
+BeamSearchDecoderOutput = collections.namedtuple("BeamSearchDecoderOutput", ("scores", "predicted_ids", "parent_ids"))
+FinalBeamSearchDecoderOutput = collections.namedtuple(
+    "FinalBeamSearchDecoderOutput", ("predicted_ids", "beam_search_decoder_output")
+)
+
+
+def tile_batch(t, multiplier, name=None):
+    """Each entry of a batch `multiplier` times in a row: [batch * multiplier, ...], through a structure."""
+
+    def tiled(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+        repeated = tf.repeat(tensor, multiplier, axis=0)
+        batch = tf.compat.dimension_value(tensor.shape[0])
+        known = isinstance(multiplier, int) and batch is not None
+        repeated.set_shape(tf.TensorShape([batch * multiplier if known else None]).concatenate(tensor.shape[1:]))
+        return repeated
+
+    with tf.name_scope(name, "tile_batch", [*tf.nest.flatten(t), multiplier]):
+        return tf.nest.map_structure(tiled, t)
+
+
+def gather_tree(step_ids, parent_ids, max_sequence_lengths, end_token, name=None):
+    """Full sequences of beams from the ids and parents of their steps.
+
+    Args:
+      step_ids, parent_ids: int32 [time, batch, beams].
+      max_sequence_lengths: int32 [batch].
+      end_token: int32 scalar; what comes after it, and after the length, is `end_token`.
+
+    Returns:
+      int32 [time, batch, beams].
+    """
+    with tf.name_scope(name, "GatherTree"):
+        step_ids = tf.convert_to_tensor(step_ids, tf.int32)
+        parent_ids = tf.convert_to_tensor(parent_ids, tf.int32)
+        time, batch, beams = (tf.shape(step_ids)[axis] for axis in range(3))
+        lengths = tf.minimum(tf.cast(max_sequence_lengths, tf.int32), time)[:, None]
+        own = tf.broadcast_to(tf.range(beams)[None], [batch, beams])
+        nothing = tf.fill([batch, beams], tf.cast(end_token, tf.int32))
+
+        def backward(carry, at):
+            beam, _ = carry
+            ids, parents, step = at
+            is_inside = tf.broadcast_to(step < lengths, [batch, beams])
+            found = tf.where(is_inside, tf.gather(ids, beam, batch_dims=1), nothing)
+            return tf.where(is_inside, tf.gather(parents, beam, batch_dims=1), beam), found
+
+        _, found = tf.scan(backward, (step_ids, parent_ids, tf.range(time)), (own, nothing), reverse=True)
+        is_end = tf.cast(tf.equal(found, end_token), tf.int32)
+        ended = tf.cumsum(is_end, axis=0, exclusive=True) > 0
+        found = tf.where(ended, tf.fill(tf.shape(found), tf.cast(end_token, tf.int32)), found)
+        found.set_shape(step_ids.shape)
+        return found
+
+
+def gather_tree_from_array(t, parent_ids, sequence_length):
+    """What belongs to each beam's full sequence out of [time, batch, beams, ...] (or [time, batch * beams, ...])."""
+    time, batch, beams = (tf.shape(parent_ids)[axis] for axis in range(3))
+    own = tf.broadcast_to(tf.range(beams)[None, None], [time, batch, beams])
+    lengths = tf.cast(tf.reduce_max(sequence_length, axis=1), tf.int32)
+    sorted_beams = gather_tree(own, parent_ids, lengths, end_token=tf.constant(-1))
+    mask = tf.transpose(tf.sequence_mask(sequence_length, time), [2, 0, 1])
+    sorted_beams = tf.where(mask & (sorted_beams >= 0), sorted_beams, own)
+    shape = tf.shape(t)
+    split = tf.reshape(t, tf.concat([[time, batch, beams], shape[(3 if t.shape.rank > 3 else 2) :]], 0))
+    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), shape)
+
+
+class BeamSearchDecoder(Decoder):
+    """Keeps the `beam_width` most likely sequences at each step.
+
+    Args:
+      cell: an RNN cell; its memory, if any, tiled with `tile_batch`.
+      embedding: a table or a function of ids.
+      start_tokens: int32 [batch]; end_token: int32 scalar.
+      initial_state: the cell's state, tiled to [batch * beam_width, ...].
+      beam_width: sequences.
+      output_layer: makes logits of outputs.
+      length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
+      coverage_penalty_weight: not available here; 0.0.
+
+    `dynamic_decode` gives `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
+    """
+
+    def __init__(
+        self, cell, embedding, start_tokens, end_token, initial_state, beam_width, output_layer=None,
+        length_penalty_weight=0.0, coverage_penalty_weight=0.0, reorder_tensor_arrays=True,
+    ):  # fmt: skip
+        if coverage_penalty_weight:
+            raise ValueError("BeamSearchDecoder: coverage_penalty_weight is not available here; leave it out.")
+        self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
+        self._embedding_fn = lookup_in(embedding)
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32)
+        self._length_penalty_weight = length_penalty_weight
+        self._batch_size = tf.size(self._start_tokens)
+        self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
+        tokens = tf.tile(self._start_tokens[:, None], [1, beam_width])
+        self._start_inputs = self._embedding_fn(tokens)
+        self._finished = tf.one_hot(tf.zeros([self._batch_size], tf.int32), beam_width, False, True, dtype=tf.bool)
+
+    def _split(self, tensor):
+        if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None):
+            return tensor
+        result = tf.reshape(tensor, tf.concat([[self._batch_size, self._beam_width], tf.shape(tensor)[1:]], 0))
+        result.set_shape(tf.TensorShape([tf.get_static_value(self._batch_size), self._beam_width]).concatenate(
+            tensor.shape[1:]
+        ))  # fmt: skip
+        return result
+
+    def _merge(self, tensor):
+        if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None):
+            return tensor
+        result = tf.reshape(tensor, tf.concat([[self._batch_size * self._beam_width], tf.shape(tensor)[2:]], 0))
+        result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[2:]))
+        return result
+
+    @property
+    def batch_size(self):
+        return self._batch_size
+
+    @property
+    def tracks_own_finished(self):
+        return True
+
+    @property
+    def output_size(self):
+        return BeamSearchDecoderOutput(*[tf.TensorShape([self._beam_width])] * 3)
+
+    @property
+    def output_dtype(self):
+        dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
+        return BeamSearchDecoderOutput(dtype, tf.int32, tf.int32)
+
+    def initialize(self, name=None):
+        """See `Decoder`."""
+        dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
+        only_first = tf.one_hot(
+            tf.zeros([self._batch_size], tf.int32), self._beam_width, tf.cast(0.0, dtype), tf.cast(-np.inf, dtype)
+        )
+        state = BeamSearchDecoderState(
+            self._initial_cell_state, only_first, self._finished,
+            tf.zeros([self._batch_size, self._beam_width], tf.int64), (),
+        )  # fmt: skip
+        return self._finished, self._start_inputs, state
+
+    def step(self, time, inputs, state, name=None):
+        """See `Decoder`."""
+        cell_state = tf.nest.map_structure(self._merge, state.cell_state)
+        outputs, next_cell_state = self._cell(self._merge(inputs), cell_state)
+        logits = self._split(outputs)
+        next_cell_state = tf.nest.map_structure(self._split, next_cell_state)
+        if self._output_layer is not None:
+            logits = self._output_layer(logits)
+        output, state = self._search(logits, next_cell_state, state)
+        ids = output.predicted_ids
+        inputs = tf.cond(tf.reduce_all(state.finished), lambda: self._start_inputs, lambda: self._embedding_fn(ids))
+        return output, state, inputs, state.finished
+
+    def _search(self, logits, cell_state, state):
+        batch, beams = self._batch_size, self._beam_width
+        vocabulary = tf.compat.dimension_value(logits.shape[-1]) or tf.shape(logits)[-1]
+        log_probs, dtype = tf.nn.log_softmax(logits), logits.dtype
+        only_end = tf.one_hot(self._end_token, vocabulary, tf.cast(0.0, dtype), dtype.as_numpy_dtype(dtype.min))
+        log_probs = tf.compat.v2.where(state.finished[:, :, None], only_end, log_probs)
+        total = state.log_probs[:, :, None] + log_probs
+        grows = tf.one_hot(
+            tf.fill([batch, beams], self._end_token), vocabulary, tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        )
+        grows = grows * tf.cast(tf.logical_not(state.finished), tf.int64)[:, :, None]
+        lengths = state.lengths[:, :, None] + grows
+        scores = total
+        if self._length_penalty_weight:
+            scores = total / tf.pow((5.0 + tf.cast(lengths, dtype)) / 6.0, tf.cast(self._length_penalty_weight, dtype))
+        best, places = tf.nn.top_k(tf.reshape(scores, [batch, -1]), beams)
+        best.set_shape([None, beams])
+        ids, parents = tf.cast(places % vocabulary, tf.int32), tf.cast(places // vocabulary, tf.int32)
+
+        def of_parents(tensor):
+            if isinstance(tensor, tf.TensorArray) or tensor.shape.rank in (0, None, 1):
+                return tensor
+            moved = tf.gather(tensor, parents, batch_dims=1)
+            moved.set_shape(tensor.shape)
+            return moved
+
+        was_finished = tf.gather(state.finished, parents, batch_dims=1)
+        new_lengths = tf.gather(state.lengths, parents, batch_dims=1) + tf.cast(tf.logical_not(was_finished), tf.int64)
+        new_probs = tf.gather(tf.reshape(total, [batch, -1]), places, batch_dims=1)
+        new_probs.set_shape(state.log_probs.shape)
+        new_state = BeamSearchDecoderState(
+            tf.nest.map_structure(of_parents, cell_state), new_probs,
+            tf.logical_or(was_finished, tf.equal(ids, self._end_token)), new_lengths, (),
+        )  # fmt: skip
+        return BeamSearchDecoderOutput(best, ids, parents), new_state
+
+    def finalize(self, outputs, final_state, sequence_lengths):
+        """The sequences of the final beams, best first."""
+        longest = tf.cast(tf.reduce_max(final_state.lengths, axis=1), tf.int32)
+        predicted = gather_tree(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
+        return FinalBeamSearchDecoderOutput(predicted, outputs), final_state

@@ -1,0 +1,251 @@
+"""What a decoder samples, and what it gets as the next input."""
+
+from __future__ import annotations
+
+import abc
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
+from tensorflow1_compat.contrib.seq2seq.structure import lookup_in, rows_where, unstack_ta
+
+_transpose_batch_time, _unstack_ta = transpose_batch_time, unstack_ta
+
+
+class Helper(abc.ABC):
+    """The interface of helpers: `initialize`, `sample`, `next_inputs`, and the shape and type of samples."""
+
+    @property
+    @abc.abstractmethod
+    def batch_size(self):
+        """int32 scalar."""
+
+    @property
+    @abc.abstractmethod
+    def sample_ids_shape(self):
+        """Shape of a sample without the batch."""
+
+    @property
+    @abc.abstractmethod
+    def sample_ids_dtype(self):
+        """Type of samples."""
+
+    @abc.abstractmethod
+    def initialize(self, name=None):
+        """(finished: bool [batch], first inputs)."""
+
+    @abc.abstractmethod
+    def sample(self, time, outputs, state, name=None):
+        """Samples of this step."""
+
+    @abc.abstractmethod
+    def next_inputs(self, time, outputs, state, sample_ids, name=None):
+        """(finished: bool [batch], next inputs, next state)."""
+
+
+class CustomHelper(Helper):
+    """A helper of three functions, with their names as arguments."""
+
+    def __init__(self, initialize_fn, sample_fn, next_inputs_fn, sample_ids_shape=None, sample_ids_dtype=None):
+        self._initialize_fn, self._sample_fn, self._next_inputs_fn = initialize_fn, sample_fn, next_inputs_fn
+        self._sample_ids_shape = tf.TensorShape(sample_ids_shape or [])
+        self._sample_ids_dtype, self._batch_size = sample_ids_dtype or tf.int32, None
+
+    @property
+    def batch_size(self):
+        if self._batch_size is None:
+            raise ValueError("CustomHelper: batch_size is known after initialize().")
+        return self._batch_size
+
+    @property
+    def sample_ids_shape(self):
+        return self._sample_ids_shape
+
+    @property
+    def sample_ids_dtype(self):
+        return self._sample_ids_dtype
+
+    def initialize(self, name=None):
+        """See `Helper`."""
+        finished, inputs = self._initialize_fn()
+        if self._batch_size is None:
+            self._batch_size = tf.size(finished)
+        return finished, inputs
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`."""
+        return self._sample_fn(time=time, outputs=outputs, state=state)
+
+    def next_inputs(self, time, outputs, state, sample_ids, name=None):
+        """See `Helper`."""
+        return self._next_inputs_fn(time=time, outputs=outputs, state=state, sample_ids=sample_ids)
+
+
+class _MostLikely(Helper):
+    """A helper whose samples are the most likely outputs; subclasses set `_batch_size`."""
+
+    @property
+    def batch_size(self):
+        return self._batch_size
+
+    @property
+    def sample_ids_shape(self):
+        return tf.TensorShape([])
+
+    @property
+    def sample_ids_dtype(self):
+        return tf.int32
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`."""
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+
+class TrainingHelper(_MostLikely):
+    """Feeds the true inputs; samples are the most likely outputs.
+
+    Args:
+      inputs: structure of [batch, time, ...] ([time, batch, ...] with `time_major`).
+      sequence_length: int32 [batch].
+    """
+
+    def __init__(self, inputs, sequence_length, time_major=False, name=None):
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        self._inputs = inputs
+        if not time_major:
+            inputs = tf.nest.map_structure(transpose_batch_time, inputs)
+        self._input_tas = tf.nest.map_structure(unstack_ta, inputs)
+        self._sequence_length = tf.convert_to_tensor(sequence_length, name="sequence_length")
+        if self._sequence_length.shape.rank != 1:
+            raise ValueError(f"{type(self).__name__}: sequence_length has to be a vector; got {sequence_length}.")
+        self._zero_inputs = tf.nest.map_structure(lambda each: tf.zeros_like(each[0]), inputs)
+        self._batch_size = tf.size(self._sequence_length)
+
+    @property
+    def inputs(self):
+        """The inputs as they were given."""
+        return self._inputs
+
+    @property
+    def sequence_length(self):
+        """int32 [batch]."""
+        return self._sequence_length
+
+    def _read(self, time):
+        return tf.nest.map_structure(lambda array: array.read(time), self._input_tas)
+
+    def initialize(self, name=None):
+        """See `Helper`."""
+        finished = tf.equal(0, self._sequence_length)
+        return finished, tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(0))
+
+    def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
+        """See `Helper`."""
+        finished = time + 1 >= self._sequence_length
+        inputs = tf.cond(tf.reduce_all(finished), lambda: self._zero_inputs, lambda: self._read(time + 1))
+        return finished, inputs, state
+
+
+class ScheduledEmbeddingTrainingHelper(TrainingHelper):
+    """Feeds embeddings of its own samples with a probability, else the true inputs; samples are -1 where it did not."""
+
+    def __init__(
+        self, inputs, sequence_length, embedding, sampling_probability, time_major=False, seed=None,
+        scheduling_seed=None, name=None,
+    ):  # fmt: skip
+        super().__init__(inputs, sequence_length, time_major, name)
+        self._embedding = lookup_in(embedding)
+        self._probability, self._seed, self._scheduling_seed = sampling_probability, seed, scheduling_seed
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`."""
+        is_own = tf.random_uniform([self.batch_size], seed=self._scheduling_seed) < self._probability
+        drawn = tf.cast(tf.reshape(tf.random.categorical(outputs, 1, seed=self._seed), [-1]), tf.int32)
+        return tf.where(is_own, drawn, tf.fill([self.batch_size], -1))
+
+    def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
+        """See `Helper`."""
+        finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
+        own = self._embedding(tf.maximum(sample_ids, 0))
+        return finished, rows_where(sample_ids > -1, own, inputs), state
+
+
+class ScheduledOutputTrainingHelper(TrainingHelper):
+    """Feeds its own outputs with a probability, else the true inputs."""
+
+    def __init__(
+        self, inputs, sequence_length, sampling_probability, time_major=False, seed=None, next_inputs_fn=None,
+        auxiliary_inputs=None, name=None,
+    ):  # fmt: skip
+        if auxiliary_inputs is not None:
+            raise ValueError("ScheduledOutputTrainingHelper: auxiliary_inputs are not available here; leave them out.")
+        super().__init__(inputs, sequence_length, time_major, name)
+        self._probability, self._seed, self._next_inputs_fn = sampling_probability, seed, next_inputs_fn
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`: 1 where the next input is the output."""
+        return tf.cast(tf.random_uniform([self.batch_size], seed=self._seed) < self._probability, tf.int32)
+
+    def next_inputs(self, time, outputs, state, sample_ids=None, name=None):
+        """See `Helper`."""
+        finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
+        own = outputs if self._next_inputs_fn is None else self._next_inputs_fn(outputs)
+        return finished, rows_where(tf.cast(sample_ids, tf.bool), own, inputs), state
+
+
+class GreedyEmbeddingHelper(_MostLikely):
+    """Feeds the embedding of the most likely output, up to `end_token`.
+
+    Args:
+      embedding: a table, or a function of ids.
+      start_tokens: int32 [batch].
+      end_token: int32 scalar.
+    """
+
+    def __init__(self, embedding, start_tokens, end_token):
+        self._embedding_fn = lookup_in(embedding)
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32, name="start_tokens")
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32, name="end_token")
+        if self._start_tokens.shape.rank != 1 or self._end_token.shape.rank != 0:
+            raise ValueError(f"{type(self).__name__}: start_tokens have to be a vector, end_token a scalar.")
+        self._batch_size = tf.size(self._start_tokens)
+        self._start_inputs = self._embedding_fn(self._start_tokens)
+
+    def initialize(self, name=None):
+        """See `Helper`."""
+        return tf.tile([False], [self._batch_size]), self._start_inputs
+
+    def next_inputs(self, time, outputs, state, sample_ids, name=None):
+        """See `Helper`."""
+        finished = tf.equal(sample_ids, self._end_token)
+        inputs = tf.cond(tf.reduce_all(finished), lambda: self._start_inputs, lambda: self._embedding_fn(sample_ids))
+        return finished, inputs, state
+
+
+class SampleEmbeddingHelper(GreedyEmbeddingHelper):
+    """Feeds the embedding of an output drawn by its probability at a temperature."""
+
+    def __init__(self, embedding, start_tokens, end_token, softmax_temperature=None, seed=None):
+        super().__init__(embedding, start_tokens, end_token)
+        self._temperature, self._seed = softmax_temperature, seed
+
+    def sample(self, time, outputs, state, name=None):
+        """See `Helper`."""
+        logits = outputs if self._temperature is None else outputs / self._temperature
+        return tf.cast(tf.reshape(tf.random.categorical(logits, 1, seed=self._seed), [-1]), tf.int32)
+
+
+class InferenceHelper(CustomHelper):
+    """Feeds what `sample_fn(outputs)` gives, until `end_fn(samples)`."""
+
+    def __init__(self, sample_fn, sample_shape, sample_dtype, start_inputs, end_fn, next_inputs_fn=None):
+        start = tf.convert_to_tensor(start_inputs)
+        super().__init__(
+            lambda: (tf.tile([False], [tf.shape(start)[0]]), start),
+            lambda time, outputs, state: sample_fn(outputs),
+            lambda time, outputs, state, sample_ids: (
+                end_fn(sample_ids), sample_ids if next_inputs_fn is None else next_inputs_fn(sample_ids), state,
+            ),
+            sample_shape, sample_dtype,
+        )  # fmt: skip
+        self._batch_size = tf.shape(start)[0]

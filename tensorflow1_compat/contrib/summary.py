@@ -1,0 +1,34 @@
+"""`tf.contrib.summary`: summaries that a session's run writes by itself."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.summary_ops_v2 import (
+    SummaryWriter,
+    always_record_summaries,
+    audio,
+    create_file_writer,
+    create_summary_file_writer,
+    eval_dir,
+    generic,
+    histogram,
+    image,
+    import_event,
+    initialize,
+    never_record_summaries,
+    record_summaries_every_n_global_steps,
+    scalar,
+    should_record_summaries,
+    summary_writer_initializer_op,
+)
+from tensorflow.python.ops.summary_ops_v2 import graph_v1 as graph
+from tensorflow.python.ops.summary_ops_v2 import legacy_raw_flush as flush
+
+from npu_bridge.base.tf_internals.sessions import summary_operators
+
+record_summaries_if = tf.compat.v2.summary.record_if
+
+
+def all_summary_ops():
+    """Operations that write summaries, of the default graph. None when executing eagerly."""
+    return None if tf.executing_eagerly() else summary_operators()

@@ -1,0 +1,3 @@
+"""`tf.contrib.tensorboard`."""
+
+from tensorflow1_compat.contrib.tensorboard import plugins

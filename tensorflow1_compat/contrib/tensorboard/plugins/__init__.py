@@ -1,0 +1,3 @@
+"""`tf.contrib.tensorboard.plugins`."""
+
+from tensorflow1_compat.contrib.tensorboard.plugins import projector

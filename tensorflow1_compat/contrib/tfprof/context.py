@@ -1,0 +1,86 @@
+"""Traces of session runs: `tf.contrib.tfprof.ProfileContext`."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.base.tf_internals.contrib import write_profile
+
+
+class ProfileContext:
+    """Traces some session runs within `with`, and profiles them.
+
+    Args:
+      profile_dir: folder for `profile_<step>` files.
+      trace_steps: numbers of the runs that are traced; default: none but those asked for by `trace_next_step`.
+      dump_steps: numbers of the runs after which what was traced so far is written.
+      enabled: False does nothing.
+    """
+
+    def __init__(self, profile_dir, trace_steps=None, dump_steps=None, enabled=True, debug=False):
+        self._folder, self._is_enabled = profile_dir, enabled
+        self._trace, self._dump = set(trace_steps or ()), set(dump_steps or ())
+        self._step, self._wants_next, self._dumps_next, self._profiler = 0, False, False, None
+        self._asked = []
+
+    @property
+    def profiler(self):
+        """A `tf.profiler.Profiler` of the default graph, with what was traced."""
+        if not self._is_enabled:
+            raise ValueError("ProfileContext: it is not enabled.")
+        if self._profiler is None:
+            self._profiler = tf.profiler.Profiler(tf.get_default_graph())
+        return self._profiler
+
+    def trace_next_step(self):
+        """Traces the next run."""
+        self._wants_next = True
+
+    def dump_next_step(self):
+        """Traces the next run and writes it."""
+        self._wants_next = self._dumps_next = True
+
+    def add_auto_profiling(self, cmd, options, profile_steps):
+        """Prints a profile (`cmd`, `options` as of `tf.profiler.profile`) after the runs of these numbers."""
+        self._asked.append((cmd, options, set(profile_steps)))
+        self._trace |= set(profile_steps)
+
+    def __enter__(self):
+        if self._is_enabled:
+            self._run = tf.Session.run
+            context, run = self, self._run
+
+            def traced(session, fetches, feed_dict=None, options=None, run_metadata=None):
+                return context._traced(run, session, fetches, feed_dict, options, run_metadata)
+
+            tf.Session.run = traced
+        return self
+
+    def __exit__(self, *_):
+        if self._is_enabled:
+            tf.Session.run = self._run
+
+    def _traced(self, run, session, fetches, feed_dict, options, run_metadata):
+        step, self._step = self._step, self._step + 1
+        if step not in self._trace | self._dump and not self._wants_next:
+            return run(session, fetches, feed_dict, options, run_metadata)
+        options = options or tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        run_metadata = run_metadata or tf.RunMetadata()
+        values = run(session, fetches, feed_dict, options, run_metadata)
+        if self._profiler is None:
+            self._profiler = tf.profiler.Profiler(session.graph)
+        self._profiler.add_step(step, run_metadata)
+        for cmd, profile_options, steps in self._asked:
+            if step in steps:
+                profile = {
+                    "op": self._profiler.profile_operations, "scope": self._profiler.profile_name_scope,
+                    "graph": self._profiler.profile_graph, "code": self._profiler.profile_python,
+                }[cmd]  # fmt: skip
+                profile(profile_options)
+        if step in self._dump or self._dumps_next:
+            tf.gfile.MakeDirs(self._folder)
+            write_profile(self._profiler, os.path.join(self._folder, f"profile_{step}"))
+        self._wants_next = self._dumps_next = False
+        return values

@@ -1,0 +1,123 @@
+"""Telling whether a script is one of TensorFlow 1 or of TensorFlow 2, from what it imports and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensorflow1_compat.eras import ONLY_1, ONLY_2
+from tensorflow1_compat.frictions import GONE_MODULES, GONE_NAMES
+from tensorflow1_compat.reading import Use, read_tree
+from tensorflow1_compat.tables_of_2 import OF_2
+
+__all__ = ["Evidence", "evidence_of"]
+
+# Modules that exist in one era only.
+_MODULES_OF_1 = ("tensorflow.contrib", "tensorflow.examples", "tensorflow.flags", "tensorflow.app")
+_SWITCHES_TO_2 = ("npu_device",)
+# Never worked with TensorFlow 1, so that beside it names of `tensorflow.compat.v1` are those of a script for both.
+_NEEDS_2 = ("tensorflow_addons",)
+# Under these names `tf` is TensorFlow 1 whatever is installed, but eager unless somebody switches that off.
+_VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_init.tf.")
+# Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
+_NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
+# What a script of TensorFlow 2 may have from a time when it was younger.
+_OLD_OF_2 = frozenset({*OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load"})
+_MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
+    f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
+}
+# Helpers of the NPU interface that only graphs and sessions have a use for.
+_HELPERS_OF_1 = tuple(
+    f"npu_bridge.npu_init.{name}" for name in ("npu_config_proto", "set_keras_session_npu_config", "npu_tf_optimizer")
+)
+
+
+class Evidence(NamedTuple):
+    """What speaks for each era.
+
+    Attributes:
+      of_1: names that only TensorFlow 1 has, with their first use.
+      of_2: the same of TensorFlow 2.
+      old_of_2: names that a younger TensorFlow 2, Keras, numpy or Python had.
+      switches_to_2: the script asks for TensorFlow 2 on NPUs.
+    """
+
+    of_1: dict[str, Use]
+    of_2: dict[str, Use]
+    old_of_2: dict[str, Use]
+    switches_to_2: bool
+
+    @property
+    def is_tensorflow_1(self) -> bool:
+        """Names of both eras are in scripts that choose by the version; there the larger part decides."""
+        return not self.switches_to_2 and len(self.of_1) > 0 and len(self.of_1) >= len(self.of_2)
+
+
+def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
+    """Reads a script and what it imports of its tree, without running anything."""
+    of_1: dict[str, Use] = {}
+    of_2: dict[str, Use] = {}
+    old_of_2: dict[str, Use] = {}
+    of_version_1: dict[str, Use] = {}
+    needs_graphs: dict[str, Use] = {}
+    beside_version_2: dict[str, Use] = {}
+    switches_to_2 = needs_2 = makes_graphs = False
+    for facts in read_tree(script, roots):
+        has_both = any(map(_is_plain, facts.uses))
+        for use in facts.uses:
+            if use.is_import and not use.is_guarded:
+                package = use.name.partition(".")[0]
+                switches_to_2 = switches_to_2 or package in _SWITCHES_TO_2
+                needs_2 = needs_2 or package in _NEEDS_2
+            if not use.is_guarded and _is_old(use.name):
+                old_of_2.setdefault(use.name, use)
+            makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
+            if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
+                if use.name in _NEEDS_GRAPHS:
+                    needs_graphs.setdefault(use.name, use)
+                continue
+            era = _era_of(use.name)
+            if era == 1 and use.name.startswith(_VERSION_1):
+                is_beside = has_both and use.alias == "tensorflow.compat.v1"
+                (beside_version_2 if is_beside else of_version_1).setdefault(use.name, use)
+            elif era:
+                (of_1 if era == 1 else of_2).setdefault(use.name, use)
+    if not needs_2:
+        of_1.update(of_version_1)
+    if not makes_graphs:
+        # A file with `tf1 = tf.compat.v1` beside `tf` that makes its graphs works in TensorFlow 2 as it stands.
+        of_1.update(needs_graphs | ({} if needs_2 else beside_version_2))
+    return Evidence(of_1, of_2, old_of_2, switches_to_2)
+
+
+def _is_plain(use: Use) -> bool:
+    """Whether a name is taken from `tf` as it is imported, other than to find out its version."""
+    versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
+    return use.alias == "tensorflow" and not use.name.startswith(versions)
+
+
+def _is_old(name: str) -> bool:
+    """Whether a name or what it is in was elsewhere; that `tensorflow.compat.v2` was `tensorflow` is no news."""
+    while name and name not in _OLD_OF_2:
+        name = name.rpartition(".")[0]
+    return bool(name)
+
+
+def _era_of(name: str) -> int:
+    """1 or 2 for a name of one era, else 0."""
+    if name in _HELPERS_OF_1 or name.startswith(_MODULES_OF_1):
+        return 1
+    for prefix in _VERSION_1:
+        if name.startswith(prefix):
+            return 1 if _is_in(ONLY_1, name[len(prefix) :]) else 0
+    if not name.startswith("tensorflow."):
+        return 0
+    rest = name[len("tensorflow.") :]
+    if rest.startswith("compat."):
+        return 0
+    return 1 if _is_in(ONLY_1, rest) else 2 if _is_in(ONLY_2, rest) else 0
+
+
+def _is_in(table: dict[str, frozenset[str]], name: str) -> bool:
+    parts = name.split(".")
+    return any(part in table.get(".".join(parts[:number]), ()) for number, part in enumerate(parts))

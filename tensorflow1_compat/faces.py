@@ -1,0 +1,281 @@
+"""Module objects as the user's files see them: TensorFlow and Keras of their time, and old numpy and Python names.
+
+A face stands before a real module, its base. A name is looked for in the tables, then in the base, then among the
+base's submodules. Classes and functions are the real ones, so `isinstance` and pickling know nothing of faces. What the
+user's files set on a face is set on the base as well, as it would be without faces.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import types
+from typing import Any
+
+from tensorflow1_compat import frictions, journal, missing
+from tensorflow1_compat.tables import INSIDES, OF_1, Tables
+from tensorflow1_compat.tree import SourceTree
+
+__all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
+
+_TENSORFLOW_ROOTS = ("tensorflow", "keras")
+_CONTRIB = "tensorflow.contrib"
+# Bases whose submodules are of version 2, or have been looked at as attributes already.
+_INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
+# Bases that do not change once they are loaded, whose names can be kept.
+_CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
+_FRICTIONS = (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
+_BELOW_FRICTIONS = {key.rpartition(".")[0] for key in _FRICTIONS} | set(frictions.GONE_MODULES)
+# Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
+MENTIONS: dict[str, set[str]] = {}
+for _key in _FRICTIONS:
+    MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
+del MENTIONS["numpy"]
+ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
+
+_faces: dict[str, Face] = {}
+_tree: SourceTree | None = None
+_tables: Tables = OF_1
+
+
+def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
+    """Says which tree is served, and with what; modules of its own are handed out as they are."""
+    global _tree, _tables
+    _tree, _tables = tree, tables
+    _faces.clear()
+
+
+def is_plain(name: str) -> bool:
+    """Whether a module of `ROOTS` is handed out as it is."""
+    root = name.partition(".")[0]
+    if _tree is not None and _tree.holds_module(root):
+        return True
+    if root in _TENSORFLOW_ROOTS or name in _tables.modules:
+        return False
+    if root == "npu_bridge":
+        return f"{name}.tf" not in _tables.same
+    return not _has_frictions(name)
+
+
+def face(name: str) -> Face:
+    """The face of a module under its old name.
+
+    Raises:
+      ModuleNotFoundError: there is none; one sentence says what to use instead.
+    """
+    name = _canonical(name)
+    found = _faces.get(name)
+    if found is None:
+        base = _base_of(name)
+        found = base if isinstance(base, Face) else _faces.setdefault(name, Face(name, base))
+    return found
+
+
+class Face(types.ModuleType):
+    """A module under an old name.
+
+    Args:
+      name: the old name.
+      base: the module that it stands before.
+    """
+
+    def __init__(self, name: str, base: types.ModuleType):
+        super().__init__(name, base.__doc__)
+        is_constant = base.__name__.startswith(_CONSTANT) or name.partition(".")[0] not in _TENSORFLOW_ROOTS
+        self.__dict__.update(_name=name, _base=base, _is_constant=is_constant)
+        for special in ("__file__", "__path__", "__spec__", "__loader__", "__package__"):
+            if special in base.__dict__:
+                self.__dict__[special] = base.__dict__[special]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = _find(self, name)
+        except _Absent:
+            if name.startswith("__"):
+                raise AttributeError(f"module {self._name!r} has no attribute {name!r}") from None
+            raise AttributeError(missing.describe(f"{self._name}.{name}", dir(self), _tables)) from None
+        if self._is_constant:
+            self.__dict__[name] = value
+        return value
+
+    def take(self, name: str) -> Any:
+        """The value for `from this import name`.
+
+        Raises:
+          ImportError: there is none.
+        """
+        if name in self.__dict__:
+            return self.__dict__[name]
+        try:
+            return _find(self, name)
+        except _Absent:
+            raise missing.import_error(f"{self._name}.{name}", dir(self), _tables) from None
+
+    def public_names(self) -> dict[str, Any]:
+        """What `from this import *` binds."""
+        names = getattr(self._base, "__all__", None) or [name for name in dir(self._base) if not name.startswith("_")]
+        names = [*names, *_names_below(self._name)] if self._is_of_tensorflow() else names
+        found = {}
+        for name in names:
+            try:
+                found[name] = self.__dict__[name] if name in self.__dict__ else _find(self, name)
+            except _Absent:
+                continue
+        return found
+
+    def _is_of_tensorflow(self) -> bool:
+        return self._name.partition(".")[0] in _TENSORFLOW_ROOTS
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._base, name, value)
+        if self._is_constant:
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._base, name)
+        self.__dict__.pop(name, None)
+
+    def __dir__(self) -> list[str]:
+        own = [name for name in self.__dict__ if not name.startswith("_")]
+        return sorted({*dir(self._base), *own, *_names_below(self._name)})
+
+    def __repr__(self) -> str:
+        return repr(self._base).replace(self._base.__name__, self._name, 1)
+
+    def __reduce__(self) -> Any:
+        return face, (self._name,)
+
+
+class _Absent(Exception):
+    """Nothing of that name anywhere."""
+
+
+def _find(at: Face, name: str) -> Any:
+    """The value of a name of a face."""
+    full, base = f"{at._name}.{name}", at._base
+    if full in _tables.versions:
+        return _tables.versions[full]
+    if _canonical(full) != full:
+        return face(full)
+    if full in _tables.names:
+        journal.note("name", full, _tables.names[full])
+        return _dressed(full, _import(_tables.names[full]))
+    if full in frictions.WRAPPED:
+        return _import(frictions.WRAPPED[full])
+    if full in frictions.GONE_NAMES and name not in base.__dict__:
+        place = frictions.GONE_NAMES[full]
+        journal.say_once(full, f"{base.__name__} no longer has it; {place.replace(':', '.')} is used")
+        return _import(place)
+    if name.startswith("__"):
+        try:
+            return getattr(base, name)
+        except AttributeError:
+            raise _Absent from None
+    if full in _tables.modules or full in frictions.GONE_MODULES:
+        return face(full)
+    return _dressed(full, _in_base(full, base, name))
+
+
+def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
+    try:
+        return getattr(base, name)
+    except AttributeError:
+        pass
+    below = f"{base.__name__}.{name}"
+    if not base.__name__.startswith(_INTERFACES):
+        candidates = [below]
+    else:
+        candidates = [full] if full.startswith((*INSIDES, "keras.")) else []
+    if full.startswith("keras."):
+        candidates.append(f"keras.src.{full[6:]}")
+    for candidate in candidates:
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if not candidate.startswith(error.name or "\n"):
+                raise
+    return _of_version_2(full)
+
+
+def _of_version_2(full: str) -> Any:
+    """A function or class that only TensorFlow 2 has, for scripts of both: `tf.nn.gelu`.
+
+    Nothing that is called `tf.name` is, since scripts look there to find out which version they have.
+    """
+    root, *path = full.split(".")
+    if root != "tensorflow" or len(path) < 2 or path[0] in ("compat", "contrib"):
+        raise _Absent
+    value: Any = importlib.import_module("tensorflow")
+    for part in path:
+        value = getattr(value, part, None)
+    if value is None or isinstance(value, types.ModuleType):
+        raise _Absent
+    journal.note("name", full, f"tensorflow 2's {'.'.join(path)}")
+    return value
+
+
+def _dressed(full: str, value: Any) -> Any:
+    """Modules of TensorFlow, and those with frictions below, get a face themselves."""
+    if not isinstance(value, types.ModuleType) or isinstance(value, Face):
+        return value
+    if full.startswith(_CONTRIB):
+        journal.note("name", full, value.__name__)
+    if full.partition(".")[0] in _TENSORFLOW_ROOTS or _has_frictions(full):
+        return _faces.setdefault(full, Face(full, value))
+    return value
+
+
+def _base_of(name: str) -> types.ModuleType:
+    target = _tables.modules.get(name)
+    if target is None and name in frictions.GONE_MODULES:
+        target = name if _is_there(name) else frictions.GONE_MODULES[name]
+        if target != name:
+            journal.say_once(name, f"no longer there; {target} is used")
+    if target is not None:
+        if target.partition(".")[0] == "tf_slim":
+            importlib.import_module("tensorflow1_compat.contrib.slim")  # which mends it
+        return importlib.import_module(target)
+    parent, _, leaf = name.rpartition(".")
+    if not parent or parent == "npu_bridge":
+        return importlib.import_module(name)
+    above = face(parent)
+    try:
+        value = _find(above, leaf)
+    except _Absent:
+        raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
+    if not isinstance(value, types.ModuleType):
+        raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
+    return value
+
+
+def _canonical(name: str) -> str:
+    for prefix, same in _tables.same.items():
+        if name == prefix or name.startswith(prefix + "."):
+            return same + name[len(prefix) :]
+    return name
+
+
+def _is_there(name: str) -> bool:
+    """Whether a module can be imported as it is."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _has_frictions(name: str) -> bool:
+    return any(below == name or below.startswith(f"{name}.") for below in _BELOW_FRICTIONS)
+
+
+def _names_below(name: str) -> set[str]:
+    """Names that the tables add to a module."""
+    start = f"{name}."
+    return {key[len(start) :].partition(".")[0] for key in (*_tables.names, *_tables.modules) if key.startswith(start)}
+
+
+def _import(place: str) -> Any:
+    module, _, inside = place.partition(":")
+    value = importlib.import_module(module)
+    for part in inside.split(".") if inside else ():
+        value = getattr(value, part)
+    return value

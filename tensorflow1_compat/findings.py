@@ -1,0 +1,136 @@
+"""What can be said about a script without running it: what it uses, what that is here, and what cannot work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from npu_bridge.options import OPTIONS
+from tensorflow1_compat import frictions
+from tensorflow1_compat.era import Evidence, evidence_of
+from tensorflow1_compat.installed import find_missing
+from tensorflow1_compat.journal import Place
+from tensorflow1_compat.missing import advice_for, shortened
+from tensorflow1_compat.reading import FileFacts, Use, read_tree
+from tensorflow1_compat.tables import NAMES
+
+__all__ = ["Finding", "Survey", "survey"]
+
+_TENSORFLOW = ("tensorflow.", "keras.", "npu_bridge.npu_init.tf.")
+_OWN = ("npu_bridge.", "npu_device.", "hccl.")
+_PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
+_TAKES_OPTIONS = re.compile(r"(NPURunConfig|(Dump|Profiling|Memory|DynamicInput|Experimental)Config)$")
+
+
+class Finding(NamedTuple):
+    """One thing that was found.
+
+    Attributes:
+      kind: "cannot work", "ignored", "healed", "contrib", "option" or "npu".
+      what: the name.
+      remark: what it is here, or what to do.
+      place: where it is used first.
+    """
+
+    kind: str
+    what: str
+    remark: str
+    place: Place
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the script cannot work as it is."""
+        return self.kind == "cannot work"
+
+
+class Survey(NamedTuple):
+    """A script and the modules of its tree that it imports.
+
+    Attributes:
+      era: 1 or 2, the TensorFlow that it is written for.
+      files: how many files were read.
+      findings: each name once, by its first use.
+    """
+
+    era: int
+    files: int
+    findings: list[Finding]
+
+
+def survey(script: str, roots: Sequence[str], era: int = 0) -> Survey:
+    """Reads a script and its modules.
+
+    Args:
+      script: its path.
+      roots: its source tree.
+      era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
+    """
+    evidence: Evidence = evidence_of(script, roots)
+    era = era or (1 if evidence.is_tensorflow_1 else 2)
+    files = list(read_tree(script, roots))
+    found: dict[tuple[str, str], Finding] = {}
+    for facts in files:
+        for finding in (*_of_syntax(facts), *_of_options(facts), *_of_names(facts, era)):
+            found.setdefault((finding.kind, finding.what), finding)
+    return Survey(era, len(files), list(found.values()))
+
+
+def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
+    if facts.error is not None:
+        place = Place(facts.path, facts.error.lineno or 1)
+        remark = f"{facts.error.msg}: is it Python 2? 2to3 and reindent make it Python 3"
+        yield Finding("cannot work", f"syntax of {place}", remark, place)
+
+
+def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
+    for use in facts.uses:
+        if use.name.startswith(_OWN) and not use.name.startswith(_TENSORFLOW):
+            yield from _of_our_name(use)
+        elif era == 1 and use.name.startswith(_TENSORFLOW):
+            yield from _of_tensorflow_name(use)
+        elif era == 1:
+            for table in (frictions.GONE_NAMES, frictions.GONE_MODULES):
+                if use.name in table:
+                    remark = f"{table[use.name].replace(':', '.')} is used where it is gone"
+                    yield Finding("healed", use.name, remark, use.place)
+
+
+def _of_our_name(use: Use) -> Iterator[Finding]:
+    if find_missing(use.name) is not None and not use.is_guarded:
+        yield Finding("cannot work", use.name, "npu_bridge has no such name", use.place)
+    else:
+        yield Finding("npu", use.name, "", use.place)
+
+
+def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
+    missing = find_missing(use.name)
+    short = shortened(missing or use.name)
+    if missing is not None:
+        kind = "ignored" if use.is_guarded else "cannot work"
+        yield Finding(kind, short, advice_for(missing), use.place)
+    elif use.name in NAMES:
+        yield Finding("contrib", short, f"is {NAMES[use.name].replace(':', '.')} here", use.place)
+    elif ".contrib." in use.name:
+        yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
+
+
+def _of_options(facts: FileFacts) -> Iterator[Finding]:
+    """Options that are written out: keywords of configurations, and keys of `parameter_map`."""
+    written: list[tuple[str, int]] = []
+    for use in facts.uses:
+        if use.is_call and _TAKES_OPTIONS.search(use.name):
+            written += [(keyword, use.place.line) for keyword in use.keywords]
+    if facts.error is None:
+        with open(facts.path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                written += [(key, number) for key in _PARAMETER.findall(line.partition("#")[0])]
+    known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
+    for name, line in written:
+        option, place = known.get(name), Place(facts.path, line)
+        if option is None:
+            yield Finding("ignored", f"option {name}", "not an option of this interface", place)
+        elif option.effect.level == "recorded":
+            yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
+        else:
+            yield Finding("option", f"option {name}", f"{option.effect.level}. {option.effect.note}".strip(), place)

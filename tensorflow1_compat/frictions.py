@@ -1,0 +1,77 @@
+"""Names that Python, numpy and others had when TensorFlow 1.15 was new, and where they are found now.
+
+Data only. They are healed for the user's files, and each is said once.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+
+__all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
+
+_OF_SCIPY_MISC = (
+    "bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage",
+)  # fmt: skip
+
+# Used where the installed package no longer has the name.
+GONE_NAMES: dict[str, str] = {
+    **{
+        f"collections.{name}": f"collections.abc:{name}"
+        for name in collections.abc.__all__
+        if name not in vars(collections)
+    },
+    **{f"numpy.{name}": f"builtins:{name}" for name in ("bool", "complex", "float", "int", "object", "str")},
+    **{f"scipy.misc.{name}": f"tensorflow1_compat.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
+    "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
+    "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
+    "PIL.Image.LINEAR": "PIL.Image:BILINEAR",
+    "base64.decodestring": "base64:decodebytes",
+    "base64.encodestring": "base64:encodebytes",
+    "cgi.escape": "html:escape",
+    "fractions.gcd": "math:gcd",
+    "inspect.getargspec": "tensorflow1_compat.healing:getargspec",
+    "networkx.adj_matrix": "tensorflow1_compat.healing:adjacency_matrix",
+    "networkx.from_numpy_matrix": "networkx:from_numpy_array",
+    "networkx.from_scipy_sparse_matrix": "networkx:from_scipy_sparse_array",
+    "networkx.to_numpy_matrix": "tensorflow1_compat.healing:to_numpy_matrix",
+    "networkx.to_scipy_sparse_matrix": "tensorflow1_compat.healing:to_scipy_sparse_matrix",
+    "numpy.asscalar": "tensorflow1_compat.healing:asscalar",
+    "numpy.long": "builtins:int",
+    "numpy.typeDict": "numpy:sctypeDict",
+    "numpy.unicode": "builtins:str",
+    "platform.linux_distribution": "tensorflow1_compat.healing:linux_distribution",
+    "scipy.interp": "numpy:interp",
+    "scipy.misc.comb": "scipy.special:comb",
+    "scipy.misc.factorial": "scipy.special:factorial",
+    "scipy.misc.logsumexp": "scipy.special:logsumexp",
+    "scipy.ndimage.imread": "tensorflow1_compat.scipy_misc:imread",
+    "time.clock": "time:perf_counter",
+}
+
+# Used where the installed package no longer has the module.
+GONE_MODULES: dict[str, str] = {
+    "scipy.misc": "tensorflow1_compat.scipy_misc",
+    "scipy.sparse.linalg.eigen.arpack": "scipy.sparse.linalg",
+    "sklearn.cross_validation": "sklearn.model_selection",
+    "sklearn.externals.joblib": "joblib",
+    "sklearn.externals.six": "six",
+    "sklearn.grid_search": "sklearn.model_selection",
+    "xml.etree.cElementTree": "xml.etree.ElementTree",
+}
+
+# Taken the place of always: what was accepted then is an error or something else now.
+WRAPPED: dict[str, str] = {
+    "importlib.import_module": "tensorflow1_compat.imports:import_module",
+    "json.load": "tensorflow1_compat.healing:json_load",
+    "json.loads": "tensorflow1_compat.healing:json_loads",
+    "matplotlib.use": "tensorflow1_compat.healing:matplotlib_use",
+    "networkx.adjacency_matrix": "tensorflow1_compat.healing:adjacency_matrix",
+    "networkx.laplacian_matrix": "tensorflow1_compat.healing:laplacian_matrix",
+    "networkx.normalized_laplacian_matrix": "tensorflow1_compat.healing:normalized_laplacian_matrix",
+    "numpy.array": "tensorflow1_compat.healing:array",
+    "numpy.asarray": "tensorflow1_compat.healing:asarray",
+    "numpy.save": "tensorflow1_compat.healing:save",
+    "random.sample": "tensorflow1_compat.healing:sample",
+    "yaml.load": "tensorflow1_compat.healing:yaml_load",
+    "yaml.load_all": "tensorflow1_compat.healing:yaml_load_all",
+}

@@ -1,0 +1,44 @@
+"""`tensorflow.tools.graph_transforms`: what is done to a frozen graph before it is shipped."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat.journal import say_once
+
+# These only make a graph smaller or faster; without them it computes the same.
+_SAVE_TIME = (
+    "flatten_atrous_conv", "fold_batch_norms", "fold_constants", "fold_old_batch_norms", "fuse_pad_and_conv",
+    "fuse_remote_graph", "fuse_resize_and_conv", "fuse_resize_pad_and_conv", "merge_duplicate_nodes", "obfuscate_names",
+    "remove_attribute", "remove_device", "remove_nodes", "set_device", "sort_by_execution_order",
+)  # fmt: skip
+
+
+def TransformGraph(input_graph_def, inputs, outputs, transforms):
+    """A graph reduced to what its outputs need; transforms that only save time are left out, with a word.
+
+    Args:
+      input_graph_def: GraphDef, frozen.
+      inputs: names of nodes or tensors that are fed.
+      outputs: names of nodes or tensors that are fetched.
+      transforms: names, with arguments in parentheses.
+    Returns:
+      Another GraphDef.
+    Raises:
+      NotImplementedError: a transform that changes what the graph computes (quantize_weights and its relatives).
+    """
+    graph = tf.GraphDef.FromString(input_graph_def.SerializeToString())
+    for transform in transforms:
+        name = re.match(r"\s*(\w*)", transform).group(1)
+        if name == "strip_unused_nodes":
+            graph = tf.graph_util.extract_sub_graph(graph, [output.partition(":")[0] for output in outputs])
+        elif name in _SAVE_TIME:
+            say_once(f"TransformGraph({name})", "left out: the graph computes the same without it")
+        else:
+            raise NotImplementedError(
+                f"TransformGraph: {name} is not available here. Expected strip_unused_nodes or one of "
+                f"{', '.join(_SAVE_TIME)}. Use tf.lite.TFLiteConverter to quantize a graph."
+            )
+    return graph

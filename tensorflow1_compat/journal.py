@@ -1,0 +1,83 @@
+"""What a script met on its way: said once on standard error, and kept for the migration report."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import types
+import zlib
+from typing import NamedTuple
+
+from npu_bridge.base.terminal import echo
+
+__all__ = ["Entry", "Place", "asked_from", "entries", "note", "say_once", "silence"]
+
+# What is below `contrib` asks like anybody else.
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_MODULES = ("faces", "healing", "imports", "journal", "missing")
+_NOT_ASKING = (*(os.path.join(_FOLDER, f"{name}.py") for name in _MODULES), "<frozen")
+_ENTRIES: dict[tuple[str, str], Entry] = {}
+# A byte for each thing said, by its checksum, in memory that forked children share.
+_SAID = mmap.mmap(-1, mmap.PAGESIZE)
+_SPEAKS = True
+
+
+class Place(NamedTuple):
+    """Where in the user's files something is asked for."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.relpath(self.file) if self.file.startswith(os.getcwd()) else self.file}:{self.line}"
+
+
+class Entry(NamedTuple):
+    """One thing a script used.
+
+    Attributes:
+      kind: "name", "friction", "missing" or "ignored".
+      what: the name.
+      remark: what was made of it.
+      place: who asked first.
+    """
+
+    kind: str
+    what: str
+    remark: str
+    place: Place
+
+
+def asked_from(frame: types.FrameType | None = None) -> Place:
+    """The nearest caller outside this package and Python's import system."""
+    frame = frame or sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_ASKING):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def note(kind: str, what: str, remark: str = "") -> None:
+    """Remembers the first time something was asked for."""
+    if (kind, what) not in _ENTRIES:
+        _ENTRIES[kind, what] = Entry(kind, what, remark, asked_from(sys._getframe(1)))
+
+
+def say_once(what: str, remark: str) -> None:
+    """Heals a friction with a word: one line on rank 0's standard error, the first time."""
+    note("friction", what, remark)
+    place = zlib.crc32(what.encode()) % len(_SAID)
+    if _SPEAKS and not _SAID[place]:
+        _SAID[place] = 1
+        echo(f"npu-run: {asked_from(sys._getframe(1))}: {what}: {remark}", err=True)
+
+
+def entries() -> list[Entry]:
+    """All that was noted, in the order of first use."""
+    return list(_ENTRIES.values())
+
+
+def silence() -> None:
+    """Says nothing from here on; for ranks above 0 and for child processes, whose parent has said it."""
+    global _SPEAKS
+    _SPEAKS = False

@@ -1,0 +1,61 @@
+"""The error message for a name that does not exist here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from tensorflow1_compat import journal
+from tensorflow1_compat.tables import GONE, OF_1, Tables
+
+__all__ = ["advice_for", "describe", "import_error", "shortened"]
+
+
+def describe(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
+    """One sentence each: who asked for what, what to use instead, where to report.
+
+    Args:
+      name: the old name with its module, `tensorflow.contrib.layers.foo`.
+      neighbours: names of the same module.
+      tables: where else the name is looked for.
+    """
+    advice = advice_for(name, neighbours, tables)
+    journal.note("missing", name, advice)
+    return (
+        f"{journal.asked_from()}: {shortened(name)} is not available under npu-run. {advice} If the script needs it, "
+        f"please open an issue of the npu_bridge project."
+    )
+
+
+def import_error(
+    name: str, neighbours: Iterable[str], tables: Tables, kind: type[ImportError] = ImportError
+) -> ImportError:
+    """The error of an import, to be raised; it carries `is_described`."""
+    error = kind(describe(name, neighbours, tables), name=name)
+    error.is_described = True
+    return error
+
+
+def shortened(name: str) -> str:
+    """A name as scripts write it."""
+    for long in ("npu_bridge.npu_init.tf.", "tensorflow."):
+        if name.startswith(long):
+            return f"tf.{name[len(long) :]}"
+    return name
+
+
+def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
+    """A sentence that names the nearest replacement."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        known = GONE.get(".".join(parts[:length]))
+        if known:
+            return f"Use {known}."
+    leaf = parts[-1]
+    elsewhere = [key for key in (*tables.names, *tables.modules) if key.rpartition(".")[2] == leaf and key != name]
+    if elsewhere:
+        return f"The nearest is {shortened(elsewhere[0])}."
+    alike = difflib.get_close_matches(leaf, list(neighbours), n=1, cutoff=0.6)
+    if alike:
+        return f"The nearest is {shortened('.'.join([*parts[:-1], alike[0]]))}."
+    return "Nothing of a similar name is here."

@@ -1,0 +1,34 @@
+"""Names of Keras 1 and 2 that Keras 2.15 no longer has."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow.compat.v1 as tf
+from keras.src.engine.functional import Functional as Network  # noqa: F401
+from keras.src.engine.input_layer import InputLayer  # noqa: F401
+from keras.src.engine.input_spec import InputSpec  # noqa: F401
+
+from npu_bridge.base.errors import say_once
+
+keras = tf.keras
+Layer, Model, Input = keras.layers.Layer, keras.models.Model, keras.layers.Input
+get_session, set_session = keras.backend.get_session, keras.backend.set_session
+get_source_inputs = keras.utils.get_source_inputs
+Deconvolution2D, Deconvolution3D = keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose
+
+
+def multi_gpu_model(model, gpus=None, cpu_merge=True, cpu_relocation=False):
+    """The model as it is: it trains on the device that is here, or on the ranks of its optimizer."""
+    say_once(logging.WARNING, "multi_gpu_model: the model stays on one device; its batches are not split.")
+    return model
+
+
+def image_dim_ordering():
+    """ "tf" or "th": where images have their channels, last or first."""
+    return {"channels_last": "tf", "channels_first": "th"}[keras.backend.image_data_format()]
+
+
+def set_image_dim_ordering(dim_ordering):
+    """Says with "tf" or "th" where images have their channels."""
+    keras.backend.set_image_data_format({"tf": "channels_last", "th": "channels_first"}[dim_ordering])

@@ -1,0 +1,80 @@
+"""A script that is started with plain `python`: repairs what it can while it runs, and says what needs `npu-run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from npu_bridge.base.terminal import echo
+from npu_bridge.base.tf_internals.sessions import has_eager_context
+from tensorflow1_compat import start
+from tensorflow1_compat.era import Evidence, evidence_of
+from tensorflow1_compat.journal import Place
+from tensorflow1_compat.missing import shortened
+from tensorflow1_compat.tree import SourceTree
+
+__all__ = ["mend_main_script", "mend_old_names"]
+
+
+def mend_main_script() -> None:
+    """Switches version 2 off if the running script is one of TensorFlow 1 and nothing has run yet.
+
+    What cannot be mended, because the script has its modules by now, is one line on standard error. Scripts started by
+    `npu-run` are left alone.
+    """
+    path = _main_script()
+    evidence = evidence_of(path, [os.path.dirname(path)]) if path else None
+    if evidence is None or not evidence.is_tensorflow_1:
+        return
+    problem = _out_of_reach(evidence)
+    if not _has_run():
+        start.switch_v2_off()
+    elif _is_eager():
+        problem = problem or f"{Place(path, 1)}: TensorFlow has run eagerly before npu_bridge.npu_init was imported"
+    if problem:
+        echo(f"npu_bridge: {problem}: start it with npu-run {os.path.relpath(path)}", err=True)
+
+
+def mend_old_names() -> None:
+    """Lets the modules of a TensorFlow 2 script find names of a younger TensorFlow 2, if they use any.
+
+    The script itself has been compiled by now: its own old names are found under `npu-run` only.
+    """
+    path = _main_script()
+    if path:
+        evidence = evidence_of(path, [os.path.dirname(path)])
+        if evidence.old_of_2 and not evidence.is_tensorflow_1:
+            start.enter([os.path.dirname(path)], era=2)
+
+
+def _main_script() -> str | None:
+    """The real path of the running script, if it is the user's own and nobody has looked at it yet."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if start.is_decided() or not path or not path.endswith(".py") or not os.path.isfile(path):
+        return None
+    path = os.path.realpath(path)
+    return path if SourceTree([os.path.dirname(path)]).holds(path) else None
+
+
+def _out_of_reach(evidence: Evidence) -> str | None:
+    """The first name that the script will not find."""
+    for name, use in evidence.of_1.items():
+        is_contrib = "contrib" in name.split(".")[:4]
+        if not use.is_guarded and (is_contrib or name.startswith("tensorflow.") and ".compat." not in name):
+            return f"{use.place}: TensorFlow 2.15 has no {shortened(name)}"
+    return None
+
+
+def _is_eager() -> bool:
+    import tensorflow.compat.v1 as tf
+
+    return tf.executing_eagerly()
+
+
+def _has_run() -> bool:
+    """Whether an operator has run or a graph has been begun, so that it is too late to change what a tensor is."""
+    import tensorflow.compat.v1 as tf
+
+    if has_eager_context():
+        return True
+    return bool(tf.get_default_graph().get_operations()) if not _is_eager() else False

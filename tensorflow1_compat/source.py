@@ -1,0 +1,131 @@
+"""Compiling the user's files so that their imports of TensorFlow and of a few others go through `imports.py`.
+
+Only import statements are replaced, at their own lines and columns; what is run, shown in tracebacks, stepped through
+and profiled is the file as it is. A file without such imports is compiled as ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib._bootstrap
+import importlib.machinery
+import re
+import types
+from typing import Any
+
+from tensorflow1_compat.faces import MENTIONS, ROOTS
+
+__all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
+
+# The name under which a module's imports find `imports.py`. The underscores behind it keep Python from mangling it in
+# classes; a module is what it is so that functions can be pickled together with their globals.
+ENTRANCE = "__tf1__"
+_compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
+_WORD = re.compile(r"\w+")
+
+
+def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeType:
+    """Code of a file of the user's tree.
+
+    Args:
+      source: its bytes, in the encoding that it declares.
+      path: as tracebacks shall show it.
+      optimize: as for `compile`.
+    Raises:
+      SyntaxError: as from `compile`.
+    """
+    words = set(_WORD.findall(source.decode("latin-1")))
+    roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
+    if roots or "__import__" in words:
+        tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        try:
+            return _compile(_Redirected(roots).visit(tree), path, "exec", dont_inherit=True, optimize=optimize)
+        except RecursionError:  # an expression too deep for a tree, in a file of data
+            pass
+    return _compile(source, path, "exec", dont_inherit=True, optimize=optimize)
+
+
+def prepare_namespace(namespace: dict[str, Any]) -> None:
+    """Gives a module what its compiled imports look for."""
+    from tensorflow1_compat import imports
+
+    namespace[ENTRANCE] = imports
+
+
+class UserLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module of the user's tree. It neither reads nor writes `__pycache__`, which holds the plain code."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        return compile_source(self.get_data(path), path)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = types.ModuleType(spec.name)
+        prepare_namespace(module.__dict__)
+        return module
+
+
+def _look_like_imports(*functions: Any) -> None:
+    """Lets a syntax error in a file show no frame between the import and the file, as Python's own loader does.
+
+    CPython drops the frames of its import system from tracebacks, which it tells by their file name.
+    """
+    for function in functions:
+        function.__code__ = function.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
+
+
+class _Redirected(ast.NodeTransformer):
+    """Import statements of redirected modules become assignments from calls, at the same place in the file."""
+
+    def __init__(self, roots: set[str]):
+        self._roots = roots
+
+    def visit_Import(self, node: ast.Import) -> Any:
+        if not any(_root(alias.name) in self._roots for alias in node.names):
+            return node
+        return [self._of_alias(alias, node) for alias in node.names]
+
+    def _of_alias(self, alias: ast.alias, node: ast.Import) -> ast.stmt:
+        if _root(alias.name) not in self._roots:
+            return ast.copy_location(ast.Import(names=[alias]), node)
+        function = "load" if alias.asname else "load_root"
+        target = ast.Name(id=alias.asname or _root(alias.name), ctx=ast.Store())
+        return _placed(ast.Assign(targets=[target], value=_call(function, ast.Constant(alias.name))), node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        if node.level or _root(node.module) not in self._roots:
+            return node
+        names = [alias.name for alias in node.names]
+        if names == ["*"]:
+            return _placed(ast.Expr(_call("take_all", ast.Constant(node.module))), node)
+        call = _call("take", ast.Constant(node.module), *map(ast.Constant, names))
+        targets = [ast.Name(id=alias.asname or alias.name, ctx=ast.Store()) for alias in node.names]
+        return _placed(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=call), node)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id == "__import__" and isinstance(node.ctx, ast.Load):
+            return _placed(_entrance("import_by_call"), node)
+        return node
+
+
+_look_like_imports(compile_source, UserLoader.get_code)
+
+
+def _root(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _entrance(function: str) -> ast.Attribute:
+    return ast.Attribute(value=ast.Name(id=ENTRANCE, ctx=ast.Load()), attr=function, ctx=ast.Load())
+
+
+def _call(function: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(func=_entrance(function), args=list(arguments), keywords=[])
+
+
+def _placed(new: Any, old: ast.AST) -> Any:
+    """Puts a node and all below it where the old one was."""
+    for node in ast.walk(new):
+        ast.copy_location(node, old)
+    return new

@@ -1,0 +1,67 @@
+"""Turning an older TensorFlow on for one process: from then on the user's files see it, and nobody else does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from npu_bridge.base.after_import import after_import
+from tensorflow1_compat import faces, spawn
+from tensorflow1_compat.source import UserLoader
+from tensorflow1_compat.tables import OF_1
+from tensorflow1_compat.tables_of_2 import OF_2
+from tensorflow1_compat.tree import SourceTree
+
+__all__ = ["decide", "enter", "is_decided", "switch_v2_off"]
+
+_is_decided = False
+
+
+def decide() -> None:
+    """Says that the launcher knows what the script is, so that nobody else need find out."""
+    global _is_decided
+    _is_decided = True
+
+
+def is_decided() -> bool:
+    """Whether `decide` was called in this process."""
+    return _is_decided
+
+
+def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: int = 1) -> SourceTree:
+    """Prepares this process for a script of TensorFlow 1, or one with old names of 2; TensorFlow is not imported yet.
+
+    Args:
+      roots: the user's source tree.
+      known_paths: see `SourceTree`.
+      era: 1 or 2.
+    Returns:
+      The tree.
+    """
+    decide()
+    tree = SourceTree(roots, known_paths)
+    faces.serve(tree, OF_1 if era == 1 else OF_2)
+    tree.watch(UserLoader)
+    spawn.follow(tree, era)
+    if era == 2:
+        return tree
+    if "tensorflow" in sys.modules:
+        switch_v2_off()
+    else:
+        after_import("tensorflow", lambda module: switch_v2_off())
+    return tree
+
+
+def switch_v2_off() -> None:
+    """What TensorFlow 1.15 does by default: graphs, no resource variables, plain shapes and comparisons."""
+    import tensorflow.compat.v1 as tf
+
+    # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.
+    # The logger's own level, which as a rule is none: what the script sets for all loggers shall reach it.
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        tf.disable_v2_behavior()
+    finally:
+        logger.setLevel(level)

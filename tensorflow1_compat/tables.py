@@ -1,0 +1,262 @@
+"""Where the names of TensorFlow 1.15 are found that `tensorflow.compat.v1` no longer has.
+
+Every module of `tensorflow1_compat.contrib` is `tensorflow.contrib.<name>` without an entry here, and what
+`tensorflow.compat.v1` holds under the same name needs none either.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_CONTRIB = "tensorflow1_compat.contrib"
+_OLD = "tensorflow.contrib"
+_MNIST = f"{_CONTRIB}.learn.datasets.mnist"
+_KERAS = "keras.api._v1.keras"
+_INNER_KERAS = "tensorflow.python.keras"
+
+# Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
+INSIDES = ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "tensorflow.tools", "tensorflow.lite")
+
+# Old module -> the module handed out instead. Modules below it are looked up below the new one.
+MODULES: dict[str, str] = {
+    "keras": _KERAS,
+    "npu_ops": "npu_bridge.estimator.npu_ops",
+    "tensorflow": "tensorflow.compat.v1",
+    "tensorflow.compat.v1": "tensorflow.compat.v1",
+    "tensorflow.contrib": _CONTRIB,
+    "tensorflow.keras": _KERAS,
+    # The insides of contrib.
+    f"{_OLD}.framework.python.framework.checkpoint_utils": "tensorflow.python.training.checkpoint_utils",
+    f"{_OLD}.framework.nest": "tensorflow.python.util.nest",
+    f"{_OLD}.framework.python.ops": f"{_CONTRIB}.framework",
+    f"{_OLD}.framework.python.ops.arg_scope": "tf_slim.ops.arg_scope",
+    f"{_OLD}.framework.python.ops.audio_ops": "tensorflow.python.ops.gen_audio_ops",
+    f"{_OLD}.framework.python.ops.variables": "tf_slim.ops.variables",
+    f"{_OLD}.image.ops": "tensorflow.python.ops",
+    f"{_OLD}.layers.python": "tf_slim",
+    f"{_OLD}.layers.python.layers": f"{_CONTRIB}.layers",
+    f"{_OLD}.layers.python.layers.initializers": "tf_slim.layers.initializers",
+    f"{_OLD}.layers.python.layers.layers": "tf_slim.layers.layers",
+    f"{_OLD}.layers.python.layers.normalization": "tf_slim.layers.normalization",
+    f"{_OLD}.layers.python.layers.optimizers": "tf_slim.layers.optimizers",
+    f"{_OLD}.layers.python.layers.regularizers": "tf_slim.layers.regularizers",
+    f"{_OLD}.layers.python.layers.utils": "tf_slim.layers.utils",
+    f"{_OLD}.layers.python.ops.sparse_ops": "tf_slim.layers.sparse_ops",
+    f"{_OLD}.learn.python.learn.monitored_session": "tensorflow.python.training.monitored_session",
+    f"{_OLD}.losses.python.metric_learning": "tf_slim.losses.metric_learning",
+    f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
+    f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
+    f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",
+    f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
+    f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
+    f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
+    f"{_OLD}.seq2seq.python.ops.beam_search_decoder": f"{_CONTRIB}.seq2seq.beam_search",
+    f"{_OLD}.seq2seq.python.ops.beam_search_ops": f"{_CONTRIB}.seq2seq.beam_search",
+    f"{_OLD}.seq2seq.python.ops.decoder": f"{_CONTRIB}.seq2seq.decoder",
+    f"{_OLD}.seq2seq.python.ops.helper": f"{_CONTRIB}.seq2seq.helper",
+    f"{_OLD}.slim.nets": "tf_slim.nets",
+    f"{_OLD}.slim.python.slim.data": "tf_slim.data",
+    f"{_OLD}.slim.python.slim.learning": "tf_slim.learning",
+    f"{_OLD}.slim.python.slim.nets": "tf_slim.nets",
+    f"{_OLD}.tpu.python.ops.tpu_ops": f"{_CONTRIB}.tpu.ops",
+    f"{_OLD}.tpu.python.tpu": "tensorflow.python.tpu",
+    f"{_OLD}.training.python.training": f"{_CONTRIB}.training",
+    f"{_OLD}.training.python.training.evaluation": "tf_slim.training.evaluation",
+    f"{_OLD}.training.python.training.hparam": f"{_CONTRIB}.training.hparam",
+    f"{_OLD}.training.python.training.training": "tf_slim.training.training",
+    f"{_OLD}.opt.python.training.lazy_adam_optimizer": f"{_CONTRIB}.opt.adams",
+    f"{_OLD}.opt.python.training.nadam_optimizer": f"{_CONTRIB}.opt.adams",
+    f"{_OLD}.opt.python.training.weight_decay_optimizers": f"{_CONTRIB}.opt.weight_decay",
+    f"{_OLD}.distribute.python": "tensorflow.python.distribute",
+    f"{_OLD}.image.ops.gen_image_ops": "tensorflow.python.ops.gen_image_ops",
+    f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
+    # Elsewhere in TensorFlow.
+    "tensorflow.python.layers.convolutional": "keras.src.legacy_tf_layers.convolutional",
+    "tensorflow.python.layers.core": "keras.src.legacy_tf_layers.core",
+    "tensorflow.python.layers.normalization": "keras.src.legacy_tf_layers.normalization",
+    "tensorflow.python.layers.pooling": "keras.src.legacy_tf_layers.pooling",
+    "tensorflow.examples": f"{_CONTRIB}.learn.datasets",
+    "tensorflow.examples.tutorials": f"{_CONTRIB}.learn.datasets",
+    "tensorflow.examples.tutorials.mnist": f"{_CONTRIB}.learn.datasets",
+    "tensorflow.examples.tutorials.mnist.input_data": _MNIST,
+    "tensorflow.python.data.experimental.ops.threadpool": "tensorflow1_compat.threadpool",
+    "tensorflow.python.distribute.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.python.training.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.tools.graph_transforms": "tensorflow1_compat.graph_transforms",
+    "tensorflow.python.training.tracking": "tensorflow.python.trackable",
+    "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
+    _INNER_KERAS: "keras.src",
+    f"{_INNER_KERAS}._impl": "keras.src",
+    f"{_INNER_KERAS}._impl.keras": _KERAS,
+    f"{_INNER_KERAS}.applications": f"{_KERAS}.applications",
+    f"{_INNER_KERAS}.datasets": "keras.src.datasets",
+    f"{_INNER_KERAS}.layers": f"{_KERAS}.layers",
+    f"{_INNER_KERAS}.preprocessing": f"{_KERAS}.preprocessing",
+    f"{_INNER_KERAS}.models": f"{_KERAS}.models",
+    f"{_INNER_KERAS}.optimizers": f"{_KERAS}.optimizers",
+    f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
+}
+
+# Modules of stand-alone Keras that are one module now, at whichever name files look for them.
+_KERAS_LAYERS = (
+    "advanced_activations", "convolutional", "convolutional_recurrent", "core", "cudnn_recurrent", "embeddings",
+    "local", "merge", "noise", "normalization", "pooling", "recurrent", "wrappers",
+)  # fmt: skip
+for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):
+    MODULES.update({f"{_root}.layers.{_name}": f"{_KERAS}.layers" for _name in _KERAS_LAYERS})
+    MODULES[f"{_root}.backend.tensorflow_backend"] = f"{_KERAS}.backend"
+    MODULES[f"{_root}.engine.network"] = "tensorflow1_compat.old_keras"
+    MODULES[f"{_root}.engine.topology"] = "tensorflow1_compat.old_keras"
+    MODULES[f"{_root}.mixed_precision.experimental"] = "tensorflow1_compat.keras_policies"
+    MODULES[f"{_root}.optimizer_v2"] = "keras.src.optimizers.legacy"
+    MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = "keras.src.optimizers.legacy.optimizer_v2"
+
+# Insides of contrib whose names are all in the module itself here; packages above any inside are that module as well.
+_IN_MODULE_ITSELF = """
+    image.python.ops.distort_image_ops image.python.ops.image_ops losses.python.losses lookup.lookup_ops
+    metrics.python.metrics rnn.python.ops.rnn tpu.python.tpu.tpu tpu.python.tpu.tpu_config
+    tpu.python.tpu.tpu_estimator tpu.python.tpu.tpu_optimizer cudnn_rnn.python.ops.cudnn_rnn_ops
+    cudnn_rnn.python.layers.cudnn_rnn model_pruning.python.pruning crf.python.ops.crf data.python.ops
+    saved_model.python.saved_model.reader
+"""
+for _key in (*MODULES, *(f"{_OLD}.{_inside}" for _inside in _IN_MODULE_ITSELF.split())):
+    if _key.startswith(f"{_OLD}."):
+        _parts = _key.split(".")
+        for _length in range(4, len(_parts) + 1):
+            MODULES.setdefault(".".join(_parts[:_length]), f"{_CONTRIB}.{_parts[2]}")
+
+# "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported when asked for.
+_V1 = "tensorflow.compat.v1"
+_PYTHON = "tensorflow.python"
+NAMES: dict[str, str] = {
+    "tensorflow.app.flags": f"{_V1}:flags",
+    "tensorflow.app.UsageError": "absl.app:UsageError",
+    "tensorflow.nn.conv2d_transpose": "tensorflow1_compat.known_shapes:conv2d_transpose",
+    "tensorflow.summary.all_summary_ops": f"{_CONTRIB}.summary:all_summary_ops",
+    "tensorflow.summary.always_record_summaries": f"{_CONTRIB}.summary:always_record_summaries",
+    "tensorflow.summary.create_file_writer": f"{_CONTRIB}.summary:create_file_writer",
+    f"{_OLD}.framework.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
+    f"{_OLD}.rnn.python.ops.rnn_cell._Linear": f"{_CONTRIB}.rnn.linear:_Linear",
+    f"{_OLD}.slim.embed_sequence": f"{_CONTRIB}.layers:embed_sequence",
+    f"{_OLD}.tpu.tpu": f"{_CONTRIB}.tpu",
+    f"{_PYTHON}.control_flow_ops": f"{_PYTHON}.ops.control_flow_ops",
+    f"{_PYTHON}.distribute.distribution_strategy_context.get_tower_context": (
+        f"{_PYTHON}.distribute.distribute_lib:get_replica_context"
+    ),
+    f"{_PYTHON}.eager.context.list_devices": f"{_V1}.config:list_logical_devices",
+    f"{_PYTHON}.framework.graph_util.convert_variables_to_constants": (
+        f"{_V1}.graph_util:convert_variables_to_constants"
+    ),
+    f"{_PYTHON}.framework.ops.IndexedSlices": f"{_V1}:IndexedSlices",
+    f"{_PYTHON}.framework.ops.Tensor": f"{_V1}:Tensor",
+    f"{_PYTHON}.framework.ops.convert_to_tensor_v2": f"{_PYTHON}.framework.tensor_conversion:convert_to_tensor_v2",
+    f"{_PYTHON}.framework.ops.convert_to_tensor_v2_with_dispatch": (
+        f"{_PYTHON}.framework.tensor_conversion:convert_to_tensor_v2_with_dispatch"
+    ),
+    f"{_PYTHON}.framework.ops.register_tensor_conversion_function": f"{_V1}:register_tensor_conversion_function",
+    f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
+    f"{_PYTHON}.math_ops": f"{_PYTHON}.ops.math_ops",
+    f"{_PYTHON}.ops.array_ops.stack": f"{_V1}:stack",
+    f"{_PYTHON}.ops.array_ops.unstack": f"{_V1}:unstack",
+    f"{_PYTHON}.ops.control_dependencies": f"{_V1}:control_dependencies",
+    f"{_PYTHON}.ops.control_flow_ops.Assert": f"{_V1}:Assert",
+    f"{_PYTHON}.ops.control_flow_ops.case": f"{_V1}:case",
+    f"{_PYTHON}.ops.control_flow_ops.cond": f"{_V1}:cond",
+    f"{_PYTHON}.ops.control_flow_ops.while_loop": f"{_V1}:while_loop",
+    f"{_PYTHON}.ops.convert_to_tensor": f"{_V1}:convert_to_tensor",
+    f"{_PYTHON}.ops.gen_nn_ops._max_pool_grad": f"{_PYTHON}.ops.gen_nn_ops:max_pool_grad",
+    f"{_PYTHON}.ops.gradients_impl._AggregateIndexedSlicesGradients": (
+        f"{_PYTHON}.eager.backprop_util:AggregateIndexedSlicesGradients"
+    ),
+    f"{_PYTHON}.ops.variable_scope.variable": f"{_V1}:Variable",
+    f"{_PYTHON}.ops.variables.is_variable_initialized": f"{_V1}:is_variable_initialized",
+    f"{_PYTHON}.pywrap_tensorflow.NewCheckpointReader": f"{_V1}.train:NewCheckpointReader",
+    f"{_PYTHON}.state_ops": f"{_PYTHON}.ops.state_ops",
+    f"{_PYTHON}.summary.FileWriter": f"{_V1}.summary:FileWriter",
+    f"{_PYTHON}.util.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
+}
+for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
+    for _name in (
+        "backend.get_session", "backend.image_dim_ordering", "backend.set_image_dim_ordering", "backend.set_session",
+        "utils.multi_gpu_model", "layers.Deconvolution2D", "layers.Deconvolution3D",
+    ):  # fmt: skip
+        NAMES[f"{_root}.{_name}"] = f"tensorflow1_compat.old_keras:{_name.rpartition('.')[2]}"
+    NAMES[f"{_root}.utils.generic_utils.CustomObjectScope"] = f"{_KERAS}.utils:CustomObjectScope"
+    NAMES[f"{_root}.utils.generic_utils.get_custom_objects"] = f"{_KERAS}.utils:get_custom_objects"
+    NAMES[f"{_root}.engine.Input"] = f"{_KERAS}.layers:Input"
+    NAMES[f"{_root}.engine.Layer"] = f"{_KERAS}.layers:Layer"
+    NAMES[f"{_root}.engine.InputSpec"] = f"{_KERAS}.layers:InputSpec"
+    NAMES[f"{_root}.engine.Model"] = f"{_KERAS}.models:Model"
+
+# A name or module that cannot be here -> what to use instead, as a sentence's second half.
+GONE: dict[str, str] = {
+    "tensorflow.LegacySyncReplicasOptimizer": "tf.train.SyncReplicasOptimizer",
+    "tensorflow.Supervisor": "tf.train.Supervisor",
+    "tensorflow.assign_moving_average": "tensorflow.python.training.moving_averages.assign_moving_average",
+    "tensorflow.concat_v2": "tf.concat",
+    "tensorflow.histogram_summary": "tf.summary.histogram",
+    "tensorflow.image.per_image_whitening": "tf.image.per_image_standardization",
+    "tensorflow.image_summary": "tf.summary.image",
+    "tensorflow.initialize_local_variables": "tf.local_variables_initializer",
+    "tensorflow.merge_all_summaries": "tf.summary.merge_all",
+    "tensorflow.merge_summary": "tf.summary.merge",
+    "tensorflow.mul": "tf.multiply",
+    "tensorflow.neg": "tf.negative",
+    "tensorflow.nn.seq2seq": "tf.contrib.legacy_seq2seq",
+    "tensorflow.pack": "tf.stack",
+    "tensorflow.scalar_summary": "tf.summary.scalar",
+    "tensorflow.sub": "tf.subtract",
+    "tensorflow.train.SummaryWriter": "tf.summary.FileWriter",
+    "tensorflow.unpack": "tf.unstack",
+    f"{_OLD}.cloud": "tf.data with a client of the service: there is no BigTable here",
+    f"{_OLD}.coder": "the package tensorflow-compression",
+    f"{_OLD}.factorization": "tf.estimator.experimental.KMeans, or scikit-learn for the rest",
+    f"{_OLD}.ffmpeg": "the package tensorflow-io, or tf.audio for WAV files",
+    f"{_OLD}.gan": "the package tensorflow-gan",
+    f"{_OLD}.hadoop": "the package tensorflow-io",
+    f"{_OLD}.kafka": "the package tensorflow-io",
+    f"{_OLD}.opt.ElasticAverageOptimizer": "the distribution of an NPUOptimizer, which averages gradients over ranks",
+    f"{_OLD}.opt.ModelAverageOptimizer": "the distribution of an NPUOptimizer, which averages gradients over ranks",
+    f"{_OLD}.opt.ShampooOptimizer": "LARSOptimizer or AdamWOptimizer of this module",
+    f"{_OLD}.quantize.python": "tf.contrib.quantize.create_training_graph: its rewriter is another one here",
+    f"{_OLD}.reduce_slice_ops": "tf.math.segment_sum and its relatives",
+    f"{_OLD}.rpc": "tf.py_func with a client of the service",
+    f"{_OLD}.session_bundle": "tf.saved_model.loader",
+    f"{_OLD}.solvers": "tf.linalg.experimental.conjugate_gradient",
+    f"{_OLD}.specs": "tf.contrib.slim",
+    f"{_OLD}.tensor_forest": "the package tensorflow-decision-forests",
+    f"{_OLD}.tensorrt": "the device's own converter: there is no TensorRT here",
+    f"{_OLD}.timeseries": "the package tensorflow-probability",
+    f"{_OLD}.training.SequenceQueueingStateSaver": "tf.data and the state of tf.nn.dynamic_rnn",
+    f"{_OLD}.training.batch_sequences_with_states": "tf.data and the state of tf.nn.dynamic_rnn",
+}
+
+
+class Tables(NamedTuple):
+    """What the files of a tree see.
+
+    Attributes:
+      modules: old module -> the module handed out instead.
+      names: "old.module.attribute" -> "module:attribute".
+      versions: full names of versions -> what they say.
+      same: other names of a module -> the one in these tables.
+    """
+
+    modules: dict[str, str]
+    names: dict[str, str]
+    versions: dict[str, str]
+    same: dict[str, str]
+
+
+OF_1 = Tables(
+    MODULES,
+    NAMES,
+    {
+        "keras.__version__": "2.3.1",
+        "tensorflow.VERSION": "1.15.0",
+        "tensorflow.__version__": "1.15.0",
+        "tensorflow.keras.__version__": "2.2.4-tf",
+        "tensorflow.version.VERSION": "1.15.0",
+    },
+    {"tensorflow.compat.v1": "tensorflow", "tensorflow._api.v1": "tensorflow", "npu_bridge.npu_init.tf": "tensorflow"},
+)

@@ -1,0 +1,47 @@
+"""Where the names of TensorFlow 2.0 to 2.14 are found that TensorFlow 2.15 no longer has, or has in an older copy.
+
+`tensorflow.python.keras` was Keras itself then; what is there now is a copy that no longer goes with `tf.keras`.
+"""
+
+from __future__ import annotations
+
+from tensorflow1_compat.tables import MODULES, NAMES, Tables
+
+__all__ = ["OF_2"]
+
+_KERAS_OF_1, _KERAS = "keras.api._v1.keras", "keras.api._v2.keras"
+_ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
+# Modules of the package keras 2.4 to 2.12 that are not of its interface.
+_INSIDES = (
+    "activations", "backend_config", "callbacks", "datasets.cifar", "distribute", "engine", "feature_column",
+    "initializers.initializers_v1", "layers.preprocessing", "layers.rnn", "mixed_precision.autocast_variable",
+    "mixed_precision.policy", "saving", "utils.control_flow_util", "utils.conv_utils", "utils.data_utils",
+    "utils.generic_utils", "utils.io_utils", "utils.kernelized_utils", "utils.layer_utils", "utils.losses_utils",
+    "utils.metrics_utils", "utils.mode_keys", "utils.np_utils", "utils.object_identity", "utils.tf_contextlib",
+    "utils.tf_inspect", "utils.tf_utils", "utils.version_utils", "utils.vis_utils",
+)  # fmt: skip
+_TESTING = "keras.src.testing_infra"
+
+OF_2 = Tables(
+    modules={
+        **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)},
+        **{f"keras.{name}": f"keras.src.{name}" for name in _INSIDES},
+        "keras.initializers.initializers_v2": "keras.src.initializers.initializers",
+        "keras.keras_parameterized": f"{_TESTING}.test_combinations",
+        "keras.testing_utils": f"{_TESTING}.test_utils",
+        "keras.combinations": f"{_TESTING}.test_combinations",
+        "tensorflow.python.keras.keras_parameterized": f"{_TESTING}.test_combinations",
+        "tensorflow.python.keras.testing_utils": f"{_TESTING}.test_utils",
+        "tensorflow.python.keras.combinations": f"{_TESTING}.test_combinations",
+    },
+    names={
+        **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in NAMES.items() if old.startswith(_ROOTS)},
+        "tensorflow.enable_v2_behavior": "tensorflow.compat.v1:enable_v2_behavior",
+        "tensorflow.keras.__version__": "keras:__version__",
+        "tensorflow.train.experimental.enable_mixed_precision_graph_rewrite": (
+            "tensorflow.compat.v1:mixed_precision.enable_mixed_precision_graph_rewrite"
+        ),
+    },
+    versions={},
+    same={"tensorflow.compat.v2": "tensorflow", "tensorflow._api.v2": "tensorflow"},
+)
