@@ -35,5 +35,5 @@ def links(home_page: str, version: str) -> dict:
 
 
 home = os.environ.get("HOME_PAGE", "").rstrip("/")
-number = runpy.run_path(str(HERE / "npu_bridge" / "_version.py"))["__version__"]
+number = runpy.run_path(str(HERE / "npu_bridge" / "base" / "version.py"))["__version__"]
 setup(long_description=readme(home, number), project_urls=links(home, number) if home else {})

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge.base.files import write_whole
+from npu_bridge.base.lazy import found_at
 from npu_bridge.gradients.explanation import as_text, stops_of
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import stages_of
@@ -81,7 +82,6 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     """
     stops = stops_of(optimizer, ranks)
     if svg is not None:
-        from npu_bridge.reporting.stages_picture import draw_stages
-
+        draw_stages = found_at("npu_bridge.reporting.stages_picture:draw_stages")
         write_whole(svg, draw_stages(stops))
     return as_text(stops)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from npu_bridge.options import OPTIONS
 from tensorflow1_compat import frictions
 from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
@@ -58,20 +57,22 @@ class Survey(NamedTuple):
     findings: list[Finding]
 
 
-def survey(script: str, roots: Sequence[str], era: int = 0) -> Survey:
+def survey(script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = ()) -> Survey:
     """Reads a script and its modules.
 
     Args:
       script: its path.
       roots: its source tree.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
+      options: the options that it may set (`npu_bridge.options.OPTIONS`).
     """
+    known = {name: option for option in options for name in (option.name, option.key) if name}
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
     for facts in files:
-        for finding in (*_of_syntax(facts), *_of_options(facts), *_of_names(facts, era)):
+        for finding in (*_of_syntax(facts), *_of_options(facts, known), *_of_names(facts, era)):
             found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 
@@ -115,7 +116,7 @@ def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
         yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
 
 
-def _of_options(facts: FileFacts) -> Iterator[Finding]:
+def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
     """Options that are written out: keywords of configurations, and keys of `parameter_map`."""
     written: list[tuple[str, int]] = []
     for use in facts.uses:
@@ -125,7 +126,6 @@ def _of_options(facts: FileFacts) -> Iterator[Finding]:
         with open(facts.path, encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 written += [(key, number) for key in _PARAMETER.findall(line.partition("#")[0])]
-    known = {name: option for option in OPTIONS for name in (option.name, option.key) if name}
     for name, line in written:
         option, place = known.get(name), Place(facts.path, line)
         if option is None:

@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 
-from npu_bridge.graph.search import search
+from npu_bridge.base.search import search
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
 
 __all__ = ["find_missing"]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from npu_bridge.graph.search import search
+from npu_bridge.base.search import search
 from tensorflow1_compat.journal import Place
 
 __all__ = ["FileFacts", "Use", "read_file", "read_tree"]

@@ -10,25 +10,30 @@ import io
 import os
 import sys
 import types
+from collections.abc import Callable
 from multiprocessing import spawn
 from typing import Any
 
-from tensorflow1_compat import journal
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["follow", "run_file"]
+__all__ = ["follow", "load_main_of_parent", "run_file"]
 
 
-def follow(tree: SourceTree, era: int) -> None:
-    """Lets spawned children be prepared for the same tree and era."""
+def follow(tree: SourceTree, era: int, prepare: Callable) -> None:
+    """Lets spawned children be prepared for the same tree and era.
+
+    Args:
+      prepare: a function of a module, which is called in the child before that loads the script, with the path of the
+        script, the tree's `roots` and `known_paths`, the era and `sys.path` of the parent. It returns the path.
+    """
     ask = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         data = ask(name)
         path = data.get("init_main_from_path")
         if path is not None:
-            data["init_main_from_path"] = _MainPath(path, tree, era)
+            data["init_main_from_path"] = _MainPath(path, tree, era, prepare)
         return data
 
     spawn.get_preparation_data = get_preparation_data
@@ -43,24 +48,18 @@ def run_file(path: str, namespace: dict[str, Any]) -> None:
 
 
 class _MainPath(str):
-    def __new__(cls, path: str, tree: SourceTree, era: int) -> _MainPath:
+    def __new__(cls, path: str, tree: SourceTree, era: int, prepare: Callable) -> _MainPath:
         self = super().__new__(cls, path)
-        self.tree, self.era = tree, era
+        self.tree, self.era, self.prepare = tree, era, prepare
         return self
 
     def __reduce__(self) -> Any:
-        return _prepare_child, (str(self), self.tree.roots, self.tree.known_paths, self.era, list(sys.path))
+        return self.prepare, (str(self), self.tree.roots, self.tree.known_paths, self.era, list(sys.path))
 
 
-def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int, search_path: list[str]) -> str:
-    """Runs in the child when it reads what its parent has sent, before it loads the script."""
-    from tensorflow1_compat.start import enter
-
-    sys.path[:] = search_path
-    journal.silence()  # the parent has said it
-    enter(roots, known_paths, era)
+def load_main_of_parent() -> None:
+    """In a child: has the script loaded as in the parent."""
     spawn._fixup_main_from_path = _load_main
-    return path
 
 
 def _load_main(path: str) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
-from tensorflow1_compat import faces, spawn
+from tensorflow1_compat import faces, journal, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import OF_2
@@ -42,7 +42,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     tree = SourceTree(roots, known_paths)
     faces.serve(tree, OF_1 if era == 1 else OF_2)
     tree.watch(UserLoader)
-    spawn.follow(tree, era)
+    spawn.follow(tree, era, _prepare_child)
     if era == 2:
         return tree
     if "tensorflow" in sys.modules:
@@ -50,6 +50,15 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     else:
         after_import("tensorflow", lambda module: switch_v2_off())
     return tree
+
+
+def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int, search_path: list[str]) -> str:
+    """Runs in a spawned child when it reads what its parent has sent, before it loads the script."""
+    sys.path[:] = search_path
+    journal.silence()  # the parent has said it
+    enter(roots, known_paths, era)
+    spawn.load_main_of_parent()
+    return path
 
 
 def switch_v2_off() -> None:

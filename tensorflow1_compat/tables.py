@@ -44,6 +44,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.layers.python.ops.sparse_ops": "tf_slim.layers.sparse_ops",
     f"{_OLD}.learn.python.learn.monitored_session": "tensorflow.python.training.monitored_session",
     f"{_OLD}.losses.python.metric_learning": "tf_slim.losses.metric_learning",
+    f"{_OLD}.mixed_precision": "npu_bridge.estimator.contrib_mixed_precision",
     f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
     f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
     f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",

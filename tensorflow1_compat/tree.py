@@ -17,8 +17,8 @@ __all__ = ["SourceTree"]
 
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 _OWN_FOLDERS = tuple(
-    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), name)
-    for name in ("npu_bridge", "npu_device", "hccl")
+    os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), name)
+    for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
 )
 
 

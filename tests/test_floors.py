@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import pathlib
 import subprocess
 import sys
@@ -10,67 +11,33 @@ import sys
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-GROUND, ENGINES, DOCUMENTED, FRONT_DOOR = 1, 2, 3, 4
-# The longest matching prefix decides.
-FLOORS = {
-    "npu_bridge": GROUND,  # the package itself: the version; other names are imported when they are asked for
-    "npu_bridge.base.version": GROUND,
-    "npu_bridge.base.install": GROUND,
-    "npu_bridge.base.machine": GROUND,
-    "npu_bridge.base.lazy": GROUND,
-    "npu_bridge.base.flat_tensors": GROUND,
-    "npu_bridge.base.plain_config": GROUND,
-    "npu_bridge.base.after_import": GROUND,
-    "npu_bridge.base.session_wrapper": GROUND,
-    "npu_bridge.base.tensorflow_start": GROUND,
-    "npu_bridge.collective.key_value_server": GROUND,
-    "npu_bridge.base.tf_internals": GROUND,
-    "npu_bridge.base.horovod_internals": GROUND,
-    "npu_bridge.options": GROUND,
-    "npu_bridge.collective": GROUND,
-    "npu_bridge.graph": GROUND,
-    "npu_bridge.reporting.compare": ENGINES,
-    "npu_bridge.gradients": ENGINES,
-    "npu_bridge.operators": ENGINES,
-    "npu_bridge.optimizers": ENGINES,
-    "npu_bridge.session.precision": ENGINES,
-    "npu_bridge.gradients.tailing": ENGINES,
-    "npu_bridge.reporting": ENGINES,
-    "npu_bridge.session": ENGINES,
-    "npu_bridge.launch.trials": ENGINES,
-    "npu_bridge._api": DOCUMENTED,
-    "npu_bridge.amp": DOCUMENTED,
-    "npu_bridge.boost": DOCUMENTED,
-    "npu_bridge.estimator": DOCUMENTED,
-    "npu_bridge.experimental": DOCUMENTED,
-    "npu_bridge.hccl": DOCUMENTED,
-    "npu_bridge.helper": DOCUMENTED,
-    "npu_bridge.image": DOCUMENTED,
-    "npu_bridge.npu_cpu": DOCUMENTED,
-    "npu_bridge.profiler": DOCUMENTED,
-    "npu_bridge.scoped_graph_manager": DOCUMENTED,
-    "npu_bridge.stages": DOCUMENTED,
-    "npu_bridge.tbe": DOCUMENTED,
-    "tensorflow1_compat": DOCUMENTED,
-    "npu_bridge.tf_adapter": DOCUMENTED,
-    "hccl": DOCUMENTED,
-    "npu_device": DOCUMENTED,
-    "npu_device.compat": FRONT_DOOR,
-    "npu_bridge.npu_init": FRONT_DOOR,
-    "npu_bridge.launch": FRONT_DOOR,
-    "npu_bridge.run": FRONT_DOOR,
-}
+# From the ground up: a room imports from itself and from rooms on lower floors. The longest matching prefix decides.
+FLOORS = [
+    ["npu_bridge.base"],
+    ["npu_bridge", "npu_bridge.graph", "npu_bridge.operators", "npu_bridge.options", "tensorflow1_compat"],
+    ["npu_bridge.collective"],
+    ["npu_bridge.gradients", "npu_bridge.hccl", "npu_bridge.optimizers", "hccl"],
+    ["npu_bridge.session", "npu_bridge.stages"],
+    ["npu_bridge.reporting"],
+    ["npu_bridge.estimator"],
+    ["npu_bridge.amp", "npu_bridge.boost", "npu_bridge.npu_init", "npu_device"],
+    ["npu_bridge.launch"],
+    ["npu_bridge.run"],
+]
+PACKAGES = ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+MOST_FLOORS, MOST_ROOMS, MOST_AT_THE_ROOT = 10, 23, 8
 
 
 def modules():
-    for package in ("npu_bridge", "npu_device", "hccl"):
+    for package in PACKAGES:
         for path in sorted((REPOSITORY / package).rglob("*.py")):
             parts = path.relative_to(REPOSITORY).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
 def room_of(module):
-    return max((prefix for prefix in FLOORS if f"{module}.".startswith(f"{prefix}.")), key=len)
+    return max((prefix for prefix in FLOOR_OF if f"{module}.".startswith(f"{prefix}.")), key=len)
 
 
 def imports_of(path):
@@ -83,7 +50,7 @@ def imports_of(path):
         else:
             continue
         for name in names:
-            if name.split(".")[0] in ("npu_bridge", "npu_device", "hccl"):
+            if name.split(".")[0] in PACKAGES:
                 yield name, node.lineno
 
 
@@ -94,8 +61,28 @@ MODULES = dict(modules())
 def test_imports_point_down(module):
     own_room = room_of(module)
     for imported, line in imports_of(MODULES[module]):
+        room = room_of(imported)
         where = f"{MODULES[module].relative_to(REPOSITORY)}:{line} imports {imported}"
-        assert FLOORS[room_of(imported)] <= FLOORS[own_room], f"{where}, of a layer above"
+        assert room == own_room or FLOOR_OF[room] < FLOOR_OF[own_room], f"{where}, which is not on a lower floor"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports inside functions and for types alone count, too; those of a package by what is in it do not."""
+    graph = {}
+    for module, path in MODULES.items():
+        imported = {name if name in MODULES else name.rpartition(".")[0] for name, _ in imports_of(path)}
+        graph[module] = {name for name in imported if name in MODULES and not f"{module}.".startswith(f"{name}.")}
+    list(graphlib.TopologicalSorter(graph).static_order())  # which raises CycleError
+
+
+def test_the_house_is_small_enough_to_know():
+    """Few floors, few rooms, few modules outside of rooms."""
+    rooms = [room for room in FLOOR_OF if room not in PACKAGES[:1] and (REPOSITORY / room.replace(".", "/")).is_dir()]
+    assert len(FLOORS) <= MOST_FLOORS and len(rooms) <= MOST_ROOMS
+    at_the_root = [path.name for path in (REPOSITORY / "npu_bridge").glob("*.py")]
+    assert len(at_the_root) <= MOST_AT_THE_ROOT, at_the_root
+    folders = {path.parent.name for path in (REPOSITORY / "npu_bridge").glob("*/__init__.py")}
+    assert folders == {room.partition(".")[2] for room in rooms if room.startswith("npu_bridge.")}
 
 
 def test_options_know_nobody_and_only_collective_knows_horovod():
@@ -112,7 +99,7 @@ def test_options_know_nobody_and_only_collective_knows_horovod():
             for alias in node.names
         }
         if "horovod" in imported_packages:
-            allowed = ("npu_bridge.collective", "npu_bridge.base.horovod_internals", "npu_bridge.launch")
+            allowed = ("npu_bridge.collective", "npu_bridge.base", "npu_bridge.launch")
             assert room_of(module) in allowed, f"{module} imports horovod"
 
 

@@ -18,11 +18,16 @@ def attributes(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, inside = places[name].partition(":")
-        found = importlib.import_module(module)
-        return getattr(found, inside) if inside else found
+        return found_at(places[name])
 
     return __getattr__
+
+
+def found_at(place: str) -> Any:
+    """A module by its name, or something in it by `module:name`."""
+    module, _, inside = place.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, inside) if inside else found
 
 
 def submodules(package: str, *names: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOW
 
 __all__ = ["watch"]
 
-_OURS = ("npu_bridge", "hccl")
+_OURS = ("npu_bridge", "hccl", "tensorflow1_compat")
 # What runs without TensorFlow, and beside any version of it.
 _INDEPENDENT = ("npu_bridge.base", "npu_bridge.documented_paths", "npu_bridge.launch", "npu_bridge.options")
 _INDEPENDENT += ("npu_bridge.reporting.compare", "npu_bridge.run")

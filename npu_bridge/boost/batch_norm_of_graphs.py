@@ -5,10 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import update_input
 from npu_bridge.boost import batch_norm_patterns as patterns
 from npu_bridge.graph.operators import consumers
-from npu_bridge.graph.search import search
 
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _KINDS = {

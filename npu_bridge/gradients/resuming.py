@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.training import (
     hyper_variables,
     keys_in_object_checkpoint,
@@ -25,7 +26,6 @@ from npu_bridge.base.tf_internals.training import (
 )
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
-from npu_bridge.graph.search import search
 
 _NAMED = 3
 

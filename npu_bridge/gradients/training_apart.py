@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
 from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.search import search
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.collective import first_run, wire_names
@@ -26,7 +27,6 @@ from npu_bridge.gradients import collections
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import producers
 from npu_bridge.graph.run import Run
-from npu_bridge.graph.search import search
 from npu_bridge.graph.variables import VARIABLE_TYPES, changed_variables
 
 _LOG = logger(__name__)

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.base.search import dependency_order
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.loop import COLLECTIVE_TYPES, LOOP_TYPES, definition_of
 from npu_bridge.graph.operators import producers
-from npu_bridge.graph.search import dependency_order
 
 tf1 = tf.compat.v1
 # Shapes do not depend on the values of variables, so that a mask that is drawn for one stays the same.

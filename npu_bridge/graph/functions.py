@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import function_definition
-from npu_bridge.graph.search import search
 
 
 def called_functions(node: Any) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.graph.operators import producers
-from npu_bridge.graph.search import search
 
 
 class GraphIndex:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.graph.search import dependency_order, search
+from npu_bridge.base.search import dependency_order, search
 
 # Operators that lead back to the entrance of a TF 1 loop.
 BACK_EDGES = ("NextIteration", "RefNextIteration")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import function_definition, is_reference
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.graph.operators import consumers
-from npu_bridge.graph.search import search
 
 # Kernels of optimizers also after TensorFlow has fused them; ScatterNd and its kin make new tensors.
 _CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")

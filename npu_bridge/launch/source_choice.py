@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import echo
 from npu_bridge.launch.errors import LaunchError
+
+if TYPE_CHECKING:
+    from tensorflow1_compat.findings import Survey
 
 __all__ = ["REPORT_FILES", "SourceChoice", "take_choice"]
 
@@ -54,6 +57,13 @@ class SourceChoice(NamedTuple):
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
         return list(dict.fromkeys([folder, *above, *self.trees]))
 
+    def survey(self, script: str) -> Survey:
+        """What can be said about a script without running it."""
+        from npu_bridge.options import OPTIONS
+        from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
+
+        return survey(script, self.roots_of(script), self.era, OPTIONS)
+
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
 
@@ -81,11 +91,10 @@ class SourceChoice(NamedTuple):
         """In a rank, after the script: writes the migration report and prints it, if it was asked for."""
         if self.report is None or rank > 0:
             return
-        from npu_bridge.launch.check import facts_of, page_of
-        from tensorflow1_compat.findings import survey
+        from npu_bridge.launch.check_page import facts_of, page_of
         from tensorflow1_compat.journal import entries
 
-        found = survey(script, self.roots_of(script), self.era)
+        found = self.survey(script)
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
         Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()

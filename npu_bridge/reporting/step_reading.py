@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.graph.run import TRANSFER_TYPES, sends_gradients
-from npu_bridge.graph.search import search
 from npu_bridge.graph.variables import changes_variable
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 

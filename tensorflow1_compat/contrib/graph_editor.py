@@ -6,8 +6,8 @@ import re
 
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.base.search import search as _search
 from npu_bridge.base.tf_internals import graphs
-from npu_bridge.graph.search import search as _search
 
 
 def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):

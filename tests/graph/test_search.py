@@ -8,7 +8,7 @@ import pathlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npu_bridge.graph.search import dependency_order, search
+from npu_bridge.base.search import dependency_order, search
 
 GRAPHS = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=10, max_size=10)
 STARTS = st.lists(st.integers(0, 9), max_size=3)
@@ -76,5 +76,5 @@ def test_nobody_else_walks_graphs_by_hand():
     }
     assert {path: count for path, count in found.items() if count} == {
         "npu_bridge/collective/ownership.py": 1,  # sizes in order, no graph
-        "npu_bridge/graph/search.py": 2,
+        "npu_bridge/base/search.py": 2,
     }

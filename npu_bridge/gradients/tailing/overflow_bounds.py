@@ -12,9 +12,9 @@ import math
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context
 from npu_bridge.gradients.tailing.transfers import is_flag_transfer
-from npu_bridge.graph.search import search
 
 _SAME_VALUES = ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient")
 _SAME_NORM = ("Abs", "Neg", "Cast")

@@ -12,20 +12,45 @@ import sys
 import termios
 import time
 import tty
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from npu_bridge.launch.job.first_failure import Ending, InputEnd
 from npu_bridge.launch.job.hang import Position, StuckCall
 from npu_bridge.launch.job.output import TAIL_LINES, JointStream, RankLog, RankOutput
 
-if TYPE_CHECKING:
-    from npu_bridge.launch.job.rank_process import RankProcess
-    from npu_bridge.launch.remote.host import RemoteProcess
-
 __all__ = ["WatchedRank"]
 
 # As ssh itself ends when the connection fails.
 _LOST_EXIT_CODE = 255
+
+
+class Process(Protocol):
+    """The process of a rank, on this machine (`RankProcess`) or on another one (`RemoteProcess`).
+
+    Attributes:
+      is_stopped: whether it was stopped by a signal.
+      loss: why nobody knows how it has ended; "" while that is known.
+      heard_at: when it was heard of last, in seconds on the monotonic clock.
+    """
+
+    is_stopped: bool
+    loss: str
+    heard_at: float
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal that has killed it); None while it runs."""
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to it and to every process it started and that has not left its session."""
+
+    def leave_horovod(self) -> None:
+        """Asks it to shut Horovod down, so that ranks that wait in a collective raise."""
+
+    def drain(self, *names: str) -> None:
+        """Takes what is left of its output."""
+
+    def close(self) -> None:
+        """Closes what it is read through."""
 
 
 class WatchedRank:
@@ -47,7 +72,7 @@ class WatchedRank:
 
     def __init__(self, rank: int, streams: dict[str, JointStream], log: RankLog | None = None):
         self.rank = rank
-        self.process: RankProcess | RemoteProcess
+        self.process: Process
         self.ending: Ending | None = None
         self.stuck: StuckCall | None = None
         self.position: Position | None = None

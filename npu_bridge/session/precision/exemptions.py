@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context, set_attribute
 from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE, UPDATES
 from npu_bridge.graph.operators import elements_of
-from npu_bridge.graph.search import search
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes
 from npu_bridge.session.precision.rewriter import MATRIX_TYPES

@@ -42,8 +42,8 @@ from tf_slim.ops.variables import (
     variable,
 )
 
+from npu_bridge.base.search import search as _search
 from npu_bridge.base.tf_internals import contrib
-from npu_bridge.graph.search import search as _search
 from tensorflow1_compat.contrib.framework.tensor_util import (
     assert_same_float_dtype,
     assert_scalar,

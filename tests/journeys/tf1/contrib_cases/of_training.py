@@ -10,13 +10,13 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from npu_bridge.estimator import contrib_mixed_precision as mixed_precision
 from tensorflow1_compat import threadpool
 from tensorflow1_compat.contrib import (
     cluster_resolver,
     data,
     estimator,
     learn,
-    mixed_precision,
     predictor,
     tpu,
     training,

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-    LossScaleManager,
-)
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 
 

@@ -1,0 +1,52 @@
+"""What `npu-run check` and `npu-run --report` say of a script: as data, and as lines for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npu_bridge.base.terminal import in_line
+
+if TYPE_CHECKING:
+    from tensorflow1_compat.findings import Finding, Survey
+    from tensorflow1_compat.journal import Entry
+
+__all__ = ["facts_of", "page_of"]
+
+_TITLES = {
+    "cannot work": "cannot work here",
+    "healed": "made to work in the script's own files",
+    "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
+    "npu": "of the NPU interface",
+    "option": "options that act here",
+    "ignored": "differs from an NPU, or is left out",
+    "met": "found while it ran",
+}
+
+
+def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str, Any]:
+    """The same as plain data, for JSON."""
+    return {
+        "script": script,
+        "tensorflow": found.era,
+        "files": found.files,
+        "findings": [_row(each) for each in found.findings],
+        "met": [_row(each) for each in entries],
+    }
+
+
+def _row(each: Finding | Entry) -> dict[str, str]:
+    return {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
+
+
+def page_of(script: str, found: Survey, entries: list[Entry] = ()) -> str:
+    """Lines for people: a block for each kind of finding, and a verdict."""
+    lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
+    blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}
+    for kind, title in _TITLES.items():
+        rows = list(entries) if kind == "met" else blocks[kind]
+        if rows:
+            lines += ["", f"{title}:"]
+            lines += [f"  {each.place}: {each.what}{f': {each.remark}' if each.remark else ''}" for each in rows]
+    count = len(blocks["cannot work"])
+    verdict = f"{count} name(s) or file(s) cannot work." if count else "Nothing was found that cannot work."
+    return "\n".join([*lines, "", verdict])
