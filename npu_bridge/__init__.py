@@ -9,8 +9,7 @@ fill in an `NpuOptimizer` entry and import nothing else.
 import importlib
 import sys
 
-from npu_bridge import documented_paths
-from npu_bridge.base import tensorflow_start
+from npu_bridge.base import documented_paths, tensorflow_start
 from npu_bridge.base.lazy import attributes, submodules
 from npu_bridge.base.version import __version__
 

@@ -58,7 +58,7 @@ MODULES = {
 }
 
 
-def python_files(packages=("npu_bridge", "hccl", "npu_device")):
+def python_files(packages=("npu_bridge", "hccl", "npu_device", "tensorflow1_compat")):
     for package in packages:
         for path in sorted((REPOSITORY / package).rglob("*.py")):
             yield str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())

@@ -7,10 +7,10 @@ import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What is written there is written beside a training, and a training goes on without it.
-BESIDE = ("compare", "launch", "reporting", "session", "trials")
+BESIDE = ("launch", "reporting", "session")
 # What a command is asked for, and ends with one sentence where it cannot be written; and what is no file of anybody.
 PRODUCTS = {
-    "compare/dumps.py": "compare --write-names",
+    "reporting/compare/dumps.py": "compare --write-names",
     "launch/bisect.py": "the state of a search, and what it finds",
     "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
     "launch/rank/processor_time.py": "names of threads, below /proc",
@@ -22,25 +22,27 @@ PRODUCTS = {
     "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",
-    "trials/replay.py": "all that a replay is for",
+    "session/precision/kernels.py": "what was measured; where it cannot be kept, the next process measures again",
+    "session/precision/op_lists.py": "files that a person asks for",
+    "launch/trials/replay.py": "all that a replay is for",
 }
 WRITERS = {"new_file", "write_whole", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
 READERS = {"read_text", "read_bytes", "load", "fromfile", "memmap", "genfromtxt", "loadtxt"}
 # Files below /proc; a module that is copied to machines without this package.
-READ_OTHERWISE = {"launch/job/rank_process.py", "launch/rank/processor_time.py", "trials/replay_tf1.py"}
-READING = (*BESIDE, "boost", "options", "precision")
+READ_OTHERWISE = {"launch/job/rank_process.py", "launch/rank/processor_time.py", "launch/trials/replay_tf1.py"}
+READING = (*BESIDE, "boost", "options")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
 # tells the one that has started it, and prints of scripts for TensorFlow 1.
-PRINT_OTHERWISE = {"_terminal.py", "options/docs_page.py", "trials/replay_tf1.py", "launch/doctor/trial.py"}
+PRINT_OTHERWISE = {"base/terminal.py", "options/docs_page.py", "launch/trials/replay_tf1.py", "launch/doctor/trial.py"}
 
 
 def calls_in(packages):
     """(path below npu_bridge, functions around it, call) of every call in some packages."""
     for package in packages:
-        place = REPOSITORY / "npu_bridge" / package
+        place = REPOSITORY / ("" if package == "tensorflow1_compat" else "npu_bridge") / package
         for path in sorted(place.rglob("*.py") if place.is_dir() else [place]):
             for around, node in walk(ast.parse(path.read_text()), ()):
-                yield str(path.relative_to(REPOSITORY / "npu_bridge")), around, node
+                yield path.relative_to(REPOSITORY).as_posix().removeprefix("npu_bridge/"), around, node
 
 
 def walk(node, around):
@@ -110,7 +112,7 @@ def test_files_are_read_in_one_way():
 
 def test_lines_are_printed_in_one_way():
     found = []
-    for path, _, call in calls_in([""]):
+    for path, _, call in calls_in(["", "tensorflow1_compat"]):
         whole = ast.unparse(call.func)
         is_print = whole in ("print", "click.echo", "click.secho", "click.utils.echo", "console.print", "warnings.warn")
         is_stream = any(f"std{name}" in whole for name in ("out", "err")) and name_of(call) in ("write", "writelines")

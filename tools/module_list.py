@@ -12,7 +12,7 @@ import pathlib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "modules.md"
-PACKAGES = ("npu_bridge", "hccl", "npu_device")
+PACKAGES = ("npu_bridge", "hccl", "npu_device", "tensorflow1_compat")
 HEAD = """# All modules
 
 The first sentence of each module, by folder. [architecture.md](architecture.md) says how they work together.

@@ -22,7 +22,7 @@ __all__ = ["watch"]
 
 _OURS = ("npu_bridge", "hccl", "tensorflow1_compat")
 # What runs without TensorFlow, and beside any version of it.
-_INDEPENDENT = ("npu_bridge.base", "npu_bridge.documented_paths", "npu_bridge.launch", "npu_bridge.options")
+_INDEPENDENT = ("npu_bridge.base", "npu_bridge.launch", "npu_bridge.options")
 _INDEPENDENT += ("npu_bridge.reporting.compare", "npu_bridge.run")
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"

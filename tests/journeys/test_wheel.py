@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("npu_bridge", "npu_device", "hccl")
+PACKAGES = ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
 HOME_PAGE = "https://example.org/somebody/npu_bridge"
 
 
