@@ -73,17 +73,18 @@ def without_layers(
             return {key: redirected(value) for key, value in part.items()}
         return part
 
+    replaced = replaced or {}
     for key in ("input_layers", "output_layers"):
         config[key] = redirected(config[key])
     config["layers"] = [layer for layer in config["layers"] if layer["name"] not in removed]
     for layer in config["layers"]:
         layer["inbound_nodes"] = redirected(layer["inbound_nodes"])
-        if layer["name"] in (replaced or {}):
+        if layer["name"] in replaced:
             layer.update(tf.keras.layers.serialize(replaced[layer["name"]]), name=layer["name"])
-    known = {type(layer).__name__: type(layer) for layer in [*model.layers, *(replaced or {}).values()]}
+    known = {type(layer).__name__: type(layer) for layer in [*model.layers, *replaced.values()]}
     made = tf.keras.Model.from_config(config, custom_objects=known)
     for layer in made.layers:
-        if layer.name not in (replaced or {}):
+        if layer.name not in replaced:
             layer.set_weights(model.get_layer(layer.name).get_weights())
     return made
 
