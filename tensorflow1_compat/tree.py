@@ -13,13 +13,12 @@ import sysconfig
 from collections.abc import Iterable
 from typing import Any
 
+from npu_bridge.base.machine import own_packages
+
 __all__ = ["SourceTree"]
 
+_OWN_FOLDERS = tuple(map(os.path.realpath, own_packages()))
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-_OWN_FOLDERS = tuple(
-    os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), name)
-    for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
-)
 
 
 class SourceTree:

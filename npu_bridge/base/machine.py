@@ -1,4 +1,4 @@
-"""What this machine has: cores this process may use, and units of its CPU for low precision."""
+"""What this machine has: cores this process may use, units of its CPU for low precision, and this package's files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ _CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 
 # Processor features that compute in a dtype, as Linux names them.
 LOW_PRECISION_UNITS = {"float16": ("amx_fp16", "avx512_fp16"), "bfloat16": ("amx_bf16", "avx512_bf16")}
+
+
+def own_packages() -> list[str]:
+    """Folders of the packages that are installed with this one, none of which is a script's own code."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return [os.path.join(root, name) for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
 
 
 def usable_cores() -> int:

@@ -93,5 +93,5 @@ class _Refusal(importlib.abc.MetaPathFinder):
         self._text = text
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-        if _is_ours(name) and name not in _OURS and not name.startswith(_INDEPENDENT):
+        if _is_ours(name) and name not in (*_OURS, "npu_bridge.reporting") and not name.startswith(_INDEPENDENT):
             raise ImportError(self._text, name="tensorflow")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-import npu_bridge
 from npu_bridge.base.files import new_file
+from npu_bridge.base.machine import own_packages
 from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
@@ -127,8 +127,7 @@ def _worst_of(tensors, state):
 def place_in_script(op) -> str:
     """File and line of the script that made an operator; empty when TensorFlow kept no record."""
     installed = os.path.dirname(os.path.dirname(tf.__file__))
-    ours = os.path.dirname(npu_bridge.__file__)
     for frame in reversed(op.traceback or ()):
-        if not frame.filename.startswith((installed, ours)):
+        if not frame.filename.startswith((installed, *own_packages())):
             return f"{frame.filename}:{frame.lineno}"
     return ""

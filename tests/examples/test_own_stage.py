@@ -65,7 +65,11 @@ COMPOSERS = {"npu_bridge/boost/choice.py", "npu_bridge/gradients/freeze_schedule
 
 
 def test_every_stage_is_named_in_its_file_and_in_the_list_alone():
-    files = [path for package in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat") for path in (REPOSITORY / package).rglob("*.py")]
+    files = [
+        path
+        for package in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+        for path in (REPOSITORY / package).rglob("*.py")
+    ]
     said = {path.relative_to(REPOSITORY).as_posix(): set(names_in(path)) for path in files}
     public = [name for name in stages.__all__ if isinstance(getattr(stages, name), type)]
     public = [name for name in public if issubclass(getattr(stages, name), stages.Stage) and name != "Stage"]

@@ -15,7 +15,7 @@ import traceback
 import types
 from typing import Any
 
-import npu_bridge
+from npu_bridge.base.machine import own_packages
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
 from npu_bridge.launch.rank.processor_time import processor_secs
 
@@ -31,8 +31,7 @@ _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
 # What is no line of the script: installed packages, and this one wherever it is.
-_PACKAGE = os.path.dirname(npu_bridge.__file__)
-_INSTALLED = tuple({os.path.join(path, "") for path in (_PACKAGE, *sysconfig.get_paths().values())})
+_INSTALLED = tuple({os.path.join(path, "") for path in (*own_packages(), *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
 # of tf.data through the other, and an Estimator builds its input in a function of that name.
