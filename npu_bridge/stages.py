@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.lazy import found_at
-from npu_bridge.gradients.explanation import as_text, stops_of
+from npu_bridge.gradients.explanation import as_text, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.from_config import stages_of
 from npu_bridge.gradients.pipeline import Pipeline
@@ -80,7 +80,7 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
       TypeError: it has no stages.
       OSError: the file cannot be written.
     """
-    stops = stops_of(optimizer, ranks)
+    stops = list_stages(optimizer, ranks)
     if svg is not None:
         draw_stages = found_at("npu_bridge.reporting.stages_picture:draw_stages")
         write_whole(svg, draw_stages(stops))

@@ -7,7 +7,7 @@ importing the package changes nothing, but for scripts that have names of a youn
 
 from npu_bridge.base.lazy import attributes, submodules
 from npu_bridge.base.version import __version__
-from tensorflow1_compat.plain import mend_old_names
+from tensorflow1_compat.plain import fix_old_names
 
 _PLACES = {
     **submodules(__name__, "compat", "configs", "distribute", "npu_device", "ops", "train"),
@@ -26,7 +26,7 @@ _PLACES = {
 __all__ = ["__version__", *sorted(_PLACES)]
 __getattr__ = attributes(__name__, _PLACES)
 
-mend_old_names()
+fix_old_names()
 
 
 def __dir__():

@@ -103,9 +103,9 @@ def open(device_id: int | None = None) -> NpuDeviceHandle:  # noqa: A001 - the d
     ordinal = environment.declared_device() if device_id is None else int(device_id)
     if opened.handle is not None:
         if opened.handle.device_id != ordinal:
-            got, mend = f"device {ordinal}", "Open one device in a process; npu-run -np N starts N processes."
+            got, fix = f"device {ordinal}", "Open one device in a process; npu-run -np N starts N processes."
             problem = "another device is open"
-            raise RuntimeError(message("npu_device.open", problem, f"device {opened.handle.device_id}", got, mend))
+            raise RuntimeError(message("npu_device.open", problem, f"device {opened.handle.device_id}", got, fix))
         return opened.handle
     options = global_options().training_options()
     opened.handle = NpuDeviceHandle(ordinal, options)
@@ -126,8 +126,8 @@ def set_npu_loop_size(loop_size: int) -> None:
       ValueError: it is no integer of at least 1.
     """
     if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
-        mend = "Use 1 for a step at a time."
-        raise ValueError(message("set_npu_loop_size", "no number of steps", "at least 1", repr(loop_size), mend))
+        fix = "Use 1 for a step at a time."
+        raise ValueError(message("set_npu_loop_size", "no number of steps", "at least 1", repr(loop_size), fix))
     if loop_size > 1:
         say_once(
             logging.INFO, f"npu_device.set_npu_loop_size({loop_size}): loops in functions run as they are written."

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
-from tensorflow1_compat.frictions import GONE_MODULES, GONE_NAMES
 from tensorflow1_compat.reading import Use, read_tree
+from tensorflow1_compat.removed_names import GONE_MODULES, GONE_NAMES
 from tensorflow1_compat.tables_of_2 import OF_2
 
 __all__ = ["Evidence", "evidence_of"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tensorflow1_compat import frictions
+from tensorflow1_compat import removed_names
 from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
@@ -91,7 +91,7 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
         elif era == 1 and use.name.startswith(_TENSORFLOW):
             yield from _of_tensorflow_name(use)
         elif era == 1:
-            for table in (frictions.GONE_NAMES, frictions.GONE_MODULES):
+            for table in (removed_names.GONE_NAMES, removed_names.GONE_MODULES):
                 if use.name in table:
                     remark = f"{table[use.name].replace(':', '.')} is used where it is gone"
                     yield Finding("healed", use.name, remark, use.place)

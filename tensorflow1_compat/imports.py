@@ -9,23 +9,23 @@ import importlib
 import sys
 from typing import Any
 
-from tensorflow1_compat import faces
+from tensorflow1_compat import proxies
 
 __all__ = ["import_by_call", "import_module", "load", "load_root", "take", "take_all"]
 
 
 def load(name: str) -> Any:
     """`import name as ...`."""
-    if faces.is_plain(name):
+    if proxies.is_plain(name):
         return importlib.import_module(name)
-    return faces.face(name)
+    return proxies.proxy(name)
 
 
 def load_root(name: str) -> Any:
     """`import name`, which binds the first part of it."""
     load(name)
     root = name.partition(".")[0]
-    return sys.modules[root] if faces.is_plain(root) else faces.face(root)
+    return sys.modules[root] if proxies.is_plain(root) else proxies.proxy(root)
 
 
 def take(module: str, *names: str) -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ def take_all(module: str) -> None:
     """`from module import *`, into the namespace of the caller."""
     source = load(module)
     namespace = sys._getframe(1).f_globals
-    if isinstance(source, faces.Face):
+    if isinstance(source, proxies.ModuleProxy):
         namespace.update(source.public_names())
         return
     names = getattr(source, "__all__", None)
@@ -53,20 +53,20 @@ def take_all(module: str) -> None:
 
 def import_by_call(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
     """`__import__` as the user's files call it."""
-    if level or name.partition(".")[0] not in faces.ROOTS:
+    if level or name.partition(".")[0] not in proxies.ROOTS:
         return __import__(name, globals, locals, fromlist, level)
     return load(name) if fromlist else load_root(name)
 
 
 def import_module(name: str, package: str | None = None) -> Any:
     """`importlib.import_module` as the user's files call it."""
-    if name.partition(".")[0] in faces.ROOTS:
+    if name.partition(".")[0] in proxies.ROOTS:
         return load(name)
     return importlib.import_module(name, package)
 
 
 def _take(source: Any, module: str, name: str) -> Any:
-    if isinstance(source, faces.Face):
+    if isinstance(source, proxies.ModuleProxy):
         return source.take(name)
     try:
         return getattr(source, name)

@@ -13,13 +13,13 @@ from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import shortened
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["mend_main_script", "mend_old_names"]
+__all__ = ["fix_main_script", "fix_old_names"]
 
 
-def mend_main_script() -> None:
+def fix_main_script() -> None:
     """Switches version 2 off if the running script is one of TensorFlow 1 and nothing has run yet.
 
-    What cannot be mended, because the script has its modules by now, is one line on standard error. Scripts started by
+    What cannot be fixed, because the script has its modules by now, is one line on standard error. Scripts started by
     `npu-run` are left alone.
     """
     path = _main_script()
@@ -35,7 +35,7 @@ def mend_main_script() -> None:
         echo(f"npu_bridge: {problem}: start it with npu-run {os.path.relpath(path)}", err=True)
 
 
-def mend_old_names() -> None:
+def fix_old_names() -> None:
     """Lets the modules of a TensorFlow 2 script find names of a younger TensorFlow 2, if they use any.
 
     The script itself has been compiled by now: its own old names are found under `npu-run` only.

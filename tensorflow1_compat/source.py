@@ -14,7 +14,7 @@ import re
 import types
 from typing import Any
 
-from tensorflow1_compat.faces import MENTIONS, ROOTS
+from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
-from tensorflow1_compat import faces, journal, spawn
+from tensorflow1_compat import journal, proxies, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import OF_2
@@ -40,7 +40,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     """
     decide()
     tree = SourceTree(roots, known_paths)
-    faces.serve(tree, OF_1 if era == 1 else OF_2)
+    proxies.serve(tree, OF_1 if era == 1 else OF_2)
     tree.watch(UserLoader)
     spawn.follow(tree, era, _prepare_child)
     if era == 2:

@@ -46,7 +46,7 @@ OF_PYTHON = {"_asdict", "_fields", "_make", "_replace", "_current_frames", "_exi
 OF_PYTHON |= {"_bootstrap", "_call_with_frames_removed", "_fixup_main_from_path"}
 ASKING = ("getattr", "hasattr", "setattr", "delattr")
 # What this package calls by a name that TensorFlow has as well, by the file.
-OWN = {"tensorflow1_compat/faces.py": {"_name"}}
+OWN = {"tensorflow1_compat/proxies.py": {"_name"}}
 INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
 # Each module and its canaries.
 MODULES = {

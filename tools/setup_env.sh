@@ -38,13 +38,13 @@ if [ -x .venv/bin/python ] && [ -f ".venv/ready.$parts" ]; then
     fi
 fi
 
-mend="Install one: apt-get install python3.11 python3.11-venv (Debian/Ubuntu), dnf install python3.11 (Fedora), \
+fix="Install one: apt-get install python3.11 python3.11-venv (Debian/Ubuntu), dnf install python3.11 (Fedora), \
 brew install python@3.11 (macOS); or name one: make venv PYTHON=/path/to/python3.11"
 python=
 if [ -n "${PYTHON:-}" ]; then
     found=$(version_of "$PYTHON")
-    [ -n "$found" ] || fail "PYTHON=$PYTHON does not run. Python 3.9, 3.10 or 3.11 is needed. $mend"
-    suitable "$found" || fail "PYTHON=$PYTHON is Python $found; 3.9, 3.10 or 3.11 is needed. $mend"
+    [ -n "$found" ] || fail "PYTHON=$PYTHON does not run. Python 3.9, 3.10 or 3.11 is needed. $fix"
+    suitable "$found" || fail "PYTHON=$PYTHON is Python $found; 3.9, 3.10 or 3.11 is needed. $fix"
     python=$PYTHON
 else
     seen=
@@ -56,7 +56,7 @@ else
         fi
         [ -z "$found" ] || seen="${seen:+$seen, }$candidate is $found"
     done
-    [ -n "$python" ] || fail "Python 3.9, 3.10 or 3.11 is needed; found ${seen:-no Python at all}. $mend"
+    [ -n "$python" ] || fail "Python 3.9, 3.10 or 3.11 is needed; found ${seen:-no Python at all}. $fix"
 fi
 
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||

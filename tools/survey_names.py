@@ -238,10 +238,10 @@ class Sight:
 
     def __init__(self, era: int) -> None:
         sys.path.insert(0, str(REPOSITORY))
-        from tensorflow1_compat import faces, tables, tables_of_2
+        from tensorflow1_compat import proxies, tables, tables_of_2
 
-        faces.serve(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
-        self._faces = faces
+        proxies.serve(None, tables.OF_1 if era == 1 else tables_of_2.OF_2)
+        self._proxies = proxies
         self._known: dict[str, bool] = {}
 
     def missing(self, names: Iterable[str]) -> list[str]:
@@ -255,7 +255,7 @@ class Sight:
         return self._known[name]
 
     def _module(self, name: str):
-        return importlib.import_module(name) if self._faces.is_plain(name) else self._faces.face(name)
+        return importlib.import_module(name) if self._proxies.is_plain(name) else self._proxies.proxy(name)
 
     def _look_up(self, name: str) -> bool:
         parts = name.split(".")

@@ -178,7 +178,7 @@ class Hosts:
         """Takes a host off the switch: what it sends and what is sent to it is lost, and nobody is told."""
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "nomaster")
 
-    def mend(self, host: int = 1) -> None:
+    def fix(self, host: int = 1) -> None:
         """Puts a host back."""
         _ip("-n", _namespace(_SWITCH), "link", "set", self.names[host], "master", "bridge")
 

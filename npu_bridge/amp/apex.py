@@ -45,8 +45,8 @@ def initialize(
     """
     for name, value in (("models", models), ("optimizers", optimizers)):
         if isinstance(value, (list, tuple)):
-            mend = "Call amp.configure for each of them."
-            raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), mend))
+            fix = "Call amp.configure for each of them."
+            raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), fix))
     check_step_count(_OWNER, "ddp_replica_count", ddp_replica_count)
     if enabled:
         overrides = {_OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
@@ -67,8 +67,8 @@ def initialize(
 
 def _check_combined(level: str, combine_grad: bool | None, combine_ddp: bool | None, master_weights: Any) -> None:
     if combine_ddp and not combine_grad:
-        mend = "Pass combine_grad=True too."
-        raise ValueError(message(_OWNER, "combine_ddp sends what combine_grad puts together", "both", "one", mend))
+        fix = "Pass combine_grad=True too."
+        raise ValueError(message(_OWNER, "combine_ddp sends what combine_grad puts together", "both", "one", fix))
     if not combine_grad:
         return
     if level not in ("O1", "O2"):

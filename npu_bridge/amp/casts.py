@@ -77,13 +77,13 @@ def _register(function: str, name: Any, kind: str) -> str:
     if kind == _PROMOTE:
         expected = "an operator type with a floating dtype"
     if not isinstance(name, str):
-        mend = 'Pass "Softmax" or "Dense", for example.'
-        raise TypeError(message(where, "the name is no text", expected, shown(name), mend))
+        fix = 'Pass "Softmax" or "Dense", for example.'
+        raise TypeError(message(where, "the name is no text", expected, shown(name), fix))
     if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
         known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]
-        mend = did_you_mean(name, known, "op.type tells the type of an operator.")
-        raise ValueError(message(where, "there is nothing of this name to cast", expected, shown(name), mend))
+        fix = did_you_mean(name, known, "op.type tells the type of an operator.")
+        raise ValueError(message(where, "there is nothing of this name to cast", expected, shown(name), fix))
     _REGISTERED.pop(name, None)
     _REGISTERED[name] = kind
     return name

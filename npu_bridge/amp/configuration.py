@@ -94,9 +94,9 @@ class Configuration:
         aborting = registered.half.intersection(BATCH_NORM_TYPES) if self.low_dtype == "bfloat16" else ()
         if aborting:  # its parameters would be lowered too, for which there is no kernel; TensorFlow ends the process
             got = f"half_function({min(aborting)!r})"
-            mend = "Leave it out: O3 lowers it by itself."
+            fix = "Leave it out: O3 lowers it by itself."
             problem = "batch normalisation cannot be forced into bfloat16"
-            raise ValueError(message(_OWNER, problem, "no such call", got, mend))
+            raise ValueError(message(_OWNER, problem, "no such call", got, fix))
         return lists.with_half(*registered.half).with_float(*registered.floats).with_promote(*registered.promote)
 
     @property
@@ -279,9 +279,9 @@ def _read_low_dtype(level: str, properties: Properties, asked: Any) -> str:
         return str(properties.cast_model_type) if is_cast else "float16"
     dtype = read_dtype("low_dtype", asked)
     if not properties.patch_functions or dtype == "float32":
-        mend = "Pass cast_model_type, which says it, or use O1."
+        fix = "Pass cast_model_type, which says it, or use O1."
         problem = f"low_dtype does not go with {level}: it is the 16 bits of lists of operators"
-        raise ValueError(message(_OWNER, problem, "no low_dtype", shown(asked), mend))
+        raise ValueError(message(_OWNER, problem, "no low_dtype", shown(asked), fix))
     return dtype
 
 

@@ -95,8 +95,8 @@ class GroupLossScaleManager(MovingLossScaleManager):
         given = [member for group in self._members() for member in group if not isinstance(member, str)]
         if given:
             problem, expected = "the groups cannot be saved with the model", "groups by regular expressions"
-            mend = "Name the variables, or save weights only."
-            raise TypeError(message("GroupLossScaleManager", problem, expected, shown(given[0]), mend))
+            fix = "Name the variables, or save weights only."
+            raise TypeError(message("GroupLossScaleManager", problem, expected, shown(given[0]), fix))
         return {**self.agreed_constants(), "groups": [list(group) for group in self._members()]}
 
     def group_of(self, variable: tf.Variable) -> int:
@@ -112,8 +112,8 @@ class GroupLossScaleManager(MovingLossScaleManager):
         if len(found) != 1:
             problem = f"{name} belongs to {'no group' if not found else 'several groups'}"
             got = "none of them" if not found else f"groups {', '.join(str(number + 1) for number in found)}"
-            mend = "Add it to the group between whose boundaries it is used."
-            raise ValueError(message("GroupLossScaleManager", problem, "one group for each variable", got, mend))
+            fix = "Add it to the group between whose boundaries it is used."
+            raise ValueError(message("GroupLossScaleManager", problem, "one group for each variable", got, fix))
         return found[0]
 
 
@@ -176,8 +176,8 @@ def _checked_groups(owner, groups):
     """The groups as lists of their members."""
     if isinstance(groups, str) or not isinstance(groups, (list, tuple)) or not groups:
         kind = ValueError if isinstance(groups, (list, tuple)) else TypeError
-        expected, mend = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."
-        raise kind(message(owner, "groups is no list of groups", expected, shown(groups), mend))
+        expected, fix = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."
+        raise kind(message(owner, "groups is no list of groups", expected, shown(groups), fix))
     members = [list(group) if isinstance(group, (list, tuple)) else [group] for group in groups]
     for member in (member for group in members for member in group):
         if isinstance(member, str):
@@ -192,8 +192,8 @@ def _check_pattern(owner, pattern):
     try:
         re.compile(pattern)
     except re.error as error:
-        problem, mend = f"that is no regular expression: {error}", "Escape special characters with a backslash."
-        raise ValueError(message(owner, problem, "a regular expression", shown(pattern), mend)) from error
+        problem, fix = f"that is no regular expression: {error}", "Escape special characters with a backslash."
+        raise ValueError(message(owner, problem, "a regular expression", shown(pattern), fix)) from error
 
 
 def _has(member, variable):

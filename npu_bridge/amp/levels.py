@@ -54,12 +54,12 @@ def properties_of(level: str, overrides: dict[str, Any]) -> Properties:
     """
     if not isinstance(level, str) or level not in LEVELS:
         otherwise = "Pass the letter O and a digit, as in 'O1'."
-        mend = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
-        raise ValueError(message(_OWNER, "there is no such level", ", ".join(LEVELS), shown(level), mend))
+        fix = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
+        raise ValueError(message(_OWNER, "there is no such level", ", ".join(LEVELS), shown(level), fix))
     for name in overrides:
         if name not in Properties._fields:
-            mend = did_you_mean(name, Properties._fields, "Remove it.")
-            raise TypeError(message(_OWNER, "unknown override", ", ".join(Properties._fields), repr(name), mend))
+            fix = did_you_mean(name, Properties._fields, "Remove it.")
+            raise TypeError(message(_OWNER, "unknown override", ", ".join(Properties._fields), repr(name), fix))
     given = {name: _READERS[name](name, value) for name, value in overrides.items() if value is not None}
     properties = LEVELS[level]._replace(**given)
     _check_together(level, given, properties)
@@ -93,8 +93,8 @@ _WHY_NOT_O1 = {
 
 
 def _contradiction(name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
-    mend = f"Leave it out, or use {better}."
-    return ValueError(message(_OWNER, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), mend))
+    fix = f"Leave it out, or use {better}."
+    return ValueError(message(_OWNER, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), fix))
 
 
 def read_dtype(name: str, value: Any) -> str:

@@ -67,8 +67,8 @@ class scale_loss:  # noqa: N801 - used like a function, as in `with scale_loss(.
             return
         if not scaled.grads_and_vars:
             problem, expected = "the pass has no gradients", "a call of scaled.backward or scaled.add in the context"
-            mend = "Write scaled.backward(tape, variables)."
-            raise ValueError(message("scale_loss", problem, expected, "none", mend))
+            fix = "Write scaled.backward(tape, variables)."
+            raise ValueError(message("scale_loss", problem, expected, "none", fix))
         self._passes.add(scaled.step, scaled.grads_and_vars, self._loss_id, self._delays_unscale)
 
 
@@ -186,8 +186,8 @@ def _passes_of(optimizer, owner) -> BackwardPasses:
     # A wrapper of Keras' hands attributes on; only our own classes have this one.
     passes = getattr(optimizer, "backward_passes", None)
     if not isinstance(passes, BackwardPasses):
-        expected, mend = "an optimizer of npu_bridge", "Pass what NPUOptimizer(...) or npu_keras_optimizer(...) gave."
-        raise TypeError(message(owner, "that has no stages", expected, shown(optimizer), mend))
+        expected, fix = "an optimizer of npu_bridge", "Pass what NPUOptimizer(...) or npu_keras_optimizer(...) gave."
+        raise TypeError(message(owner, "that has no stages", expected, shown(optimizer), fix))
     return passes
 
 
@@ -201,15 +201,15 @@ def _state_of(manager, session):
 def _number_of(owner, key):
     number = key[len(_PREFIX) :] if isinstance(key, str) and key.startswith(_PREFIX) else ""
     if not number.isdecimal():
-        mend = "Pass what state_dict returned."
-        raise ValueError(message(owner, "unknown key", "loss_scaler0, loss_scaler1, ...", shown(key), mend))
+        fix = "Pass what state_dict returned."
+        raise ValueError(message(owner, "unknown key", "loss_scaler0, loss_scaler1, ...", shown(key), fix))
     return int(number)
 
 
 def _check_mapping(owner, name, value):
     if not isinstance(value, Mapping):
-        expected, mend = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
-        raise TypeError(message(owner, f"{name} is not a dictionary", expected, shown(value), mend))
+        expected, fix = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
+        raise TypeError(message(owner, f"{name} is not a dictionary", expected, shown(value), fix))
 
 
 def _check_counts(owner, manager, values):
@@ -218,22 +218,22 @@ def _check_counts(owner, manager, values):
     for key in ("unskipped", "bad_steps"):
         value = values.get(key, 0)
         counts = np.asarray(value)
-        mend = "Pass what state_dict returned."
+        fix = "Pass what state_dict returned."
         if counts.dtype.kind not in "iu":
-            raise TypeError(message(owner, f"{key} is not an integer", "whole steps, at least 0", shown(value), mend))
+            raise TypeError(message(owner, f"{key} is not an integer", "whole steps, at least 0", shown(value), fix))
         if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_COUNTED_STEPS:
             expected = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
-            raise ValueError(message(owner, f"{key} is out of range", expected, shown(value), mend))
+            raise ValueError(message(owner, f"{key} is out of range", expected, shown(value), fix))
         if counts.shape not in ((), shape):
             expected = f"one number, or the shape {shape}" if shape else "one number"
-            raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), mend))
+            raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), fix))
 
 
 def _check_state(owner, manager, values):
     for key in values:
         if key not in _NAMES:
-            mend = did_you_mean(key, _NAMES, "Remove it.")
-            raise ValueError(message(owner, "unknown key", f"one of {', '.join(_NAMES)}", shown(key), mend))
+            fix = did_you_mean(key, _NAMES, "Remove it.")
+            raise ValueError(message(owner, "unknown key", f"one of {', '.join(_NAMES)}", shown(key), fix))
     for key in ("loss_scale", "unskipped"):
         if key not in values:
             raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
@@ -244,6 +244,6 @@ def _check_state(owner, manager, values):
     own = manager.agreed_constants().get("loss_scale")
     check_number(owner, "loss_scale", values["loss_scale"], SMALLEST_SCALE, LARGEST_SCALE)
     if own is not None and own != values["loss_scale"]:
-        mend = "Make the manager with that scale."
+        fix = "Make the manager with that scale."
         problem, got = "a fixed loss scale cannot be set", shown(values["loss_scale"])
-        raise ValueError(message(owner, problem, f"its loss_scale={own}", got, mend))
+        raise ValueError(message(owner, problem, f"its loss_scale={own}", got, fix))

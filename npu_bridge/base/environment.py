@@ -63,8 +63,8 @@ def positive_number(name: str, default: int, unit: str) -> int:
     text = read_variable(name) or str(default)
     number = whole_number(text)
     if not number:
-        expected, mend = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
-        raise _error(f"{name} is no number of {unit}", expected, repr(text), mend)
+        expected, fix = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
+        raise _error(f"{name} is no number of {unit}", expected, repr(text), fix)
     return number
 
 
@@ -134,8 +134,8 @@ def launched() -> Launched | None:
             local_rank, local_size = rank, size
         if rank >= size or local_rank >= local_size:
             got = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"
-            mend = "Start the job again through its launcher."
-            raise _error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, mend)
+            fix = "Start the job again through its launcher."
+            raise _error(f"{rank_name} does not fit {size_name}", "ranks below their sizes", got, fix)
         return Launched(rank, size, local_rank, local_size)
     return None
 
@@ -238,8 +238,8 @@ def check_cluster_variables() -> None:
     set_names = [name for name in _CLUSTER_MANAGER_VARIABLES if read_variable(name)]
     for excluded in ("RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"):
         if set_names and read_variable(excluded):
-            expected, mend = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
-            raise _error(f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", mend)
+            expected, fix = "either CM_* variables or RANK_TABLE_FILE, RANK_ID and RANK_SIZE", "Unset one family."
+            raise _error(f"{excluded} and {', '.join(set_names)} describe the cluster twice", expected, "both", fix)
     for name, largest in (("CM_CHIEF_PORT", 65520), ("CM_WORKER_SIZE", 32768), ("CM_CHIEF_DEVICE", 2**63 - 1)):
         number = _integer(name)
         if number is not None and number > largest:
@@ -247,8 +247,8 @@ def check_cluster_variables() -> None:
     if read_variable("CM_CHIEF_IP"):
         missing = [name for name in (*_CHIEF_VARIABLES, "CM_WORKER_SIZE") if not read_variable(name)]
         if missing:
-            problem, mend = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
-            raise _error(problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", mend)
+            problem, fix = "CM_CHIEF_IP is set but the chief is not fully described", "Set the missing ones."
+            raise _error(problem, f"{', '.join(_CHIEF_VARIABLES)} and CM_WORKER_SIZE", f"no {', '.join(missing)}", fix)
     declared_world_size()
 
 
@@ -265,8 +265,8 @@ def tf_config() -> dict[str, Any]:
         text = f"environment: TF_CONFIG is not JSON. {error.msg}. Correct it or unset it"
         raise json.JSONDecodeError(text, error.doc, error.pos) from error
     if not isinstance(parsed, dict):
-        mend = 'Write it as {"cluster": ..., "task": ...} or unset it.'
-        raise _error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, mend)
+        fix = 'Write it as {"cluster": ..., "task": ...} or unset it.'
+        raise _error("TF_CONFIG does not describe a cluster", "a JSON object", type(parsed).__name__, fix)
     task = parsed.get("task") or {}
     if not isinstance(task, dict) or whole_number(str(task.get("index", 0))) is None:
         expected = 'an object such as {"type": "worker", "index": 0}'
@@ -285,5 +285,5 @@ def _integer(name: str) -> int | None:
     return number
 
 
-def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
-    return ValueError(message("environment", problem, expected, got, mend))
+def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+    return ValueError(message("environment", problem, expected, got, fix))

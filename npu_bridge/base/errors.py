@@ -1,4 +1,4 @@
-"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to mend it."""
+"""Messages about options, all in one form: where, what is wrong, what was expected, what was given, how to fix it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LONGEST_VALUE = 80
 _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
 
 
-def message(where: str, problem: str, expected: str, got: str, mend: str) -> str:
+def message(where: str, problem: str, expected: str, got: str, fix: str) -> str:
     """One line of at most `LONGEST_MESSAGE` characters, in the form of all messages: long parts lose their middle."""
-    parts = [str(part) for part in (where, problem, expected, got, mend)]
+    parts = [str(part) for part in (where, problem, expected, got, fix)]
     for limit in _PART_LIMITS:
-        where, problem, expected, got, mend = (shortened(part, limit) for part in parts)
-        text = f"{where}: {problem}. Expected {expected}; got {got}. {mend}".rstrip()
+        where, problem, expected, got, fix = (shortened(part, limit) for part in parts)
+        text = f"{where}: {problem}. Expected {expected}; got {got}. {fix}".rstrip()
         if len(text) <= LONGEST_MESSAGE:
             break
     return text
@@ -46,7 +46,7 @@ def shown(value: Any) -> str:
 
 
 def option_error(
-    kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, mend: str
+    kind: type[Exception], where: str, option: str, problem: str, expected: str, got: str, fix: str
 ) -> Exception:
     """An exception with such a message that remembers which option it is about.
 
@@ -58,19 +58,19 @@ def option_error(
       problem: what is wrong, starting with the option's name.
       expected: what would have been right.
       got: what was given.
-      mend: one sentence saying what to do.
+      fix: one sentence saying what to do.
     """
-    error = kind(message(where, problem, expected, got, mend))
+    error = kind(message(where, problem, expected, got, fix))
     error.option = option  # type: ignore[attr-defined]
     return error
 
 
-def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], mend: str = "") -> Exception:
-    """The error for an option that does not exist there, with the nearest spelling unless a mend is given."""
+def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iterable[str], fix: str = "") -> Exception:
+    """The error for an option that does not exist there, with the nearest spelling unless a fix is given."""
     known = list(known)
-    mend = mend or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
+    fix = fix or did_you_mean(name, known, "Remove it; docs/options.md lists every option.")
     problem = f"unknown option {shortened(name, _LONGEST_VALUE)!r}"
-    return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), mend)
+    return option_error(kind, where, name, problem, f"one of its {len(known)} options", repr(name), fix)
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
@@ -81,12 +81,12 @@ def nearest(word: Any, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
-    """How to mend an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
+    """How to fix an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
     near = nearest(word, known)
     return f"Did you mean {near!r}?" if near else otherwise
 
 
-def check_count(owner: str, name: str, value: Any, mend: str, least: int = 1, what: str = "a whole number") -> int:
+def check_count(owner: str, name: str, value: Any, fix: str, least: int = 1, what: str = "a whole number") -> int:
     """A count of at least `least`, as an int.
 
     Args:
@@ -97,9 +97,9 @@ def check_count(owner: str, name: str, value: Any, mend: str, least: int = 1, wh
     """
     expected = f"{what}, at least {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), mend))
+        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix))
     if value < least:
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))
     return int(value)
 
 
@@ -107,8 +107,8 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for an argument that a constructor does not have, with the nearest one that it has."""
     known = list(known)
     takes = f"one of {', '.join(known)}" if known else "no argument"
-    mend = did_you_mean(name, known, "Remove it.")
-    return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), mend))
+    fix = did_you_mean(name, known, "Remove it.")
+    return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), fix))
 
 
 def signature_of_class(made_by: type) -> inspect.Signature:

@@ -48,8 +48,8 @@ def thin_graph(graph: tf.Graph) -> patterns.ThinningReport:
     for op in graph.get_operations():
         if op.type.startswith("FusedBatchNormGrad"):
             problem, got = "the graph has been differentiated already", f"the gradient {op.name}"
-            mend = "Call it between the network and compute_gradients or minimize."
-            raise ValueError(message("less_batch_norm", problem, "a graph without gradients", got, mend))
+            fix = "Call it between the network and compute_gradients or minimize."
+            raise ValueError(message("less_batch_norm", problem, "a graph without gradients", got, fix))
     nodes = _nodes_of(graph)
     report = patterns.report_of(nodes, patterns.find(nodes))
     removed = [graph.get_operation_by_name(name) for name in report.removed]

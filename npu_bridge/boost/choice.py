@@ -61,12 +61,12 @@ def apply(
     is_model = isinstance(model_or_optimizer, tf.keras.Model)
     if is_model and model_or_optimizer.optimizer is None:
         problem, expected = "the model has no optimizer", "a compiled model"
-        mend = "Call model.compile first; or apply it to the optimizer, and less_batch_norm to the model."
-        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name} as it is", mend))
+        fix = "Call model.compile first; or apply it to the optimizer, and less_batch_norm to the model."
+        raise ValueError(message("boost.apply", problem, expected, f"{model_or_optimizer.name} as it is", fix))
     if "dim_reduce" in choice.features and not is_model:
         problem, expected = "dim_reduce evaluates the loss of a batch again", "a compiled Keras model"
-        mend = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
-        raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, mend))
+        fix = "For an optimizer of TensorFlow 1 write SubspaceNewton(basis) in its place."
+        raise ValueError(message("boost.apply", problem, expected, type(model_or_optimizer).__name__, fix))
     made = model_or_optimizer
     if "less_bn" in choice.features:
         made = choice.with_less_norms(made, is_model)
@@ -95,8 +95,8 @@ def _wrapped(optimizer, manager, is_distributed, stages, starts):
     if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
         return npu_keras_optimizer(optimizer, manager, is_distributed, **options)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        expected, mend = "a Keras model or an optimizer", "Pass the object itself."
-        raise TypeError(message("boost.apply", "that cannot be trained faster", expected, shown(optimizer), mend))
+        expected, fix = "a Keras model or an optimizer", "Pass the object itself."
+        raise TypeError(message("boost.apply", "that cannot be trained faster", expected, shown(optimizer), fix))
     return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, **options)
 
 
@@ -134,8 +134,8 @@ class _Choice:
         if "dim_reduce" in self.features and others:
             if is_asked_for:
                 problem = "dim_reduce compares losses of one batch, and works with none of the others on gradients"
-                got, mend = f"dim_reduce and {', '.join(others)}", "Turn one side off."
-                raise ValueError(message("boost.apply", problem, "one of them", got, mend))
+                got, fix = f"dim_reduce and {', '.join(others)}", "Turn one side off."
+                raise ValueError(message("boost.apply", problem, "one of them", got, fix))
             if self.config["dim_reduce"]["pca_mat_path"] or self.config["dim_reduce"]["weight_load_dir"]:
                 for name in others:
                     self.leave_out(name, "dim_reduce excludes it")

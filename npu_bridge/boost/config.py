@@ -119,9 +119,9 @@ class BoostConfig:
                 known = SECTIONS[section][key]
                 if not known.is_right(value):
                     is_list = key == "gradient_split_groups" and not isinstance(value, (list, tuple))
-                    problem, mend = f"{section}.{key} is wrong", f"Leave it out for {known.default!r}."
+                    problem, fix = f"{section}.{key} is wrong", f"Leave it out for {known.default!r}."
                     kind = TypeError if is_list else ValueError
-                    raise option_error(kind, "BoostConfig", key, problem, known.expected, shown(value), mend)
+                    raise option_error(kind, "BoostConfig", key, problem, known.expected, shown(value), fix)
         values = {
             section: MappingProxyType(
                 {key: _frozen(config.get(section, {}).get(key, known.default)) for key, known in keys.items()}
@@ -162,8 +162,8 @@ class BoostConfig:
         try:
             config = parse(text)
         except ValueError as error:
-            mend = "Correct it."
-            raise ValueError(message(f"BoostConfig: {where}", f"it is not {form}", form, str(error), mend)) from error
+            fix = "Correct it."
+            raise ValueError(message(f"BoostConfig: {where}", f"it is not {form}", form, str(error), fix)) from error
         try:
             return cls.from_dict(config)
         except (TypeError, ValueError) as error:
@@ -182,8 +182,8 @@ class BoostConfig:
           ValueError: the level is unknown.
         """
         if level not in LEVELS:
-            expected, mend = f"one of {', '.join(LEVELS)}", did_you_mean(level, LEVELS, "Take O1.")
-            raise ValueError(message("boost", "unknown level", expected, shown(level), mend))
+            expected, fix = f"one of {', '.join(LEVELS)}", did_you_mean(level, LEVELS, "Take O1.")
+            raise ValueError(message("boost", "unknown level", expected, shown(level), fix))
         mode = self["boost"]["mode"]
         if level == "O0" or mode == "disable_all":
             return ()
@@ -194,16 +194,16 @@ class BoostConfig:
 
 def _check_mapping(value, what, expected):
     if not isinstance(value, Mapping):
-        mend = "Write keys and values."
-        raise TypeError(message("BoostConfig", f"{what} is no mapping", expected, shown(value), mend))
+        fix = "Write keys and values."
+        raise TypeError(message("BoostConfig", f"{what} is no mapping", expected, shown(value), fix))
 
 
 def _check_known(name, known, what, place):
     if name not in known:
         elsewhere = [f"{section}.{name}" for section, keys in SECTIONS.items() if name in keys]
-        mend = f"Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known, "Remove it.")
+        fix = f"Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known, "Remove it.")
         problem = f"unknown {what}, {place!r}"
-        raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), mend)
+        raise option_error(ValueError, "BoostConfig", name, problem, f"one of {', '.join(known)}", shown(name), fix)
 
 
 def _frozen(value):

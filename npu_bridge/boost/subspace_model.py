@@ -44,8 +44,8 @@ def train_in_subspace(
       ValueError: the model is not compiled.
     """
     if model.optimizer is None:
-        mend = "Call model.compile first."
-        raise ValueError(message("train_in_subspace", "the model has no loss", "a compiled model", model.name, mend))
+        fix = "Call model.compile first."
+        raise ValueError(message("train_in_subspace", "the model has no loss", "a compiled model", model.name, fix))
     is_loss_scale = loss_scale_manager is not None
     optimizer = NPUOptimizer(
         newton, loss_scale_manager, is_distributed, is_loss_scale, gradient_split_groups=gradient_split_groups
@@ -94,8 +94,8 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
         return Basis.load(path)
     if folder is None or not pathlib.Path(folder).is_dir():
         problem, expected = "dim_reduce has no basis", "a file as pca_mat_path, or a folder as weight_load_dir"
-        mend = f"Keep at least {k} checkpoints in a folder."
-        raise ValueError(message("BoostConfig", problem, expected, shown(folder if path is None else path), mend))
+        fix = f"Keep at least {k} checkpoints in a folder."
+        raise ValueError(message("BoostConfig", problem, expected, shown(folder if path is None else path), fix))
     names = [name_of(variable) for variable in variables]
     indices = sorted(pathlib.Path(folder).glob("*.index"))
     state = [names, k, [(index.name, index.stat().st_mtime_ns) for index in indices]]
@@ -111,7 +111,7 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     while not made.exists():
         if time.monotonic() > deadline:
             problem = f"the basis was not computed within {settings['timeout']} s"
-            mend = "Look for the error of the first rank of this host, or set a longer timeout."
-            raise RuntimeError(message("boost", problem, f"the file {made}", "none", mend))
+            fix = "Look for the error of the first rank of this host, or set a longer timeout."
+            raise RuntimeError(message("boost", problem, f"the file {made}", "none", fix))
         time.sleep(_POLL_SECS)
     return Basis.load(made)

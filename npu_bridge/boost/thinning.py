@@ -43,8 +43,8 @@ def less_batch_norm(model: Any) -> Thinned:
     if isinstance(model, tf.Graph):
         return Thinned(model, thin_graph(model))
     if not isinstance(model, tf.keras.Model):
-        expected, mend = "a Keras model or a tf.Graph", "Pass the model, or tf.compat.v1.get_default_graph()."
-        raise TypeError(message("less_batch_norm", "that has no layers", expected, shown(model), mend))
+        expected, fix = "a Keras model or a tf.Graph", "Pass the model, or tf.compat.v1.get_default_graph()."
+        raise TypeError(message("less_batch_norm", "that has no layers", expected, shown(model), fix))
     return Thinned(*thinned(model))
 
 

@@ -100,7 +100,7 @@ class Difference(NamedTuple):
     problem: str
     expected: str
     got: str
-    mend: str
+    fix: str
 
 
 class Agreements:
@@ -153,11 +153,11 @@ class Agreements:
             _LOG.info("%s: not compared with other ranks: %s", plan.owner, error)
             return
         if found is not None:
-            other, (problem, expected, got, mend) = found
+            other, (problem, expected, got, fix) = found
             first, other = (0, other) if members is None else (members[0], members[other])
             raise RanksDisagreeError(
                 f"{plan.owner}: rank {other} and rank {first} {problem}. Expected {expected} as on rank {first}; got "
-                f"{got}. {mend}"
+                f"{got}. {fix}"
             )
 
 
@@ -188,23 +188,23 @@ def _exchange_descriptions(plan, scope, rank, size, deadline):
 
 
 def _difference_of_gradients(reference, plan):
-    problem, mend = "would reduce different gradients", "Build the same model on every rank."
+    problem, fix = "would reduce different gradients", "Build the same model on every rank."
     expected, actual = _by_label(reference), _by_label(plan)
     for label, gradient in expected.items():
         if label not in actual:
             return Difference(
-                problem, f"the variable {gradient.name} of shape {gradient.shape}", "no such variable", mend
+                problem, f"the variable {gradient.name} of shape {gradient.shape}", "no such variable", fix
             )
     for label, gradient in actual.items():
         if label not in expected:
-            return Difference(problem, "the same variables", f"{gradient.name} of shape {gradient.shape} as well", mend)
+            return Difference(problem, "the same variables", f"{gradient.name} of shape {gradient.shape} as well", fix)
     for label, gradient in expected.items():
         for what, right, wrong in zip(("the shape ", "", "the dtype "), gradient[1:], actual[label][1:]):
             if right != wrong:
-                return Difference(problem, f"{what}{right} of {gradient.name}", wrong, mend)
+                return Difference(problem, f"{what}{right} of {gradient.name}", wrong, fix)
     for place, (right, wrong) in enumerate(zip(expected, actual)):
         if right != wrong:
-            return Difference(problem, f"{expected[right].name} as variable number {place}", actual[wrong].name, mend)
+            return Difference(problem, f"{expected[right].name} as variable number {place}", actual[wrong].name, fix)
     return None
 
 

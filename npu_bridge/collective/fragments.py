@@ -105,9 +105,9 @@ def check_first_parameters(owner: str, first_parameters: Any) -> tuple | None:
     is_list = isinstance(first_parameters, (list, tuple))
     if not is_list or not are_ascending_positions(first_parameters):
         problem, expected = "gradient_split_groups is wrong", "a list of ascending positions of at least 1"
-        mend = "Count parameters from 1, in the order of the forward pass, or leave it out."
+        fix = "Count parameters from 1, in the order of the forward pass, or leave it out."
         kind = ValueError if is_list else TypeError
-        raise kind(message(owner, problem, expected, shown(first_parameters), mend))
+        raise kind(message(owner, problem, expected, shown(first_parameters), fix))
     return tuple(first_parameters)
 
 

@@ -64,11 +64,11 @@ class PlanOfTransfers:
 
     def difference_from(self, reference: PlanOfTransfers) -> agreement.Difference | None:
         """The first thing in which this plan differs from that of rank 0; None for nothing."""
-        mend = "Build the same collectives in the same order on every rank."
+        fix = "Build the same collectives in the same order on every rank."
         for number, (right, wrong) in enumerate(zip(reference.transfers, self.transfers)):
             if not right.fits(wrong):
                 return agreement.Difference(
-                    "are about to transfer different things", f"{right} as number {number}", str(wrong), mend
+                    "are about to transfer different things", f"{right} as number {number}", str(wrong), fix
                 )
         expected, got = len(reference.transfers), len(self.transfers)
         if expected != got:
@@ -79,7 +79,7 @@ class PlanOfTransfers:
                 "transfer different numbers of things",
                 f"{expected} transfers, number {number} being {sides[0]},",
                 f"{got}, with {sides[1]} there",
-                mend,
+                fix,
             )
         return None
 

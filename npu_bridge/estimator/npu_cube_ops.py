@@ -50,8 +50,8 @@ def deformable_conv2d(
       ValueError: an argument has another form, or a shape does not fit.
     """
     if not modulated:
-        mend = "Pass weights of 1 in the last third of offsets."
-        raise ValueError(message(_WHERE, "modulated has no other value", "True", repr(modulated), mend))
+        fix = "Pass weights of 1 in the last third of offsets."
+        raise ValueError(message(_WHERE, "modulated has no other value", "True", repr(modulated), fix))
     if data_format not in ("NHWC", "NCHW"):
         raise ValueError(
             message(_WHERE, "data_format is unknown", "'NHWC' or 'NCHW'", repr(data_format), "Transpose x.")

@@ -178,11 +178,11 @@ def basic_lstm_cell(
     """
     where = "npu_ops.basic_lstm_cell"
     if keep_prob != 1:
-        mend = "Put npu_ops.dropout around h."
-        raise ValueError(message(where, "keep_prob has no other value", "1", repr(keep_prob), mend))
+        fix = "Put npu_ops.dropout around h."
+        raise ValueError(message(where, "keep_prob has no other value", "1", repr(keep_prob), fix))
     if activation != "tanh":
-        mend = "Use a cell of tf.keras."
-        raise ValueError(message(where, "activation has no other value", "'tanh'", repr(activation), mend))
+        fix = "Use a cell of tf.keras."
+        raise ValueError(message(where, "activation has no other value", "'tanh'", repr(activation), fix))
     with tf.name_scope(name or "basic_lstm_cell"):
         z = tf.matmul(tf.concat([x, h], axis=1), w) + b
         new = recurrent.lstm_step(z, tf.convert_to_tensor(c), forget_bias)

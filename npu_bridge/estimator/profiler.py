@@ -80,8 +80,8 @@ class Profiler:
         try:
             tf.profiler.experimental.start(folder, options)
         except tf.errors.AlreadyExistsError as error:
-            mend = "Leave the other with block first, or leave profiling_config out."
-            raise RuntimeError(_nesting("another profiler is running", mend)) from error
+            fix = "Leave the other with block first, or leave profiling_config out."
+            raise RuntimeError(_nesting("another profiler is running", fix)) from error
         self._is_running = True
 
     def stop(self) -> None:
@@ -91,9 +91,9 @@ class Profiler:
             tf.profiler.experimental.stop()
 
 
-def _error(problem: str, expected: str, got: Any, mend: str) -> ValueError:
-    return ValueError(message("Profiler", problem, expected, shown(got), mend))
+def _error(problem: str, expected: str, got: Any, fix: str) -> ValueError:
+    return ValueError(message("Profiler", problem, expected, shown(got), fix))
 
 
-def _nesting(got: str, mend: str) -> str:
-    return message("Profiler", "there is a trace already", "one trace at a time", got, mend)
+def _nesting(got: str, fix: str) -> str:
+    return message("Profiler", "there is a trace already", "one trace at a time", got, fix)

@@ -59,8 +59,8 @@ class BackwardPasses:
         step = self._open_steps.take_scaled()
         if step is None or not (step.grads_and_vars or step.delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
-            mend = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
-            raise ValueError(message(self._owner, problem, expected, "none here", mend))
+            fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
+            raise ValueError(message(self._owner, problem, expected, "none here", fix))
         if step.delayed:
             problem = "the gradients of a backward pass are still multiplied by the loss scale"
             expected = "a pass with delay_unscale=False after the last one with delay_unscale=True"
@@ -77,13 +77,13 @@ def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
       ValueError: there is no such manager.
     """
     if isinstance(loss_id, bool) or not isinstance(loss_id, int):
-        mend = "Leave it out for the first manager."
-        raise TypeError(message(owner, "loss_id is not an integer", "a manager's position", shown(loss_id), mend))
+        fix = "Leave it out for the first manager."
+        raise TypeError(message(owner, "loss_id is not an integer", "a manager's position", shown(loss_id), fix))
     count = max(1, len(pipeline.loss_scale_managers))
     if not 0 <= loss_id < count and pipeline.loss_scale_managers:
         problem, expected = "there is no loss-scale manager of that number", f"0 <= loss_id < {count}"
-        mend = "Give the optimizer a list of managers, one for each loss."
-        raise ValueError(message(owner, problem, expected, shown(loss_id), mend))
+        fix = "Give the optimizer a list of managers, one for each loss."
+        raise ValueError(message(owner, problem, expected, shown(loss_id), fix))
     return loss_id
 
 
@@ -102,8 +102,8 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     if loss_id is None:
         if managers > 1 and count != managers:
             problem, expected = "there are not as many losses as loss-scale managers", f"{managers} losses, or loss_id"
-            mend = "Say with loss_id=[...] which manager is that of each loss."
-            raise ValueError(message(owner, problem, expected, f"{count} losses", mend))
+            fix = "Say with loss_id=[...] which manager is that of each loss."
+            raise ValueError(message(owner, problem, expected, f"{count} losses", fix))
         return list(range(count)) if managers > 1 else [0] * count
     if not isinstance(loss_id, (list, tuple)) or len(loss_id) != count:
         kind = ValueError if isinstance(loss_id, (list, tuple)) else TypeError

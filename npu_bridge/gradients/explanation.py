@@ -15,7 +15,7 @@ from npu_bridge.gradients.pipeline import Pipeline
 _VALUE_BYTES = 4  # of a float32 gradient
 
 
-class Stop(NamedTuple):
+class StageRow(NamedTuple):
     """One stage of an optimizer.
 
     Attributes:
@@ -41,13 +41,13 @@ class Stop(NamedTuple):
         return ", ".join(facts + ([] if self.sends is None else [_told(*self.sends)]))
 
 
-def stops_of(optimizer: Any, ranks: int | None = None) -> list[Stop]:
+def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
     """The stages that gradients go through, in their order; arguments and errors as of `npu_bridge.stages.explain`."""
     pipelines = pipelines_of(optimizer)
     size = collective.current().size if ranks is None else ranks
     is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)
     sent: float | None = bytes_unchanged(size) if is_sent else None
-    stops = []
+    rows = []
     for stage in (stage for pipeline in pipelines for stage in pipeline.stages):
         before, sends = sent, None
         if before is not None:
@@ -55,8 +55,8 @@ def stops_of(optimizer: Any, ranks: int | None = None) -> list[Stop]:
             sends = (before, sent) if stage.communicates or sent != before else None
         arguments = ", ".join(f"{name}={value!r}" for name, value in stage.get_config().items())
         needs, gives = tuple(stage.needs), tuple(stage.gives)
-        stops.append(Stop(stage.place, name_of(stage), arguments, needs, gives, sends))
-    return stops
+        rows.append(StageRow(stage.place, name_of(stage), arguments, needs, gives, sends))
+    return rows
 
 
 def bytes_unchanged(ranks: int) -> float:
@@ -64,17 +64,17 @@ def bytes_unchanged(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * _VALUE_BYTES
 
 
-def bytes_with(stops: Sequence[Stop], ranks: int) -> float | None:
+def bytes_with(rows: Sequence[StageRow], ranks: int) -> float | None:
     """The same with these stages; None if that depends on the training, 0 if nothing is sent."""
-    sends = [stop.sends for stop in stops if stop.sends is not None]
+    sends = [row.sends for row in rows if row.sends is not None]
     return sends[-1][1] if sends else 0.0
 
 
-def as_text(stops: Sequence[Stop]) -> str:
+def as_text(rows: Sequence[StageRow]) -> str:
     """A line for each stage, with its number, place, class and arguments, and facts."""
-    if not stops:
+    if not rows:
         return "Gradients go from the backward pass to the update as they are."
-    rows = [(stop.place, f"{stop.name}({stop.arguments})", stop.facts) for stop in stops]
+    rows = [(row.place, f"{row.name}({row.arguments})", row.facts) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [
         f"{number:2} {place:{widths[0]}}  {text:{widths[1]}}  {facts}".rstrip()
@@ -90,8 +90,8 @@ def pipelines_of(optimizer: Any) -> list:
     if isinstance(optimizer, PipelineMixin):
         return [optimizer._pipeline.pipeline]
     if not isinstance(optimizer, PipelineOptimizer):
-        expected, mend = "an optimizer of npu_bridge, or a Pipeline", "Pass what NPUOptimizer(...) returned."
-        raise TypeError(message("explain", "that has no stages", expected, shown(optimizer), mend))
+        expected, fix = "an optimizer of npu_bridge, or a Pipeline", "Pass what NPUOptimizer(...) returned."
+        raise TypeError(message("explain", "that has no stages", expected, shown(optimizer), fix))
     inner = optimizer._inner.optimizer
     around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
     return [*(pipelines_of(inner) if around else []), optimizer._pipeline]

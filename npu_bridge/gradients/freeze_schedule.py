@@ -55,15 +55,15 @@ class FreezeSchedule(KnownKeywords):
         self._patterns = None if isinstance(groups, int) else _patterns_of(groups)
         self.group_count = _whole("groups", groups, 1) if self._patterns is None else len(self._patterns)
         if kind not in KINDS:
-            mend = did_you_mean(kind, KINDS if isinstance(kind, str) else (), "Use 'interval' to draw the groups.")
-            raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), mend))
+            fix = did_you_mean(kind, KINDS if isinstance(kind, str) else (), "Use 'interval' to draw the groups.")
+            raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), fix))
         if isinstance(full_share, bool) or not isinstance(full_share, (int, float)):
-            problem, expected, mend = "full_share is not a number", "0 < full_share <= 1", "Leave it out for 0.7."
-            raise TypeError(message(_OWNER, problem, expected, shown(full_share), mend))
+            problem, expected, fix = "full_share is not a number", "0 < full_share <= 1", "Leave it out for 0.7."
+            raise TypeError(message(_OWNER, problem, expected, shown(full_share), fix))
         if not 0 < full_share <= 1:
-            mend = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
+            fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
             problem, expected, got = "full_share is out of range", "0 < full_share <= 1", shown(full_share)
-            raise ValueError(message(_OWNER, problem, expected, got, mend))
+            raise ValueError(message(_OWNER, problem, expected, got, fix))
         self._kind, self._full_share = kind, float(full_share)
         self._total_steps, self._seed = _whole("total_steps", total_steps, 1), _whole("seed", seed, 0)
         self._explicit = _explicit(sequence, kind, self.group_count)
@@ -90,14 +90,14 @@ class FreezeSchedule(KnownKeywords):
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
-            expected, mend = "a FreezeSchedule", "Write Freeze(FreezeSchedule(groups=10))."
-            raise TypeError(message("Freeze", "schedule is none", expected, shown(given), mend))
+            expected, fix = "a FreezeSchedule", "Write Freeze(FreezeSchedule(groups=10))."
+            raise TypeError(message("Freeze", "schedule is none", expected, shown(given), fix))
         known = ("groups", "kind", "full_share", "total_steps", "seed", "sequence")
         for key in given:
             if key not in known:
-                mend = did_you_mean(key, known, "Remove it.")
+                fix = did_you_mean(key, known, "Remove it.")
                 problem = f"schedule has an unknown key {shown(key)}"
-                raise ValueError(message("Freeze", problem, f"one of {', '.join(known)}", shown(key), mend))
+                raise ValueError(message("Freeze", problem, f"one of {', '.join(known)}", shown(key), fix))
         return cls(**given)
 
     def digest(self) -> str:
@@ -125,8 +125,8 @@ class FreezeSchedule(KnownKeywords):
         if count < self.group_count:
             problem = "the model has too few layers for so many groups"
             got = f"{count} blocks of layers for {self.group_count} groups"
-            mend = f"Use groups={count}, or lists of variables." if count else "Train some variables."
-            raise ValueError(message("Freeze", problem, "at least one block for each group", got, mend))
+            fix = f"Use groups={count}, or lists of variables." if count else "Train some variables."
+            raise ValueError(message("Freeze", problem, "at least one block for each group", got, fix))
         stride = count // self.group_count
         return [min(block // stride, self.group_count - 1) for block in blocks]
 
@@ -137,15 +137,15 @@ class FreezeSchedule(KnownKeywords):
             for pattern in patterns:
                 found = [position for position, name in enumerate(names) if re.search(pattern, name)]
                 if not found:
-                    mend = did_you_mean(re.sub(r"[\\^$]", "", pattern), names, "Write a part of a name.")
+                    fix = did_you_mean(re.sub(r"[\\^$]", "", pattern), names, "Write a part of a name.")
                     some = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
                     problem = f"part {part} of groups names no trained variable"
-                    raise ValueError(message("Freeze", problem, f"one of {some}", repr(pattern), mend))
+                    raise ValueError(message("Freeze", problem, f"one of {some}", repr(pattern), fix))
                 for position in found:
                     if named.setdefault(position, part) != part:
                         got = f"{names[position]} in parts {named[position]} and {part}"
-                        problem, mend = "a variable is in two parts of groups", "Write a narrower expression."
-                        raise ValueError(message("Freeze", problem, "each variable in one part", got, mend))
+                        problem, fix = "a variable is in two parts of groups", "Write a narrower expression."
+                        raise ValueError(message("Freeze", problem, "each variable in one part", got, fix))
         return [named.get(position, group) for position, group in last.items()]
 
     def _made(self):
@@ -194,8 +194,8 @@ def _whole(name, value, least):
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(message(_OWNER, f"{name} is not an integer", f"at least {least}", shown(value), "Pass an int."))
     if not least <= value < 2**31:
-        expected, mend = f"at least {least} and below 2**31", "Leave it out for the usual one."
-        raise ValueError(message(_OWNER, f"{name} is out of range", expected, shown(value), mend))
+        expected, fix = f"at least {least} and below 2**31", "Leave it out for the usual one."
+        raise ValueError(message(_OWNER, f"{name} is out of range", expected, shown(value), fix))
     return value
 
 
@@ -203,13 +203,13 @@ def _patterns_of(groups):
     """For each part regular expressions."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
     if isinstance(groups, (str, Mapping)) or not hasattr(groups, "__iter__"):
-        mend = "Leave it out for 10 groups."
-        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), mend))
+        fix = "Leave it out for 10 groups."
+        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), fix))
     parts = []
     for part in groups:
         if isinstance(part, (str, Mapping)) or not hasattr(part, "__iter__"):
-            mend = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
-            raise TypeError(message(_OWNER, "an entry of groups is no list", expected, shown(part), mend))
+            fix = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
+            raise TypeError(message(_OWNER, "an entry of groups is no list", expected, shown(part), fix))
         parts.append(tuple(_pattern_of(entry, expected) for entry in part))
     if not parts or not all(parts):
         raise ValueError(message(_OWNER, "groups has an empty list", expected, shown(groups), "Leave it out."))
@@ -220,14 +220,14 @@ def _pattern_of(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
         return f"^{re.escape(entry.name.partition(':')[0])}$"
     if not isinstance(entry, str):
-        mend = "Write a part of a variable's name."
-        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), mend))
+        fix = "Write a part of a variable's name."
+        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), fix))
     try:
         re.compile(entry)
     except re.error as error:
         problem = f"groups has a text that is no regular expression ({error})"
-        mend = "Escape special characters with a backslash."
-        raise ValueError(message(_OWNER, problem, expected, shown(entry), mend)) from None
+        fix = "Escape special characters with a backslash."
+        raise ValueError(message(_OWNER, problem, expected, shown(entry), fix)) from None
     return entry
 
 

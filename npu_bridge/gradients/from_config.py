@@ -26,22 +26,22 @@ def stages_of(config: Any, public: Iterable[type[Stage]]) -> list:
     """
     tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
     if not isinstance(tables, (list, tuple)):
-        expected, mend = "{'stages': [...]}, and nothing else", "Leave other keys out."
-        raise ValueError(message("from_config", "that is no list of stages", expected, shown(config), mend))
+        expected, fix = "{'stages': [...]}, and nothing else", "Leave other keys out."
+        raise ValueError(message("from_config", "that is no list of stages", expected, shown(config), fix))
     known = {made_by.__name__: made_by for made_by in [*_defined_elsewhere(Stage), *public]}
     return [_stage_of(table, known) for table in tables]
 
 
 def _stage_of(table, known):
     if not isinstance(table, Mapping) or _CLASS not in table:
-        expected, mend = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
-        raise ValueError(message("stages", "it is not said which stage that is", expected, shown(table), mend))
+        expected, fix = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
+        raise ValueError(message("stages", "it is not said which stage that is", expected, shown(table), fix))
     arguments = dict(table)
     name = arguments.pop(_CLASS)
     if not isinstance(name, str) or name not in known:
-        mend = did_you_mean(name, known, "Import the module that defines a class of your own before.")
+        fix = did_you_mean(name, known, "Import the module that defines a class of your own before.")
         problem, expected = f"unknown stage {shown(name)}", f"one of {', '.join(sorted(known))}"
-        raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), mend)
+        raise option_error(ValueError, "stages", _CLASS, problem, expected, shown(name), fix)
     _check_arguments(known[name], arguments)
     try:
         return known[name](**arguments)
@@ -59,8 +59,8 @@ def _check_arguments(made_by, arguments):
     takes = f"one of {', '.join(names)}" if names else "no argument"
     for key in arguments if inspect.Parameter.VAR_KEYWORD not in kinds else ():
         if key not in names:
-            problem, mend = f"unknown argument {key!r}", did_you_mean(key, names, "Remove it.")
-            raise option_error(ValueError, made_by.__name__, key, problem, takes, repr(key), mend)
+            problem, fix = f"unknown argument {key!r}", did_you_mean(key, names, "Remove it.")
+            raise option_error(ValueError, made_by.__name__, key, problem, takes, repr(key), fix)
     try:
         signature.bind(**arguments)
     except TypeError as error:

@@ -226,9 +226,9 @@ def _check_nesting(optimizer, pipeline, owner):
     if pipeline.scales_gradients and isinstance(optimizer, PipelineOptimizer) and optimizer._pipeline.needs_true_units:
         names = ", ".join(type(stage).__name__ for stage in optimizer._pipeline.stages)
         problem = "the stages inside would work on gradients that are still multiplied by the loss scale"
-        mend = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
+        fix = "Write NPUOptimizer(opt, manager, is_distributed=True, is_loss_scale=True, stages=[...])."
         expected = "the order scale, accumulate, reduce, unscale, verdict, clip, update"
-        raise ValueError(message(owner, problem, expected, f"{names} inside", mend))
+        raise ValueError(message(owner, problem, expected, f"{names} inside", fix))
     if not pipeline.communicates:
         return
     if is_distributed(optimizer):

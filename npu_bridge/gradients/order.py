@@ -35,8 +35,8 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
         if _compared(first, second) > 0:
             got = f"a circle through {name_of(first)} and {name_of(second)}"
             problem = "stages at one place stand before one another in a circle"
-            expected, mend = "one order of them", "Take one `stands_before` or `stands_after` away."
-            raise ValueError(message(owner, problem, expected, got, mend))
+            expected, fix = "one order of them", "Take one `stands_before` or `stands_after` away."
+            raise ValueError(message(owner, problem, expected, got, fix))
     _check_needs(ordered, owner)
     _check_left_out(ordered, owner)
     return ordered
@@ -50,8 +50,8 @@ def check_stage(stage: Any, owner: str) -> None:
       ValueError: its place is none.
     """
     if not isinstance(stage, Stage):
-        mend = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."
-        raise TypeError(message(owner, "that is not a stage", "a npu_bridge.stages.Stage", shown(stage), mend))
+        fix = f"Write {stage.__name__}(...)." if isinstance(stage, type) else "Pass objects of npu_bridge.stages."
+        raise TypeError(message(owner, "that is not a stage", "a npu_bridge.stages.Stage", shown(stage), fix))
     if stage.place not in PLACES:
         problem = f"the stage {name_of(stage)} stands at no known place"
         raise ValueError(message(owner, problem, f"one of {', '.join(PLACES)}", shown(stage.place), "Set its `place`."))
@@ -73,8 +73,8 @@ def _check_pair(first, second, owner):
         problem = f"{names} cannot stand in the order that they state"
         right = f"{name_of(first)} ({first.place}), then {name_of(second)} ({second.place})"
         got = f"{name_of(second)} before {name_of(first)}"
-        mend = "Change `stands_before`, `stands_after` or `place` of one of them."
-        raise ValueError(message(owner, problem, right, got, mend))
+        fix = "Change `stands_before`, `stands_after` or `place` of one of them."
+        raise ValueError(message(owner, problem, right, got, fix))
     if not places and not forward and not backward:
         problem = f"{names} stand at the same place, {first.place!r}, and nothing says which comes first"
         expected = f"one stage there, or a `stands_before` or `stands_after`, in the order {', '.join(PLACES)}"
@@ -103,8 +103,8 @@ def _check_needs(stages, owner):
         if missing:
             names = ", ".join(name_of(other) for other in stages)
             problem = f"{name_of(stage)} needs {missing[0]}, which no other stage gives"
-            mend = "Add AllReduce." if missing[0] == "reduced gradients" else "Add OverflowCheck."
-            raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", mend))
+            fix = "Add AllReduce." if missing[0] == "reduced gradients" else "Add OverflowCheck."
+            raise ValueError(message(owner, problem, f"a stage that gives {missing[0]}", f"only {names}", fix))
 
 
 def _check_left_out(stages, owner):

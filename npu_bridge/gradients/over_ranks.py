@@ -127,9 +127,9 @@ def _check(values, reduction):
     choices = ("mean", *REDUCTIONS)
     if reduction not in choices:
         problem, expected, got = "unknown reduction", ", ".join(map(repr, choices)), repr(reduction)
-        mend = "Correct the name."
-        raise ValueError(message("npu_allreduce", problem, expected, got, mend))
+        fix = "Correct the name."
+        raise ValueError(message("npu_allreduce", problem, expected, got, fix))
     missing = [position for position, value in enumerate(values) if value is None]
     if missing:
-        problem, got, mend = "there is nothing to reduce", f"None at {missing}", "Leave those out."
-        raise ValueError(message("npu_allreduce", problem, "tensors", got, mend))
+        problem, got, fix = "there is nothing to reduce", f"None at {missing}", "Leave those out."
+        raise ValueError(message("npu_allreduce", problem, "tensors", got, fix))

@@ -308,8 +308,8 @@ class Pipeline:
         if not takes_pairs:
             problem = "a stage leaves variables out of some steps, and the update does not ask which"
             expected = "a function of pairs of gradients and variables"
-            mend = "Write apply(step, optimizer.apply_gradients)."
-            raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", mend))
+            fix = "Write apply(step, optimizer.apply_gradients)."
+            raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", fix))
 
         def update(group):
             return apply([pair for pair in step.grads_and_vars if step.trains(pair[1], group)])

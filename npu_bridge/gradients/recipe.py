@@ -125,8 +125,8 @@ def copies_of(stages: Any, owner: str) -> list:
     """
     if isinstance(stages, (str, dict, Stage)) or not hasattr(stages, "__iter__"):
         problem = "stages is not a list"
-        mend = "Write stages=[...]."
-        raise TypeError(message(owner, problem, "a list of npu_bridge.stages", shown(stages), mend))
+        fix = "Write stages=[...]."
+        raise TypeError(message(owner, problem, "a list of npu_bridge.stages", shown(stages), fix))
     stages = list(stages)
     for stage in stages:
         check_stage(stage, owner)

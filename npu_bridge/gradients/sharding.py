@@ -59,8 +59,8 @@ class ShardedOptimizer(InnerOptimizer):
                 "by their global norm"
             )
             expected = "global_clipnorm=None"
-            mend = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
-            raise ValueError(message("NPUDistributedOptimizer", problem, expected, str(norm), mend))
+            fix = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
+            raise ValueError(message("NPUDistributedOptimizer", problem, expected, str(norm), fix))
 
     def compute_gradients(self, loss, **arguments):
         grads_and_vars = self._inner.compute_gradients(loss, **arguments)
@@ -134,8 +134,8 @@ class ShardedOptimizer(InnerOptimizer):
             )
             expected = f"gradients of variables of each of the {rank_count} ranks"
             got = f"none for {', '.join(f'rank {rank}' for rank in sorted(idle))}"
-            mend = "Apply all gradients of one compute_gradients together, or use an optimizer for each loss."
-            raise ValueError(message(self._name, problem, expected, got, mend))
+            fix = "Apply all gradients of one compute_gradients together, or use an optimizer for each loss."
+            raise ValueError(message(self._name, problem, expected, got, fix))
 
     def _exchange(self, variables, ranks):
         """Ops that give every rank the variables that others updated."""
@@ -187,8 +187,8 @@ def _size_bytes(variable):
     """Bytes of a variable; a scalar counts nothing, as documented for the division among ranks."""
     if not variable.shape.is_fully_defined():
         problem, expected = "is_weight_update_sharding divides variables by their sizes", "a variable of known shape"
-        got, mend = f"{variable.shape} for {variable.name}", "Give it a shape."
-        raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, mend))
+        got, fix = f"{variable.shape} for {variable.name}", "Give it a shape."
+        raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
     return 0 if variable.shape.rank == 0 else variable.shape.num_elements() * variable.dtype.size
 
 
@@ -196,5 +196,5 @@ def _check_graph(name):
     if not building_graph():
         problem = "with several ranks is_weight_update_sharding works in TF 1 graphs"
         expected, got = "a graph that a session runs", "a step executed eagerly or in a tf.function"
-        mend = "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False."
-        raise RuntimeError(message(name, problem, expected, got, mend))
+        fix = "Build the step in tf.Graph().as_default(), or use is_weight_update_sharding=False."
+        raise RuntimeError(message(name, problem, expected, got, fix))

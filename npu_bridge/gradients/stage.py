@@ -273,12 +273,12 @@ class Stage(KnownKeywords):
 def gradients_from_elsewhere(owner: str, problem: str) -> ValueError:
     """The error of a stage that must have seen the gradients of a step before the update."""
     expected = "gradients from compute_gradients of this optimizer, or from Pipeline.combine"
-    mend = "Call compute_gradients or minimize."
-    return ValueError(message(owner, problem, expected, "gradients from elsewhere", mend))
+    fix = "Call compute_gradients or minimize."
+    return ValueError(message(owner, problem, expected, "gradients from elsewhere", fix))
 
 
 def called_too_early(function: str) -> ValueError:
     """The error of a call that comes before the first update tells which variables are trained."""
     problem, expected = "it is not known yet which variables are trained", "a call after the first update"
-    mend = f"In a TF 1 graph call {function} after minimize."
-    return ValueError(message(function, problem, expected, "none was made", mend))
+    fix = f"In a TF 1 graph call {function} after minimize."
+    return ValueError(message(function, problem, expected, "none was made", fix))

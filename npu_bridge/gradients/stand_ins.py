@@ -49,8 +49,8 @@ def check_takes_stand_ins(optimizer: Any, owner: str) -> None:
         problem = f"{name} updates variables in a thread of its own, where 16 bits would round its arithmetic"
     else:
         return
-    mend = "Use another optimizer, or keep the variables in float32: O2, or master_weights=True."
-    raise ValueError(message(owner, problem, "variables in float32", "variables of 16 bits", mend))
+    fix = "Use another optimizer, or keep the variables in float32: O2, or master_weights=True."
+    raise ValueError(message(owner, problem, "variables in float32", "variables of 16 bits", fix))
 
 
 class StandIns:
@@ -135,9 +135,9 @@ class StandIns:
             check_takes_stand_ins(self._optimizer, owner)
         if isinstance(variable, tf.distribute.DistributedValues) or not variable.shape.is_fully_defined():
             problem = f"{variable.name} is of 16 bits and cannot be updated in float32"
-            expected, mend = "one variable of known shape", "Keep it in float32: O2, or master_weights=True."
+            expected, fix = "one variable of known shape", "Keep it in float32: O2, or master_weights=True."
             got = f"{type(variable).__name__} of shape {variable.shape}"
-            raise ValueError(message(owner, problem, expected, got, mend))
+            raise ValueError(message(owner, problem, expected, got, fix))
         made = _StandIn(variable, self._takes_references)
         if made.is_kept:
             if self._module is None:  # tracked when it holds something, so that other checkpoints stay what they are

@@ -35,9 +35,9 @@ def sync_all(optimizer: Any) -> Any:
     pipelines = pipelines_of(optimizer)
     if not _need_it(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
-        problem, mend = "ranks are alike with these stages", "Leave the call out."
+        problem, fix = "ranks are alike with these stages", "Leave the call out."
         expected = "an optimizer with PartialSync, Accumulate, TopK, Threshold or Adasum on weights"
-        raise ValueError(message("sync_all", problem, expected, names, mend))
+        raise ValueError(message("sync_all", problem, expected, names, fix))
     return _sync(pipelines)
 
 
@@ -126,8 +126,8 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
 
 def _check_interval(save_steps):
     owner, expected = "SyncBeforeSavingHook", "a number of steps, at least 1, or None"
-    mend = "Give it the save_steps of the saver."
+    fix = "Give it the save_steps of the saver."
     if isinstance(save_steps, bool) or not isinstance(save_steps, int):
-        raise TypeError(message(owner, "save_steps is not an integer", expected, shown(save_steps), mend))
+        raise TypeError(message(owner, "save_steps is not an integer", expected, shown(save_steps), fix))
     if save_steps < 1:
-        raise ValueError(message(owner, "save_steps is out of range", expected, shown(save_steps), mend))
+        raise ValueError(message(owner, "save_steps is out of range", expected, shown(save_steps), fix))

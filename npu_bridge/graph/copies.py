@@ -55,5 +55,5 @@ def _check(op, owner):
         reason = "is part of a loop" if is_apart[0] in LOOP_TYPES else "belongs to all ranks"
         problem = "the loss cannot be evaluated a second time in this graph"
         got = f"{op.name}, which {reason}"
-        mend = "Train eagerly or in a tf.function, with the loss as a function."
-        raise ValueError(message(owner, problem, "a loss without loops and transfers", got, mend))
+        fix = "Train eagerly or in a tf.function, with the loss as a function."
+        raise ValueError(message(owner, problem, "a loss without loops and transfers", got, fix))

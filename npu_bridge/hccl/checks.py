@@ -35,15 +35,15 @@ class Call:
         self.communicator: Communicator = collective.group(group, op)
         self.where = f"{op} (rank {self.communicator.rank} of {self.communicator.size} in {group!r})"
 
-    def error(self, problem: str, expected: str, got: Any, mend: str, kind: type = ValueError) -> Exception:
-        """An exception with a message of where, what is wrong, expected, got and how to mend it."""
-        return kind(message(self.where, problem, expected, str(got), mend))
+    def error(self, problem: str, expected: str, got: Any, fix: str, kind: type = ValueError) -> Exception:
+        """An exception with a message of where, what is wrong, expected, got and how to fix it."""
+        return kind(message(self.where, problem, expected, str(got), fix))
 
     def tensor(self, value: Any, dtypes: Sequence[tf.DType], name: str = "tensor") -> tf.Tensor:
         """The value as a dense tensor of one of the dtypes; TypeError otherwise."""
         if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
-            mend = "npu_allreduce takes tf.IndexedSlices."
-            raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, mend, TypeError)
+            fix = "npu_allreduce takes tf.IndexedSlices."
+            raise self.error(f"{name} is not dense", "a dense tensor", type(value).__name__, fix, TypeError)
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype not in dtypes:
             expected, got = ", ".join(dtype.name for dtype in dtypes), f"{tensor.dtype.name} of shape {tensor.shape}"
@@ -74,15 +74,15 @@ class Call:
     def rank_size(self, rank_size: Any) -> None:
         """ValueError when `rank_size` is not the size of the group."""
         if not is_integer(rank_size) or rank_size != self.communicator.size:
-            got, mend = repr(rank_size), "Pass get_rank_size(group)."
-            raise self.error("rank_size is not the size of the group", f"rank_size={self.communicator.size}", got, mend)
+            got, fix = repr(rank_size), "Pass get_rank_size(group)."
+            raise self.error("rank_size is not the size of the group", f"rank_size={self.communicator.size}", got, fix)
 
     def group_rank(self, rank: Any, name: str) -> None:
         """ValueError when a rank is not one of the group."""
         if not is_integer(rank) or not 0 <= rank < self.communicator.size:
             expected = f"an integer from 0 to {self.communicator.size - 1}"
-            mend = "Ranks are counted in the group: see get_group_rank_from_world_rank."
-            raise self.error(f"{name} is not a rank of the group", expected, repr(rank), mend)
+            fix = "Ranks are counted in the group: see get_group_rank_from_world_rank."
+            raise self.error(f"{name} is not a rank of the group", expected, repr(rank), fix)
 
     def pair(self, other: Any, name: str, sr_tag: Any) -> Communicator:
         """The communicator of this rank and another one of the group, which must be a group of just these two."""
@@ -111,8 +111,8 @@ class Call:
     def reduction(self, reduction: Any) -> None:
         """ValueError for an unknown reduction."""
         if reduction not in REDUCTIONS:
-            mend = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
-            raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), mend)
+            fix = did_you_mean(reduction, REDUCTIONS, "Use 'sum' and divide for a mean.")
+            raise self.error("unknown reduction", ", ".join(map(repr, REDUCTIONS)), repr(reduction), fix)
 
     def fusion(self, fusion: Any, fusion_id: Any, allowed: Sequence[int] = (0, 2)) -> None:
         """ValueError for a fusion mode the op does not have, or an id that does not fit the mode."""
@@ -122,8 +122,8 @@ class Call:
             )
         fits = is_integer(fusion_id) and (0 <= fusion_id <= _LARGEST_FUSION_ID if fusion == 2 else fusion_id == -1)
         if not fits:
-            problem, mend = f"fusion_id does not fit fusion={fusion}", "Leave out both, or give fusion=2 with an id."
-            raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), mend)
+            problem, fix = f"fusion_id does not fit fusion={fusion}", "Leave out both, or give fusion=2 with an id."
+            raise self.error(problem, f"0 to {_LARGEST_FUSION_ID}" if fusion == 2 else "-1", repr(fusion_id), fix)
 
     def per_rank(self, numbers_: Any, name: str) -> tf.Tensor:
         """An int64 vector with one non-negative entry per rank; ValueError where it is known not to be."""
@@ -143,8 +143,8 @@ class Call:
         known, elements = tf.get_static_value(counts + displacements), flat.shape.num_elements()
         if known is not None and elements is not None and known.max() > elements:
             expected = f"count plus displacement up to the {elements} elements of send_data"
-            got, mend = f"{known.tolist()}, one sum per rank", "Counts and displacements are in elements."
-            raise self.error("blocks to send reach beyond send_data", expected, got, mend)
+            got, fix = f"{known.tolist()}, one sum per rank", "Counts and displacements are in elements."
+            raise self.error("blocks to send reach beyond send_data", expected, got, fix)
 
 
 def is_integer(value: Any) -> bool:

@@ -248,16 +248,16 @@ def all_to_all_v_c(send_data, send_count_matrix, rank, fusion=0, fusion_id=-1, g
     call.fusion(fusion, fusion_id)
     communicator = call.communicator
     if not is_integer(rank) or rank != communicator.rank:
-        expected, mend = f"rank={communicator.rank}", "Pass get_rank_id(group)."
-        raise call.error("rank is not this process's own", expected, repr(rank), mend)
+        expected, fix = f"rank={communicator.rank}", "Pass get_rank_id(group)."
+        raise call.error("rank is not this process's own", expected, repr(rank), fix)
     flat = tf.reshape(call.tensor(send_data, MOVABLE, "send_data"), [-1])
     matrix = tf.cast(tf.convert_to_tensor(send_count_matrix), tf.int64)
     if matrix.shape.rank == 1 and matrix.shape.is_compatible_with([communicator.size**2]):
         matrix = tf.reshape(matrix, [communicator.size] * 2)
     if not matrix.shape.is_compatible_with([communicator.size] * 2):
         problem = "send_count_matrix does not have a row and a column per rank"
-        mend = "Row r, column c is the number of elements rank r sends to rank c."
-        raise call.error(problem, f"shape {(communicator.size,) * 2}", f"shape {matrix.shape}", mend)
+        fix = "Row r, column c is the number of elements rank r sends to rank c."
+        raise call.error(problem, f"shape {(communicator.size,) * 2}", f"shape {matrix.shape}", fix)
     sent = call.per_rank(matrix[rank], "row of send_count_matrix")
     received_counts = call.per_rank(matrix[:, rank], "column of send_count_matrix")
     blocks, places = (sent, _one_after_the_other(sent)), (received_counts, _one_after_the_other(received_counts))

@@ -175,9 +175,9 @@ class Bisection:
                     "Of model.fit and eager code single operators are not known beforehand."
                 )
             done.touch()
-        from npu_bridge.launch.trials.oracle import Band
+        from npu_bridge.launch.trials.acceptance import Float32Band
 
-        self._band = Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
+        self._band = Float32Band([folder_of(self.folder, number) for number in range(_REFERENCES)], self._tolerance)
         self._say(f"float32: {self._band}")
 
     def _passes(self, kept: frozenset[str]) -> bool:

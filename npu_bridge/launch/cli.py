@@ -75,7 +75,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "
     "says what a script uses and what of it cannot work; npu-run compare A B says whether two trainings agree, npu-run "
     "bisect which operators must stay float32; npu-run record and npu-run replay fix the start of a training; npu-run "
-    "doctor says whether a run would work here, and what to mend; npu-run explain lists the stages that a "
+    "doctor says whether a run would work here, and what to fix; npu-run explain lists the stages that a "
     "configuration adds to a training; npu-run plan predicts how fast it would be on other numbers of ranks; npu-run "
     "report FOLDER makes a page of a training.",
 )

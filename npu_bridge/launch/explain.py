@@ -37,7 +37,7 @@ def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:
     from npu_bridge import stages
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-    from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, stops_of
+    from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
 
     added = NPURunConfig.from_file(path).stages
     manager = FixedLossScaleManager(2.0**15)
@@ -46,7 +46,7 @@ def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:
     if ranks == 1:
         return f"{text}\nOne rank sends nothing."
     plain = f"{_amount(bytes_unchanged(ranks) * parameters)} without stages"
-    sent = bytes_with(stops_of(pipeline, ranks), ranks)
+    sent = bytes_with(list_stages(pipeline, ranks), ranks)
     with_stages = "bytes that depend on the training" if sent is None else _amount(sent * parameters)
     return f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {plain}."
 

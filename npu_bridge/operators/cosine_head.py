@@ -42,8 +42,8 @@ class CosineHead(tf.keras.layers.Layer):
     ):
         super().__init__(**keywords)
         if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-            mend = "Give the number of classes."
-            raise ValueError(message("CosineHead", "units is no number of outputs", "at least 1", shown(units), mend))
+            fix = "Give the number of classes."
+            raise ValueError(message("CosineHead", "units is no number of outputs", "at least 1", shown(units), fix))
         self.units = units
         self.activation = tf.keras.activations.get(activation)
         self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
@@ -51,9 +51,9 @@ class CosineHead(tf.keras.layers.Layer):
         self.kernel_constraint = tf.keras.constraints.get(kernel_constraint)
         is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
         if not is_number or not math.isfinite(multiplier):
-            problem, mend = "multiplier is no number", "Leave it out for 1.0."
+            problem, fix = "multiplier is no number", "Leave it out for 1.0."
             kind = ValueError if is_number else TypeError
-            raise kind(message("CosineHead", problem, "a finite number", shown(multiplier), mend))
+            raise kind(message("CosineHead", problem, "a finite number", shown(multiplier), fix))
         self.start = float(multiplier)
 
     def build(self, input_shape):

@@ -115,5 +115,5 @@ def _floating(x: Any, where: str) -> tf.Tensor:
 def _check_probability(value: Any, name: str, where: str) -> None:
     """ValueError for a number outside (0, 1]; a tensor is not looked at."""
     if isinstance(value, numbers.Real) and not 0 < value <= 1:
-        mend = "It is the probability to keep an element, not to drop it."
-        raise ValueError(message(where, f"{name} is no probability", "a number in (0, 1]", repr(value), mend))
+        fix = "It is the probability to keep an element, not to drop it."
+        raise ValueError(message(where, f"{name} is no probability", "a number in (0, 1]", repr(value), fix))

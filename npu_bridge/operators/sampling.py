@@ -79,8 +79,8 @@ def deformable_conv2d(
     size = list(map(_places, x.shape.as_list()[1:3], paddings, (kernel_height, kernel_width), dilations, strides))
     if not offsets.shape[1:3].is_compatible_with(size):
         expected, got = f"height and width {size}", f"shape {offsets.shape}"
-        mend = "Compute them with the same strides, pads and dilations."
-        raise ValueError(message(where, "offsets do not fit the output", expected, got, mend))
+        fix = "Compute them with the same strides, pads and dilations."
+        raise ValueError(message(where, "offsets do not fit the output", expected, got, fix))
     shape = tf.shape(offsets)
     count, height, width = shape[0], shape[1], shape[2]
     # One column of places for every group and tap: [N, H', W', 3, deformable groups, kh, kw].

@@ -10,7 +10,18 @@ from npu_bridge.base import lazy
 
 __all__ = ["Adadelta", "Adagrad", "Adam", "AdamP", "AdamW", "BertAdam", "LAMB", "LARS", "RMSProp", "SGD", "from_config"]
 
-_MODULES = ("face_keras", "face_tf1", "groups", "hypers", "keras", "keras_legacy", "make", "rule", "rules", "tf1")
+_MODULES = (
+    "keras_optimizer",
+    "tf1_optimizer",
+    "groups",
+    "hypers",
+    "keras",
+    "keras_legacy",
+    "make",
+    "rule",
+    "rules",
+    "tf1",
+)
 _PLACES = {name: f"npu_bridge.optimizers.choose:{name}" for name in __all__}
 
 __getattr__ = lazy.attributes(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})

@@ -23,14 +23,14 @@ def from_config(config: dict) -> Any:
     name = arguments.pop("rule", None)
     known = [rule.__name__ for rule in rules.ALL]
     if name not in known:
-        mend = did_you_mean(name, known, "Name one of them.")
-        raise ValueError(message("optimizers.from_config", "unknown rule", ", ".join(known), repr(name), mend))
+        fix = did_you_mean(name, known, "Name one of them.")
+        raise ValueError(message("optimizers.from_config", "unknown rule", ", ".join(known), repr(name), fix))
     make = globals()[name]
     known = [parameter for parameter in make.__signature__.parameters if parameter != "keywords"]
     for argument in arguments:
         if argument not in known:
-            mend = did_you_mean(argument, known, f"Known are {', '.join(known)}.")
-            raise ValueError(message(name, f"unknown argument {argument!r}", "one of its arguments", argument, mend))
+            fix = did_you_mean(argument, known, f"Known are {', '.join(known)}.")
+            raise ValueError(message(name, f"unknown argument {argument!r}", "one of its arguments", argument, fix))
     return make(**arguments)
 
 

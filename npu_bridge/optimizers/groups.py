@@ -88,8 +88,8 @@ class ParameterGroups:
         known = self.rule.hyper_names() if own is None else [field.name for field in dataclasses.fields(made_by)]
         for name in values:
             if name not in known:
-                mend = did_you_mean(name, known, f"Known are {', '.join(known)}.")
-                raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, mend))
+                fix = did_you_mean(name, known, f"Known are {', '.join(known)}.")
+                raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, fix))
         match = group["match"]
         if isinstance(match, str):
             try:
@@ -106,8 +106,8 @@ class ParameterGroups:
 def _rule_called(name, where):
     known = {rule.__name__: rule for rule in rules.ALL}
     if not isinstance(name, str) or name not in known:
-        mend = did_you_mean(name, known, "Name one of them.")
-        raise ValueError(message(where, "unknown rule", f"one of {', '.join(known)}", repr(name), mend))
+        fix = did_you_mean(name, known, "Name one of them.")
+        raise ValueError(message(where, "unknown rule", f"one of {', '.join(known)}", repr(name), fix))
     return known[name]
 
 

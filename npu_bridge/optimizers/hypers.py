@@ -23,7 +23,7 @@ def values_at(
     Args:
       updates_done: number of updates before this one, an integer scalar; schedules are read at it.
       dtype: of the results.
-      learning_rate: the rate of now, where the face keeps one that can be set; None for the rule's.
+      learning_rate: the rate of now, where the optimizer class keeps one that can be set; None for the rule's.
     Returns:
       An attribute for each hyper-parameter: a scalar tensor, or None for an option that is off; `update`, the number of
       this update counted from 1; `adapts_layer`, whether norms of whole tensors count. `weight_decay` is the number 0.0
@@ -76,8 +76,8 @@ def _to_json(rule, name):
     if value is None or isinstance(value, (bool, int, float, str, dict)):
         return value
     problem, expected = f"{name} cannot be written into a configuration", "a number or a LearningRateSchedule"
-    got, mend = type(value).__name__, "Give one of those, or save weights only."
-    raise ValueError(message(type(rule).__name__, problem, expected, got, mend))
+    got, fix = type(value).__name__, "Give one of those, or save weights only."
+    raise ValueError(message(type(rule).__name__, problem, expected, got, fix))
 
 
 def from_config(config: dict) -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.optimizers.face_keras import KerasOptimizer
-from npu_bridge.optimizers.make import named_faces
+from npu_bridge.optimizers.keras_optimizer import KerasOptimizer
+from npu_bridge.optimizers.make import named_optimizers
 
-globals().update(named_faces(KerasOptimizer, __name__))
+globals().update(named_optimizers(KerasOptimizer, __name__))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.optimizers.face_keras import KerasLegacyOptimizer
-from npu_bridge.optimizers.make import named_faces
+from npu_bridge.optimizers.keras_optimizer import KerasLegacyOptimizer
+from npu_bridge.optimizers.make import named_optimizers
 
-globals().update(named_faces(KerasLegacyOptimizer, __name__))
+globals().update(named_optimizers(KerasLegacyOptimizer, __name__))

@@ -14,9 +14,9 @@ from npu_bridge.optimizers import rules
 _OF_FACES = ("groups", "name", "fused")
 
 
-def named_faces(face: type, module: str) -> dict:
-    """A class for each rule, by name: the face with the rule's arguments, in their order, and its documentation."""
-    return {rule.__name__: _named_face(face, rule, module) for rule in rules.ALL}
+def named_optimizers(base: type, module: str) -> dict:
+    """A class for each rule, by name: the base with the rule's arguments, in their order, and its documentation."""
+    return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
 
 
 def signature_of(rule: type) -> inspect.Signature:
@@ -34,22 +34,22 @@ def signature_of(rule: type) -> inspect.Signature:
     return inspect.Signature([*fields, *own, rest])
 
 
-def _named_face(face, rule, module):
+def _named_optimizer(base, rule, module):
     signature = signature_of(rule)
 
     def __init__(self, *arguments: Any, **keywords: Any):
         given = signature.bind(*arguments, **keywords).arguments
         others = given.pop("keywords", {})
         for name in others:
-            if name not in face.other_keywords:
+            if name not in base.other_keywords:
                 known = [*signature.parameters][:-1]
-                raise unknown_keyword(rule.__name__, name, [*known, *face.other_keywords])
-        face.__init__(self, **given, **others)
+                raise unknown_keyword(rule.__name__, name, [*known, *base.other_keywords])
+        base.__init__(self, **given, **others)
 
     __init__.__signature__ = signature
     members = {"__init__": __init__, "__doc__": rule.__doc__, "__module__": module, "rule_class": rule}
-    made = type(rule.__name__, (face,), members)
-    if issubclass(face, tf.compat.v1.train.Optimizer):
+    made = type(rule.__name__, (base,), members)
+    if issubclass(base, tf.compat.v1.train.Optimizer):
         return made
-    kind = "legacy" if issubclass(face, tf.keras.optimizers.legacy.Optimizer) else "keras"
+    kind = "legacy" if issubclass(base, tf.keras.optimizers.legacy.Optimizer) else "keras"
     return tf.keras.utils.register_keras_serializable(f"npu_bridge.{kind}")(made)

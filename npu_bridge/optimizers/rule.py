@@ -1,8 +1,8 @@
 """What an update rule is: a formula with its hyper-parameters, and nothing about where or how it is run.
 
 A rule is a frozen dataclass. Its fields are the constructor's arguments, made with `hyper`, `number`, `flag`,
-`choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The faces for TF 1 and Keras, execution
-variable by variable or on flat buffers, schedules and parameter groups are derived from that.
+`choice` and `patterns`, which say what is allowed. Its `amount` is the formula. The optimizer classes for TF 1 and
+Keras, execution variable by variable or on flat buffers, schedules and parameter groups are derived from that.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def _check_hyper(owner, field, value):
         return value
     problem = f"{field.name} is of the wrong type"
     expected = "a number, a tf.keras.optimizers.schedules.LearningRateSchedule, a callable or a tensor"
-    got, mend = f"{value!r} of type {type(value).__name__}", "Give a number such as 0.1."
-    raise TypeError(message(owner, problem, expected, got, mend))
+    got, fix = f"{value!r} of type {type(value).__name__}", "Give a number such as 0.1."
+    raise TypeError(message(owner, problem, expected, got, fix))
 
 
 def _check_number(owner, field, value):

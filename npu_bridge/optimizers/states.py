@@ -54,8 +54,8 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
         for name, value in by_name.items():
             if (slot, name) not in known:
                 got = f"{slot} of {name}"
-                mend = did_you_mean(got, [f"{slot} of {name}" for slot, name in known], "Remove it.")
-                raise ValueError(message(owner, "unknown state", "a slot of a variable", got, mend))
+                fix = did_you_mean(got, [f"{slot} of {name}" for slot, name in known], "Remove it.")
+                raise ValueError(message(owner, "unknown state", "a slot of a variable", got, fix))
             variable, value = known[slot, name], np.asarray(value)
             if not variable.shape.is_compatible_with(value.shape):
                 shapes = str(variable.shape), str(value.shape)
@@ -80,8 +80,8 @@ class StatesToCome:
         """Keeps what there are no slots for yet; the number of updates is set now."""
         for slot, by_name in values.items():
             if slot != _COUNT and not isinstance(by_name, Mapping):
-                expected, mend = "a dictionary of arrays by variable", "Pass what get_states returned."
-                raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), mend))
+                expected, fix = "a dictionary of arrays by variable", "Pass what get_states returned."
+                raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), fix))
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():
             if slot != _COUNT:
@@ -101,6 +101,6 @@ class StatesToCome:
 def _session(session):
     session = session or tf.compat.v1.get_default_session()
     if session is None:
-        problem, mend = "there is no session", "Give one, or use `with`."
-        raise ValueError(message("get_states and set_states", problem, "a session=", "none", mend))
+        problem, fix = "there is no session", "Give one, or use `with`."
+        raise ValueError(message("get_states and set_states", problem, "a session=", "none", fix))
     return session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.optimizers.face_tf1 import Tf1Optimizer
-from npu_bridge.optimizers.make import named_faces
+from npu_bridge.optimizers.make import named_optimizers
+from npu_bridge.optimizers.tf1_optimizer import Tf1Optimizer
 
-globals().update(named_faces(Tf1Optimizer, __name__))
+globals().update(named_optimizers(Tf1Optimizer, __name__))

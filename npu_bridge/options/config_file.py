@@ -101,15 +101,15 @@ class _FileReader:
             except (TypeError, ValueError) as error:
                 raise self.located(error, inner) from error
         if isinstance(kind, (TensorFlowObject, RawBytes)):
-            place, mend = self._place(section + key), f"Pass it as from_file(path, {key}=...)."
-            raise ValueError(message(place, f"a file cannot hold {key}", "it in code", shown(value), mend))
+            place, fix = self._place(section + key), f"Pass it as from_file(path, {key}=...)."
+            raise ValueError(message(place, f"a file cannot hold {key}", "it in code", shown(value), fix))
         return value
 
     def objects(self, name: str, tables: Any, make: Callable[[Mapping[str, Any]], Any]) -> tuple:
         """What `make` gives for each table of a list."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            mend = f"Write [[{name}]] above each."
-            raise ValueError(message(self._place(name), f"{name} is a list of tables", "tables", shown(tables), mend))
+            fix = f"Write [[{name}]] above each."
+            raise ValueError(message(self._place(name), f"{name} is a list of tables", "tables", shown(tables), fix))
         made = []
         for position, table in enumerate(tables):
             try:

@@ -144,18 +144,18 @@ def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:
         fitting = f"{below} or {below + loop}" if below else f"{loop}"
         problem = "save_checkpoints_steps does not fit the training loop, so checkpoints come late"
         expected = f"a multiple of iterations_per_loop={loop}"
-        mend = f"Use {fitting}, or set iterations_per_loop=1."
-        say_once(logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", mend))
+        fix = f"Use {fitting}, or set iterations_per_loop=1."
+        say_once(logging.WARNING, message(RUN_CONFIG, problem, expected, f"save_checkpoints_steps={steps}", fix))
     placed = environment.launched()
     if secs and placed and placed.size > 1:
         problem = "save_checkpoints_secs is not meant for several ranks, whose clocks differ"
-        mend = "Use save_checkpoints_steps."
-        say_once(logging.WARNING, message(RUN_CONFIG, problem, "None", f"save_checkpoints_secs={secs}", mend))
+        fix = "Use save_checkpoints_steps."
+        say_once(logging.WARNING, message(RUN_CONFIG, problem, "None", f"save_checkpoints_secs={secs}", fix))
 
 
-def _conflict(name: str, values: Mapping[str, Any], problem: str, expected: str, mend: str) -> Exception:
+def _conflict(name: str, values: Mapping[str, Any], problem: str, expected: str, fix: str) -> Exception:
     return option_error(
-        ValueError, RUN_CONFIG, name, f"{name} {problem}", expected, f"{name}={shown(values[name])}", mend
+        ValueError, RUN_CONFIG, name, f"{name} {problem}", expected, f"{name}={shown(values[name])}", fix
     )
 
 

@@ -62,8 +62,8 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
         with open_file(path) as file:
             content = json.load(file)
     except OSError as error:
-        problem, mend = "it cannot be read", "The environment is asked instead; correct the path or leave it out."
-        _LOG.warning("%s", message(where, problem, "a JSON file", error, mend))
+        problem, fix = "it cannot be read", "The environment is asked instead; correct the path or leave it out."
+        _LOG.warning("%s", message(where, problem, "a JSON file", error, fix))
         return None
     except (ValueError, RecursionError) as error:
         raise ValueError(message(where, "it is not JSON", "a JSON object", error, "Correct it.")) from error
@@ -73,8 +73,8 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
     rank_size = _number(content, "rank_size", 1, where)
     checkpoint = content.get("local_checkpoint_dir")
     if not isinstance(checkpoint, (str, type(None))):
-        problem, mend = "local_checkpoint_dir is no path", "Write it as text."
-        raise TypeError(message(where, problem, "a string", shown(checkpoint), mend))
+        problem, fix = "local_checkpoint_dir is no path", "Write it as text."
+        raise TypeError(message(where, problem, "a string", shown(checkpoint), fix))
     return rank_size, checkpoint
 
 

@@ -20,10 +20,10 @@ _FITS_64_BITS = "Use a number that fits 64 bits, at most 2**63 - 1."
 
 
 class Problem(NamedTuple):
-    """What is wrong with a value: exception type, mend, and whether it stops the caller or only warns."""
+    """What is wrong with a value: exception type, fix, and whether it stops the caller or only warns."""
 
     error: type[Exception]
-    mend: str
+    fix: str
     is_fatal: bool = True
     says: str = "has a value outside its range"
 
@@ -92,8 +92,8 @@ class Text(Kind):
         if text in self.refused:
             return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
         if self.choices and text not in self.choices:
-            mend = did_you_mean(text, self.choices, "Use one of these.")
-            return Problem(ValueError, mend, self.enforced, "is not one of its values")
+            fix = did_you_mean(text, self.choices, "Use one of these.")
+            return Problem(ValueError, fix, self.enforced, "is not one of its values")
         if self.parse is not None:
             try:
                 self.parse(text)
@@ -172,8 +172,8 @@ class Integer(Kind):
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
             return Problem(ValueError, _FITS_64_BITS)
         if self._clamped(value) != value:
-            mend = f"{self._clamped(value)} is used." if self.clamps else f"Use {self._clamped(value)}."
-            return Problem(ValueError, mend, self.enforced and not self.clamps)
+            fix = f"{self._clamped(value)} is used." if self.clamps else f"Use {self._clamped(value)}."
+            return Problem(ValueError, fix, self.enforced and not self.clamps)
         return None
 
     def normalise(self, value: Any) -> Any:

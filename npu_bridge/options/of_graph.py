@@ -73,8 +73,8 @@ def _compare_tailing(configured: bool, built: bool, is_built: bool) -> None:
     if configured != built:
         problem = "NPURunConfig (or the session) and NPUOptimizer differ"
         got = f"{configured} in NPURunConfig and {built} in NPUOptimizer"
-        mend = f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both."
-        say_once(logging.WARNING, message("is_tailing_optimization", problem, "the same value in both", got, mend))
+        fix = f"NPUOptimizer's value is used; pass is_tailing_optimization={built or configured} in both."
+        say_once(logging.WARNING, message("is_tailing_optimization", problem, "the same value in both", got, fix))
 
 
 def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> None:
@@ -82,8 +82,8 @@ def _compare_hcom_parallel(configured: bool, built: bool, is_built: bool) -> Non
     if is_built and not configured and built:
         problem = "the option came when the gradients were built already"
         expected = "hcom_parallel=False to be known before compute_gradients"
-        mend = "Use NPUEstimator, or make the session before the optimizer; results are the same."
-        say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a session made afterwards", mend))
+        fix = "Use NPUEstimator, or make the session before the optimizer; results are the same."
+        say_once(logging.WARNING, message("hcom_parallel", problem, expected, "a session made afterwards", fix))
 
 
 _COMPARISONS = {"is_tailing_optimization": _compare_tailing, "hcom_parallel": _compare_hcom_parallel}

@@ -65,8 +65,8 @@ class RankTable(NamedTuple):
         if rank is not None:
             if rank < self.size:
                 return self.placements[rank]
-            mend = "Correct RANK_ID or the table"
-            raise _error("rank table", "RANK_ID is not in the table", f"0..{self.size - 1}", str(rank), mend)
+            fix = "Correct RANK_ID or the table"
+            raise _error("rank table", "RANK_ID is not in the table", f"0..{self.size - 1}", str(rank), fix)
         in_pod = [p for p in self.placements if pod is not None and p.pod == pod]
         if len(in_pod) == 1:
             return in_pod[0]
@@ -117,8 +117,8 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
     if not isinstance(content, dict):
         raise _error(where, "it is no object", "a JSON object", type(content).__name__, "Correct the file")
     if content.get("status") != "completed":
-        mend = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
-        raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), mend)
+        fix = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
+        raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), fix)
     rows = _rows_of_groups(content, where) if "group_list" in content else _rows_of_servers(content, where)
     ranks = sorted(rank for rank, *_ in rows)
     if ranks != list(range(len(rows))) or not rows:
@@ -196,6 +196,6 @@ def _check_count(parent: dict, field: str, found: int, where: str) -> None:
         raise _error(where, f"{field} does not fit", str(found), repr(parent[field]), "Correct the count or the list")
 
 
-def _error(where: str, problem: str, expected: str, got: str, mend: str) -> ValueError:
+def _error(where: str, problem: str, expected: str, got: str, fix: str) -> ValueError:
     got = got if len(got) <= _LONGEST_QUOTE else f"{got[:_LONGEST_QUOTE]}..."
-    return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. {mend}.")
+    return ValueError(f"{where}: {problem}. Expected {expected}; got {got}. {fix}.")

@@ -176,8 +176,8 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     elif isinstance(option.kind, Integer):
         value = environment.whole_number(text)
         if value is None:
-            problem, mend = f"{option.variable} is not a whole number", "Correct or unset it."
-            raise option_error(ValueError, "environment", option.name, problem, option.kind.expected, repr(text), mend)
+            problem, fix = f"{option.variable} is not a whole number", "Correct or unset it."
+            raise option_error(ValueError, "environment", option.name, problem, option.kind.expected, repr(text), fix)
     option.check(value, place)
     values[option.name] = option.normalise(value)
 
@@ -198,8 +198,8 @@ def _announce(settings: Settings) -> None:
             kept = f"{place}: {name}={shortened(repr(value), 240)} is kept but has no effect here."
             say_once(logging.INFO, f"{kept} {option.effect.note}".rstrip())
         if option.status == "deprecated":
-            mend = f" Use {option.replaced_by}." if option.replaced_by else ""
-            say_once(logging.WARNING, f"{place}: {name} is deprecated.{mend}")
+            fix = f" Use {option.replaced_by}." if option.replaced_by else ""
+            say_once(logging.WARNING, f"{place}: {name} is deprecated.{fix}")
 
 
 def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:
@@ -285,12 +285,12 @@ def _slot_value(option: Option, attribute: Any) -> Any:
     problem = f"{option.key} is in slot .{used} of its AttrValue" if used else f"{option.key} has an empty AttrValue"
     expected = f"slot .{slot} ({_SLOT_TYPES[slot]})"
     got = f"slot .{used}" if used else "nothing"
-    mend = f"Write parameter_map[{option.key!r}].{slot} = ..."
+    fix = f"Write parameter_map[{option.key!r}].{slot} = ..."
     where = IN_SESSION.where(option)
     if option.strict_slot == "error":
-        raise option_error(ValueError, where, option.name, problem, expected, got, mend)
+        raise option_error(ValueError, where, option.name, problem, expected, got, fix)
     what = "The key is left out" if value is None else f"It is read as {shown(value)}"
-    say_once(logging.WARNING, message(where, problem, expected, got, f"{what}; to be clear, w{mend[1:]}"))
+    say_once(logging.WARNING, message(where, problem, expected, got, f"{what}; to be clear, w{fix[1:]}"))
     return value
 
 

@@ -35,19 +35,19 @@ class Settings(NamedTuple):
     place: Place
     table: OptionTable
 
-    def error(self, name: str, problem: str, expected: str, mend: str) -> Exception:
+    def error(self, name: str, problem: str, expected: str, fix: str) -> Exception:
         """A ValueError about option `name`; `{}` in a problem stands for the option's spelling."""
-        where, *words = self._words(name, problem, expected, mend)
+        where, *words = self._words(name, problem, expected, fix)
         return option_error(ValueError, where, name, *words)
 
-    def warn(self, name: str, problem: str, expected: str, mend: str) -> None:
+    def warn(self, name: str, problem: str, expected: str, fix: str) -> None:
         """The same as a warning, once."""
-        say_once(logging.WARNING, message(*self._words(name, problem, expected, mend)))
+        say_once(logging.WARNING, message(*self._words(name, problem, expected, fix)))
 
-    def _words(self, name: str, problem: str, expected: str, mend: str) -> tuple[str, str, str, str, str]:
+    def _words(self, name: str, problem: str, expected: str, fix: str) -> tuple[str, str, str, str, str]:
         option = self.table[name]
         problem = problem.format(self.place.spelling(option))
-        return self.place.where(option), problem, expected, shown(self.values[name]), mend
+        return self.place.where(option), problem, expected, shown(self.values[name]), fix
 
     def one_of(self, name: str, choices: Iterable[str]) -> None:
         """Raises unless the value is one of `choices`."""
@@ -77,8 +77,8 @@ def mixlist_needs_mixed_precision(s: Settings) -> None:
     if s.values["modify_mixlist"] is None or _precision(s) in MIXED_PRECISION_MODES:
         return
     problem = f"{{}} needs mixed precision, but the precision mode is {_precision(s)!r}"
-    mend = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out."
-    raise s.error("modify_mixlist", problem, "no mixlist or a mixed precision mode", mend)
+    fix = "Set precision_mode_v2='mixed_float16' or 'mixed_bfloat16', or leave it out."
+    raise s.error("modify_mixlist", problem, "no mixlist or a mixed precision mode", fix)
 
 
 def acceleration_fits_precision(s: Settings) -> None:
@@ -137,8 +137,8 @@ def compile_cache_exists(s: Settings) -> None:
 def implementation_types_need_a_mode(s: Settings) -> None:
     """`optypelist_for_implmode` says for which types `op_select_implmode` holds."""
     if s.values["optypelist_for_implmode"] is not None and s.values["op_select_implmode"] is None:
-        mend = "Set op_select_implmode='high_precision' or 'high_performance', or leave it out."
-        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", mend)
+        fix = "Set op_select_implmode='high_precision' or 'high_performance', or leave it out."
+        raise s.error("optypelist_for_implmode", "{} is set without op_select_implmode", "both or none", fix)
 
 
 def one_way_to_compress(s: Settings) -> None:
@@ -158,8 +158,8 @@ def dynamic_dims_are_complete(s: Settings) -> None:
     set_names = [name for name in _DYNAMIC_TRIO if name in s.given]
     if set_names and len(set_names) < len(_DYNAMIC_TRIO):
         missing = [name for name in _DYNAMIC_TRIO if name not in s.given]
-        expected, mend = f"all of {', '.join(_DYNAMIC_TRIO)}, or none", f"Set {', '.join(missing)} too."
-        raise s.error(set_names[0], f"{{}} is set without {', '.join(missing)}", expected, mend)
+        expected, fix = f"all of {', '.join(_DYNAMIC_TRIO)}, or none", f"Set {', '.join(missing)} too."
+        raise s.error(set_names[0], f"{{}} is set without {', '.join(missing)}", expected, fix)
     if s.values["compile_hybrid_mode"] == 1 and (not set_names or s.values["dynamic_node_type"] != 1):
         problem = f"{{}} does not go with dynamic_node_type={s.values['dynamic_node_type']}"
         expected = f"0, or {', '.join(_DYNAMIC_TRIO)} with dynamic_node_type=1"
@@ -183,8 +183,8 @@ def _profiles_fit_shapes(s: Settings) -> None:
     profile = grammar.parse_dynamic_dims(s.values["dynamic_dims"])[0]
     if len(profile) != dynamic:
         problem = f"{{}} has profiles of {len(profile)} for {dynamic} dynamic dimensions in input_shape"
-        mend = "Write one value for each -1 of input_shape."
-        raise s.error("dynamic_dims", problem, f"{dynamic} dimensions in each profile", mend)
+        fix = "Write one value for each -1 of input_shape."
+        raise s.error("dynamic_dims", problem, f"{dynamic} dimensions in each profile", fix)
 
 
 def dynamic_input_fits_the_loop(s: Settings) -> None:

@@ -131,7 +131,7 @@ class Option:
         problem = self.kind.problem(value)
         if problem is None or (only_type and problem.says != "has the wrong type"):
             return
-        words = (f"{place.spelling(self)} {problem.says}", self.expected, shown(value), problem.mend)
+        words = (f"{place.spelling(self)} {problem.says}", self.expected, shown(value), problem.fix)
         if problem.is_fatal:
             raise option_error(problem.error, place.where(self), self.name, *words)
         say_once(logging.WARNING, message(place.where(self), *words))
@@ -212,15 +212,15 @@ class OptionTable:
         """
         if key not in self._by_key:
             own = self._by_name.get(key)
-            mend = f"Its session key is {own.key!r}." if own and own.key else ""
-            raise unknown_name_error(UnknownKeyError, "NpuOptimizer parameter_map", key, self._by_key, mend)
+            fix = f"Its session key is {own.key!r}." if own and own.key else ""
+            raise unknown_name_error(UnknownKeyError, "NpuOptimizer parameter_map", key, self._by_key, fix)
         return self._by_key[key]
 
     def unknown(self, kind: type[Exception], owner: str, name: str) -> Exception:
         """The error for a name an owner does not have; says so when another owner has it."""
         other = self._by_name.get(name)
-        mend = f"It belongs to {other.owner}." if other else ""
-        return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], mend)
+        fix = f"It belongs to {other.owner}." if other else ""
+        return unknown_name_error(kind, owner, name, [option.name for option in self.of(owner)], fix)
 
     def adding(self, *options: Option) -> OptionTable:
         """A table that holds these options too."""

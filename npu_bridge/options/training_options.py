@@ -29,8 +29,8 @@ class TrainingOptions(Mapping):
         try:
             return self._values[name]
         except KeyError:
-            mend = did_you_mean(name, self._values, "")
-            raise AttributeError(f"TrainingOptions: no option {name!r}. {mend}".rstrip()) from None
+            fix = did_you_mean(name, self._values, "")
+            raise AttributeError(f"TrainingOptions: no option {name!r}. {fix}".rstrip()) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"TrainingOptions: {name} cannot be set. Use replace({name}=...) for a changed copy.")

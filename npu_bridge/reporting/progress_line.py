@@ -84,8 +84,8 @@ def format_start(reached: int, total_steps: int | None, folder: str) -> str:
     """What a training says that finds a checkpoint: where it goes on, or that nothing is left to do."""
     if total_steps is None or reached < total_steps:
         return f"going on from step {reached}, saved in {folder}"
-    mend = f"max_steps={2 * total_steps} or another model_dir"
-    return f"already at step {reached} of {total_steps}: nothing to do; train on with {mend}"
+    fix = f"max_steps={2 * total_steps} or another model_dir"
+    return f"already at step {reached} of {total_steps}: nothing to do; train on with {fix}"
 
 
 def format_skip_note(loss_scale: float | None) -> str:

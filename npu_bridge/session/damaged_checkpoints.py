@@ -53,7 +53,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
         return
     intact = _newest_intact(folder, listed[:-1])
     if not may_go_back or intact is None or read_variable(RESTARTS) is None:
-        raise DamagedCheckpointError(_explain(damage, _mend(folder, intact)))
+        raise DamagedCheckpointError(_explain(damage, _fix(folder, intact)))
     _make_newest(folder, [*(path for path in listed[:-1] if _step_of(path) < _step_of(intact)), intact])
     _LOG.warning("%s", _explain(damage, f"Training goes on from {_name_in(folder, intact)}."))
 
@@ -147,13 +147,13 @@ def _make_newest(folder, paths):
     replace_list(path, "\n".join([*lines, ""]))
 
 
-def _explain(damage, mend):
+def _explain(damage, fix):
     # Whole, however long the paths are: they are what has to be read or typed.
     got = shortened(damage.what, _LONGEST_REASON)
-    return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {mend}"
+    return f"checkpoint: {damage.file} is damaged. Expected a file as it was saved; got {got}. {fix}"
 
 
-def _mend(folder, intact):
+def _fix(folder, intact):
     state = os.path.join(folder, _STATE)
     if intact is None:
         return f"No intact checkpoint is left in {folder}; remove {state} to start from initial values."

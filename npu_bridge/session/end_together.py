@@ -95,8 +95,8 @@ def check_dataset(dataset: Any, owner: str) -> None:
     """Raises ValueError for what is no data set: iterators, tensors and arrays cannot be looked ahead."""
     if not isinstance(dataset, tf.data.Dataset):
         problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
-        mend = "Hand over the data set itself, not what its iterator gives."
-        raise ValueError(message(owner, problem, expected, type(dataset).__name__, mend))
+        fix = "Hand over the data set itself, not what its iterator gives."
+        raise ValueError(message(owner, problem, expected, type(dataset).__name__, fix))
 
 
 def with_look_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -59,8 +59,8 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Looks whether it can work here."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            mend = "Train with an NPUEstimator and EndTogether, or with eager execution."
-            raise _error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", mend)
+            fix = "Train with an NPUEstimator and EndTogether, or with eager execution."
+            raise _error("Keras reads its data in a TF 1 graph", "eager execution", "a graph", fix)
         if steps_per_execution(self.model) > 1:
             got = f"steps_per_execution={steps_per_execution(self.model)}"
             raise _error(
@@ -71,8 +71,8 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         """Ends the epoch, or the training, after the last step that all ranks can make."""
         place = (self._latest_pass, self._place[1] + 1 if self._place[0] == self._latest_pass else 0)
         if place not in self._follows:
-            expected, mend = "fit(callback.look_ahead(dataset), ...)", "Give fit the data set that look_ahead returns."
-            raise _error("fit does not train on what look_ahead returned", expected, "other data", mend)
+            expected, fix = "fit(callback.look_ahead(dataset), ...)", "Give fit the data set that look_ahead returns."
+            raise _error("fit does not train on what look_ahead returned", expected, "other data", fix)
         follows = self._follows.pop(place)
         self._place = place
         if not bool(collective.current().all_true(tf.constant(follows), "end_together_callback")):
@@ -104,5 +104,5 @@ class EndTogetherCallback(tf.keras.callbacks.Callback):
         self._follows[int(number), int(index)] = bool(follows)
 
 
-def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
-    return ValueError(message(_OWNER, problem, expected, got, mend))
+def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+    return ValueError(message(_OWNER, problem, expected, got, fix))

@@ -234,6 +234,6 @@ def _compare_with_options(graph, steps_per_run):
     if options is not None and options.iterations_per_loop != steps_per_run:
         problem = "the session and the loop variable differ"
         got = f"{options.iterations_per_loop} in the options of the session and {steps_per_run} in the variable"
-        mend = "The variable's value is used; set the option too."
-        text = message("iterations_per_loop", problem, "the same number in both", got, mend)
+        fix = "The variable's value is used; set the option too."
+        text = message("iterations_per_loop", problem, "the same number in both", got, fix)
         say_once(logging.WARNING, text)

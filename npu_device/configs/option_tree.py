@@ -94,8 +94,8 @@ class OptionTree:
     def _check(self, name: str, entry: Any, value: Any) -> None:
         where = f"{self._path}.{name}"
         if not isinstance(entry, Leaf):
-            mend = f"Set its own options: {where}.{next(iter(entry))} = ..."
-            raise TypeError(message(where, "it cannot be replaced", "its options set one by one", repr(value), mend))
+            fix = f"Set its own options: {where}.{next(iter(entry))} = ..."
+            raise TypeError(message(where, "it cannot be replaced", "its options set one by one", repr(value), fix))
         if entry.allowed is None or (value is None and entry.default is None):
             return
         if any(value == each and _alike(value, each) for each in entry.allowed):
@@ -105,12 +105,12 @@ class OptionTree:
             got = f"{value!r} ({type(value).__name__})"
             raise TypeError(message(where, "it has the wrong type", expected, got, "Use one of these."))
         words = [each for each in entry.allowed if isinstance(each, str)]
-        mend = did_you_mean(value, words, "Use one of these.")
-        raise ValueError(message(where, "it is not one of its values", expected, repr(value), mend))
+        fix = did_you_mean(value, words, "Use one of these.")
+        raise ValueError(message(where, "it is not one of its values", expected, repr(value), fix))
 
     def _unknown(self, kind: type[Exception], name: str) -> Exception:
-        mend = did_you_mean(name, self._values, "Remove it.")
-        return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), mend))
+        fix = did_you_mean(name, self._values, "Remove it.")
+        return kind(message(self._path, f"unknown option {name!r}", ", ".join(sorted(self._values)), repr(name), fix))
 
 
 def _alike(value: Any, other: Any) -> bool:

@@ -78,9 +78,9 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
     variables = list(values) if isinstance(values, (list, tuple)) else [values]
     for variable in variables:
         if not isinstance(variable, tf.Variable):
-            mend = "hccl_ops.broadcast takes tensors, too."
+            fix = "hccl_ops.broadcast takes tensors, too."
             got = type(variable).__name__
-            raise TypeError(message("npu.distribute.broadcast", "values are assigned", "variables", got, mend))
+            raise TypeError(message("npu.distribute.broadcast", "values are assigned", "variables", got, fix))
     if collective.group(group, "npu.distribute.broadcast").size > 1:
         hccl_ops.broadcast(variables, root_rank, fusion, fusion_id, group)
 
@@ -106,12 +106,12 @@ def npu_distributed_keras_optimizer_wrapper(
     """
     where = "npu_distributed_keras_optimizer_wrapper"
     Call(where, group).fusion(fusion, fusion_id, allowed=(0, 1, 2))
-    for name, given, only, mend in (
+    for name, given, only, fix in (
         ("reduce_reduction", reduce_reduction, "mean", "For a sum, multiply the learning rate by the ranks."),
         ("group", group, WORLD, "Reduce gradients with npu.distribute.all_reduce, which takes groups."),
     ):
         if given != only:
-            raise ValueError(message(where, f"{name} has no other value", repr(only), repr(given), mend))
+            raise ValueError(message(where, f"{name} has no other value", repr(only), repr(given), fix))
     if isinstance(optimizer, (str, dict)):
         optimizer = tf.keras.optimizers.get(optimizer)
     return distribute_in_place(optimizer, where)
@@ -133,9 +133,9 @@ def shard_and_rebatch_dataset(dataset: tf.data.Dataset, global_bs: int) -> tuple
     if ranks.size == 1:
         return dataset, global_bs
     if global_bs % ranks.size:
-        expected, mend = f"a multiple of {ranks.size} ranks", "Choose such a batch size."
+        expected, fix = f"a multiple of {ranks.size} ranks", "Choose such a batch size."
         where = "npu.distribute.shard_and_rebatch_dataset"
-        raise ValueError(message(where, "global_bs does not divide among the ranks", expected, str(global_bs), mend))
+        raise ValueError(message(where, "global_bs does not divide among the ranks", expected, str(global_bs), fix))
     return dataset.shard(ranks.size, ranks.rank), int(global_bs // ranks.size)
 
 

@@ -69,10 +69,10 @@ def _manager(dynamic, initial_scale, growth_steps):
         steps = _GROWTH_STEPS if growth_steps is None else growth_steps
         return ExponentialUpdateLossScaleManager(scale, steps, 1, 2, 0.5)
     if initial_scale is None:
-        mend = "Pass initial_scale=2**15, for example."
-        raise ValueError(message(where, "initial_scale is missing", "a scale, as dynamic is False", "None", mend))
+        fix = "Pass initial_scale=2**15, for example."
+        raise ValueError(message(where, "initial_scale is missing", "a scale, as dynamic is False", "None", fix))
     if growth_steps is not None:
-        mend = "Leave it out, or pass dynamic=True."
+        fix = "Leave it out, or pass dynamic=True."
         problem = "a fixed scale does not grow"
-        raise ValueError(message(where, problem, "no dynamic_growth_steps", repr(growth_steps), mend))
+        raise ValueError(message(where, problem, "no dynamic_growth_steps", repr(growth_steps), fix))
     return FixedLossScaleManager(initial_scale)

@@ -13,7 +13,7 @@ from tf_slim.layers.optimizers import OPTIMIZER_CLS_NAMES, OPTIMIZER_SUMMARIES, 
 from tf_slim.layers.regularizers import *
 from tf_slim.ops.variables import model_variable
 
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 
 feature_column = tf.feature_column
 safe_embedding_lookup_sparse = tf.nn.safe_embedding_lookup_sparse
@@ -111,4 +111,4 @@ def bow_encoder(
         return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
 
 
-mended.mend()
+patches.apply()

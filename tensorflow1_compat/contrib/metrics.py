@@ -3,7 +3,7 @@
 import tensorflow.compat.v1 as tf
 from tf_slim.metrics import *
 
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 
 confusion_matrix = tf.math.confusion_matrix
 set_difference = tf.sets.difference
@@ -11,4 +11,4 @@ set_intersection = tf.sets.intersection
 set_size = tf.sets.size
 set_union = tf.sets.union
 
-mended.mend()
+patches.apply()

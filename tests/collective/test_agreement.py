@@ -68,7 +68,7 @@ def test_the_first_difference_is_named_with_both_sides(plan, expected, got):
     found = difference(PLAN, plan)
     assert found.expected == expected
     assert got is None or found.got == got
-    assert found.mend.endswith("on every rank.") or "every rank" in found.mend
+    assert found.fix.endswith("on every rank.") or "every rank" in found.fix
 
 
 def test_equal_plans_do_not_differ_even_after_a_journey_as_text():

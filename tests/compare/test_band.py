@@ -9,7 +9,7 @@ import pytest
 
 from npu_bridge.reporting.compare.band import band_of, compare_losses, judge
 from npu_bridge.reporting.compare.losses import Losses, read_losses, read_repeats
-from npu_bridge.reporting.compare.student import t_quantile
+from npu_bridge.reporting.compare.t_distribution import t_quantile
 from npu_bridge.reporting.compare.verdict import CannotTell
 from tests.reporting.test_page import write_history
 

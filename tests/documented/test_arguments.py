@@ -128,7 +128,7 @@ NUMBERS += [(rule, {"learning_rate": 0.1}, dict.fromkeys(rule.hyper_names(), BEL
 
 
 @pytest.mark.parametrize("make, others, numbers", NUMBERS, ids=lambda value: getattr(value, "__qualname__", ""))
-def test_a_number_that_cannot_be_meant_is_refused_with_its_name_and_a_mend(make, others, numbers):
+def test_a_number_that_cannot_be_meant_is_refused_with_its_name_and_a_fix(make, others, numbers):
     passed, unclear = [], []
     for name, wrong in numbers.items():
         for value in wrong:

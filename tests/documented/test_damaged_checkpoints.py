@@ -125,7 +125,7 @@ def test_the_file_what_is_wrong_and_the_newest_intact_one(folder, kind, monkeypa
     check_newest_checkpoint(str(folder))
 
 
-def test_the_line_to_write_mends_it(folder):
+def test_the_line_to_write_fixes_it(folder):
     cut(folder / DATA, 0.5)
     with pytest.raises(DamagedCheckpointError) as raised:
         check_checkpoint(str(folder))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from npu_bridge import stages
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
-from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, stops_of
+from npu_bridge.gradients.explanation import bytes_unchanged, bytes_with, list_stages
 from npu_bridge.launch.explain import explain
 from tests.training import in_graph
 
@@ -116,7 +116,7 @@ def test_a_file_that_says_something_else_is_refused_with_its_line(tmp_path, text
 def test_bytes_that_are_sent_without_and_with_stages():
     def sent(ranks, *added, **settings):
         pipeline = stages.pipeline("bytes", is_distributed=True, stages=added, **settings)
-        return bytes_with(stops_of(pipeline, ranks), ranks)
+        return bytes_with(list_stages(pipeline, ranks), ranks)
 
     assert [bytes_unchanged(ranks) for ranks in (1, 2, 4)] == [0, 4, 6]
     assert sent(1, stages.Accumulate(4)) == 0

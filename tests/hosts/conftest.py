@@ -21,4 +21,4 @@ def hosts(_network):
     """Two hosts on a link of 1 Gbit/s, with nothing running on them and the link whole."""
     yield _network
     _network.end_all_processes()
-    _network.mend()
+    _network.fix()

@@ -56,7 +56,7 @@ def test_ranks_on_two_hosts_train_one_model_also_when_the_link_is_gone_for_a_mom
     hosts.cut()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=3)
-    hosts.mend()
+    hosts.fix()
     assert finish(hosts, process, limit_secs=120)[0] == 0
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 1)]
     first, last = zip(*([float(text) for text in re.findall(r"^loss (\S+)$", log, re.M)] for log in logs))

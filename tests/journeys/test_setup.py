@@ -1,4 +1,4 @@
-"""`make venv` on machines that lack something: one line with the mend, and nothing installed."""
+"""`make venv` on machines that lack something: one line with the fix, and nothing installed."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ def test_healthy_machine(tmp_path):
     assert "\x1b" not in output
 
 
-def test_broken_horovod_is_told_with_its_mend(tmp_path):
+def test_broken_horovod_is_told_with_its_fix(tmp_path):
     path = with_package(tmp_path, "horovod", "raise ImportError('libtensorflow.so: undefined symbol: _Z3abc')")
     code, output = npu_run("doctor", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "problem 1: Horovod does not work: import horovod.tensorflow: ImportError: libtensorflow.so" in output
     assert "pip install --no-cache-dir --no-build-isolation horovod==0.28.1" in output
     assert row(output, "GPUs")
-    assert output.splitlines()[-1] == "A run could not work: 1 problem to mend."
+    assert output.splitlines()[-1] == "A run could not work: 1 problem to fix."
 
 
 def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):
@@ -88,7 +88,7 @@ def test_tensorflow_that_is_missing(tmp_path):
     code, output = npu_run("doctor", "--limit-secs", LIMIT_SECS, cwd=tmp_path, PYTHONPATH=path)
     assert code == 1
     assert "No module named 'tensorflow'" in output
-    assert "mend: pip install 'tensorflow-cpu==2.15.*'" in output
+    assert "fix: pip install 'tensorflow-cpu==2.15.*'" in output
 
 
 def test_what_hangs_is_cut_short(tmp_path):
@@ -103,7 +103,7 @@ def test_missing_horovod_matters_only_to_several_ranks():
     section, (note,) = horovod_section(one, None, wanted_ranks=1)
     assert ("horovod", "not installed") in section.rows and not note.is_fatal
     _, (problem,) = horovod_section(one, None, wanted_ranks=2)
-    assert problem.is_fatal and "pip install" in problem.mend
+    assert problem.is_fatal and "pip install" in problem.fix
 
 
 def test_two_ranks_that_cannot_sum_are_a_problem():
@@ -158,7 +158,7 @@ def test_environment_that_contradicts_itself(monkeypatch, variables, parts):
 def test_declared_ranks_are_noted(monkeypatch):
     monkeypatch.setenv("RANK_SIZE", "4")
     _, (note,), size = environment_section()
-    assert size == 4 and not note.is_fatal and "npu-run -np 4" in note.mend
+    assert size == 4 and not note.is_fatal and "npu-run -np 4" in note.fix
 
 
 def test_wrong_rank_table_is_a_problem(tmp_path):
@@ -181,14 +181,14 @@ def test_features_that_decide_precision():
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_page(is_terminal):
     page = Page()
-    page.add(Section("title", [("short", "1"), ("much longer", "2 [bold]")]), [Problem("a note", "a mend", False)])
+    page.add(Section("title", [("short", "1"), ("much longer", "2 [bold]")]), [Problem("a note", "a fix", False)])
     page.add(Section("empty", []), [Problem("a problem")])
     stream = io.StringIO()
     print_page(page, Console(file=stream, force_terminal=is_terminal, highlight=False, width=70))
     output = stream.getvalue()
     assert "empty" not in output
-    assert output.index("problem 1: a problem") < output.index("note 2: a note") < output.index("mend: a mend")
-    assert "A run could not work: 1 problem to mend." in output
+    assert output.index("problem 1: a problem") < output.index("note 2: a note") < output.index("fix: a fix")
+    assert "A run could not work: 1 problem to fix." in output
     assert "2 [bold]" in output
     if not is_terminal:
         assert output.splitlines()[:3] == ["title", "  short        1", "  much longer  2 [bold]"]

@@ -67,8 +67,8 @@ def test_description_names_rank_and_end():
 
 
 def test_a_reason_that_is_a_sentence_ends_once():
-    sentence = RAISED._replace(summary="ValueError: wrong. Mend it.")
-    assert "wrong. Mend it; exit code 1." in describe(sentence, [sentence], 2)
+    sentence = RAISED._replace(summary="ValueError: wrong. Fix it.")
+    assert "wrong. Fix it; exit code 1." in describe(sentence, [sentence], 2)
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_had_finished():

@@ -184,7 +184,7 @@ def test_missing_ssh_is_told_in_one_line(tmp_path):
 
 
 def test_a_host_that_falls_silent_is_lost(tmp_path, ssh, monkeypatch):
-    """The launcher's side of a cut: the keeper is stopped, so its connection stays open and says nothing."""
+    """The launcher's side of a cut: the agent is stopped, so its connection stays open and says nothing."""
     monkeypatch.setenv("PATH", ssh["PATH"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
@@ -225,27 +225,27 @@ def test_ranks_of_a_host_that_hears_nothing_any_more_are_killed(tmp_path):
         "peer": OTHER,
         "environment": {"PYTHONPATH": str(ROOT)},
     }
-    keeper = subprocess.Popen(
-        [sys.executable, "-m", "npu_bridge.launch.remote.keeper"],
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "npu_bridge.launch.remote.host_agent"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    keeper.stdin.write(json.dumps(job).encode() + b"\n")
-    keeper.stdin.flush()
+    agent.stdin.write(json.dumps(job).encode() + b"\n")
+    agent.stdin.flush()
     pids_file = tmp_path / "pids.5"
     wait_for(pids_file.exists, "the rank to be up")
     pids = [int(pid) for pid in pids_file.read_text().split()]
     for _ in range(50):  # five seconds of signs of life, more than the silence that is allowed
         assert is_alive(pids[0])
-        keeper.stdin.write(b"{}\n")
-        keeper.stdin.flush()
+        agent.stdin.write(b"{}\n")
+        agent.stdin.flush()
         time.sleep(0.1)
-    os.kill(pids[0], signal.SIGSTOP)  # it cannot notice by itself that its keeper is gone
-    assert keeper.wait(timeout=LIMIT_SECS) == 0
+    os.kill(pids[0], signal.SIGSTOP)  # it cannot notice by itself that its agent is gone
+    assert agent.wait(timeout=LIMIT_SECS) == 0
     assert_all_gone(pids)
-    keeper.stdin.close()
+    agent.stdin.close()
 
 
 def test_times_of_another_clock_become_the_launchers():
@@ -261,5 +261,5 @@ def test_times_of_another_clock_become_the_launchers():
 
 
 def test_the_keeper_needs_neither_tensorflow_nor_horovod(tmp_path):
-    code = "import sys, npu_bridge.launch.remote.keeper; print({'tensorflow', 'horovod'} & set(sys.modules))"
+    code = "import sys, npu_bridge.launch.remote.host_agent; print({'tensorflow', 'horovod'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=pathlib.Path(ROOT), text=True) == "set()\n"

@@ -267,10 +267,10 @@ def test_ranks_that_train_apart_say_so_before_their_first_step(on_ranks):
     on_rank_0, on_rank_1 = on_ranks(2, _said, list(APART), "APART")
     assert {name: len(lines) for name, lines in on_rank_0.items()} == dict.fromkeys(APART, 2)
     assert not any(on_rank_1.values())
-    for name, ((steps, what), (_, mend)) in on_rank_0.items():
+    for name, ((steps, what), (_, fix)) in on_rank_0.items():
         assert steps == 0, name
         assert "2 ranks train apart" in what and "a model of its own" in what
-        assert "is_distributed=True" in mend and "one rank" in mend
+        assert "is_distributed=True" in fix and "one rank" in fix
 
 
 def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ranks):

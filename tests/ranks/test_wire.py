@@ -226,7 +226,7 @@ _DROPPING = {
 
 
 @pytest.mark.parametrize("way", _DROPPING)
-def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_mend(on_ranks, way):
+def test_the_first_step_that_is_dropped_without_a_loss_scale_is_told_with_the_fix(on_ranks, way):
     (lines, values), (others, _) = on_ranks(2, said_of_drops, way)
     np.testing.assert_allclose(values, [-0.1, -0.2, -0.2, -0.2], rtol=1e-6)
     assert others == [] and len(lines) == (0 if "scaled" in way else 1)

@@ -106,7 +106,7 @@ def test_loss_by_name():
     assert hook.last_loss == 3.0
 
 
-def test_unknown_loss_name_is_an_error_that_says_how_to_mend():
+def test_unknown_loss_name_is_an_error_that_says_how_to_fix():
     hook = ProgressHook(loss="no_such_loss", stream=io.StringIO())
     with pytest.raises(ValueError, match=r"'no_such_loss'.*tf.identity"):
         run_steps([hook], [3.0])

@@ -121,4 +121,4 @@ def check_root_rank(owner: str, root_rank: Any) -> None:
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
     problem = kind.problem(value)
     if problem is not None:
-        raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.mend}")
+        raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.fix}")

@@ -77,11 +77,11 @@ def model_to_npu_estimator(
 def _check_kind(model):
     # A Sequential model without an input shape has no weights to begin from.
     if not isinstance(model, tf.keras.Model) or not is_graph_network(model):
-        mend = "Build it from tf.keras.Input, or give a Sequential model an input shape."
-        raise _error("keras_model has no declared inputs", "a Sequential or functional model", model, mend)
+        fix = "Build it from tf.keras.Input, or give a Sequential model an input shape."
+        raise _error("keras_model has no declared inputs", "a Sequential or functional model", model, fix)
     if not model.optimizer:
         raise _error("keras_model is not compiled", "one with an optimizer", model, "Call its compile first.")
 
 
-def _error(problem, expected, got, mend):
-    return ValueError(message(_OWNER, problem, expected, shown(got), mend))
+def _error(problem, expected, got, fix):
+    return ValueError(message(_OWNER, problem, expected, shown(got), fix))

@@ -81,8 +81,8 @@ class _DynamicLayer(tf.keras.layers.Layer):
         if tf.as_dtype(arguments["dtype"]) not in (tf.float16, tf.float32):
             raise self._error("dtype is another", "float16 or float32", repr(arguments["dtype"]), "Use one of these.")
 
-    def _error(self, problem: str, expected: str, got: str, mend: str) -> ValueError:
-        return ValueError(message(type(self).__name__, problem, expected, got, mend))
+    def _error(self, problem: str, expected: str, got: str, fix: str) -> ValueError:
+        return ValueError(message(type(self).__name__, problem, expected, got, fix))
 
     def _state(self, given: Any, x: tf.Tensor, directions: int = 1) -> list[tf.Tensor]:
         """The state before the first step for each direction, [B, H]; zeros unless given."""

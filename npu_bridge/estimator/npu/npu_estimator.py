@@ -148,7 +148,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if ranks.rank == 0:
             self._tell_start(reached, max_steps)
         if ranks.rank > 0:
-            self._check_start()  # not before rank 0 has mended what there was to mend
+            self._check_start()  # not before rank 0 has fixed what there was to fix
         if max_steps is not None and ranks.size > 1:
             if reached >= max_steps:
                 return self
@@ -317,8 +317,8 @@ class _OwnAlarm(LossScaleCollapseHook):
 def _accept_tpu_keywords(keywords):
     for name in keywords:
         if name not in _TPU_KEYWORDS:
-            mend = did_you_mean(name, _TPU_KEYWORDS, "")
-            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {mend}".rstrip())
+            fix = did_you_mean(name, _TPU_KEYWORDS, "")
+            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {fix}".rstrip())
     if keywords:
         text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
         say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")

@@ -110,8 +110,8 @@ class FixedLossScaleManager(_Saved):
         """
         del session
         problem, expected = "a fixed loss scale cannot be set", "a manager whose scale can move"
-        mend = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
-        raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), mend))
+        fix = f"Use npu_bridge.amp.DynamicLossScaleManager.constant({self._value:g}) instead of this one."
+        raise TypeError(message("FixedLossScaleManager", problem, expected, shown(loss_scale), fix))
 
     def update_loss_scale(self, finite_grads):
         """Does nothing; returns an op that does nothing (None when executed eagerly)."""
@@ -214,9 +214,9 @@ class MovingLossScaleManager(_Saved):
             check_number(owner, "loss_scale", loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
         shape = tuple(self._loss_scale.shape)
         if scale.shape not in ((), (1,), shape):
-            expected, mend = f"the shape () or {shape or (1,)}", "Pass one number."
+            expected, fix = f"the shape () or {shape or (1,)}", "Pass one number."
             problem = "loss_scale has another shape"
-            raise ValueError(message(owner, problem, expected, f"{scale.shape}", mend))
+            raise ValueError(message(owner, problem, expected, f"{scale.shape}", fix))
         lowest, highest = self._rule.min_scale, self._rule.max_scale
         if lowest is None or self._may_start_below_lowest:
             lowest = SMALLEST_SCALE
@@ -291,8 +291,8 @@ def check_manager(owner: str, manager: Any) -> None:
                 raise ValueError(message(owner, problem, expected, shown(each), "Pass it without a list."))
         if len(set(map(id, manager))) < len(manager):
             problem, expected = "two losses share a loss-scale manager", "one for each loss"
-            mend = "Make one more, or pass a single manager for all losses."
-            raise ValueError(message(owner, problem, expected, "the same one twice", mend))
+            fix = "Make one more, or pass a single manager for all losses."
+            raise ValueError(message(owner, problem, expected, "the same one twice", fix))
         return
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
@@ -300,19 +300,19 @@ def check_manager(owner: str, manager: Any) -> None:
     is_scale = isinstance(manager, numbers.Real) and not isinstance(manager, bool) and len(shown(manager)) < 40
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
-    mend = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
-    raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, mend))
+    fix = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
+    raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))
 
 
 def check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
     """Refuses what is no number from `lowest` to `highest`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        mend = f"Pass a number such as {max(lowest, 0.5)}."
-        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), mend))
+        fix = f"Pass a number such as {max(lowest, 0.5)}."
+        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), fix))
     if not (lowest <= value if lowest_is_allowed else lowest < value) or not value <= highest:
         expected = f"{lowest:g} {'<=' if lowest_is_allowed else '<'} {name} <= {highest:g}"
-        mend = "Choose a number in that range."
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
+        fix = "Choose a number in that range."
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))
 
 
 def check_step_count(owner, name, value, lowest=1):
@@ -321,5 +321,5 @@ def check_step_count(owner, name, value, lowest=1):
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), "Pass an int."))
     if value < lowest:
-        mend = "Use 1 to act on every such step."
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), mend))
+        fix = "Use 1 to act on every such step."
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))

@@ -69,15 +69,15 @@ def npu_resource_init(
     for name in _ONLY_BOOL:
         check_bool_type(given[name], f"{owner}: {name}")
     if enable_profiling and profiling_options is None:
-        mend = 'Pass \'{"output": "profile"}\', for example.'
+        fix = 'Pass \'{"output": "profile"}\', for example.'
         expected = OPTIONS["profiling_options"].kind.expected
-        raise ValueError(message(owner, "profiling_options is missing", expected, "None", mend))
+        raise ValueError(message(owner, "profiling_options is missing", expected, "None", fix))
     read_keywords(owner, given)
     for name, value in given.items():
         option = OPTIONS[name]
         if option.effect.level == "works" and value not in (None, option.default):
-            mend = "Give it to an NPURunConfig or to a session."
-            say_once(logging.WARNING, f"{owner}: {name}={value!r} is checked, but changes nothing here. {mend}")
+            fix = "Give it to an NPURunConfig or to a session."
+            say_once(logging.WARNING, f"{owner}: {name}={value!r} is checked, but changes nothing here. {fix}")
 
 
 def npu_resource_shutdown() -> None:

@@ -30,8 +30,8 @@ def npu_dynamic_rnn(
     """
     inputs = tf.convert_to_tensor(inputs)
     if inputs.shape.rank is None or inputs.shape.as_list()[0] is None:
-        mend = "Set it, or use tf.nn.dynamic_rnn with time_major=True."
+        fix = "Set it, or use tf.nn.dynamic_rnn with time_major=True."
         got = f"shape {inputs.shape}"
-        raise ValueError(message("npu_dynamic_rnn", "the number of steps is unknown", "[T, B, ...]", got, mend))
+        raise ValueError(message("npu_dynamic_rnn", "the number of steps is unknown", "[T, B, ...]", got, fix))
     outputs, state = tf.compat.v1.nn.static_rnn(cell, tf.unstack(inputs), initial_state, dtype, sequence_length, scope)
     return tf.stack(outputs), state

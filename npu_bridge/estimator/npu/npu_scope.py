@@ -57,9 +57,9 @@ def npu_variable_scope(placement: NpuExecutePlacement = NpuExecutePlacement.ALL)
       ValueError: `placement` is not an NpuExecutePlacement.
     """
     if not isinstance(placement, NpuExecutePlacement):
-        problem, mend = "placement is unknown", f"Use one of its {', '.join(NpuExecutePlacement.__members__)}."
+        problem, fix = "placement is unknown", f"Use one of its {', '.join(NpuExecutePlacement.__members__)}."
         expected = "a member of NpuExecutePlacement"
-        raise ValueError(message("npu_variable_scope", problem, expected, shown(placement), mend))
+        raise ValueError(message("npu_variable_scope", problem, expected, shown(placement), fix))
     return _marked({"_variable_placement": placement.value})
 
 
@@ -144,8 +144,8 @@ def limit_core_num_scope(op_aicore_num: str = "0", op_vectorore_num: str = "0") 
     del op_aicore_num
     if not isinstance(op_vectorore_num, str) or not op_vectorore_num.isdecimal() or int(op_vectorore_num) < 1:
         problem, expected = "op_vectorore_num is not a number of cores", "the text of a positive whole number"
-        mend = 'Pass op_vectorore_num="8", for example.'
-        raise ValueError(message("limit_core_num_scope", problem, expected, shown(op_vectorore_num), mend))
+        fix = 'Pass op_vectorore_num="8", for example.'
+        raise ValueError(message("limit_core_num_scope", problem, expected, shown(op_vectorore_num), fix))
     return _marked({"_op_vectorcore_num": op_vectorore_num})
 
 

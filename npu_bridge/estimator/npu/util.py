@@ -77,8 +77,8 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
     """
     where = "keep_tensors_dtypes"
     if not isinstance(graph, tf.Graph):
-        mend = "Pass tf.get_default_graph()."
-        raise ValueError(message(where, "graph has the wrong type", "a tf.Graph", shown(graph), mend))
+        fix = "Pass tf.get_default_graph()."
+        raise ValueError(message(where, "graph has the wrong type", "a tf.Graph", shown(graph), fix))
     if not isinstance(input_tensors, (list, tuple)):
         expected = "a list or tuple of tensor names"
         raise ValueError(message(where, "input_tensors is no list", expected, shown(input_tensors), "Pass [name]."))
@@ -213,8 +213,8 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
         return train_op
     if train_op.graph.finalized:
         expected, got = "a graph that is not finalized", "that of a Supervisor or a MonitoredSession"
-        mend = "Use IterationPerLoop, in two parts."
-        raise RuntimeError(message("set_iteration_per_loop", "the graph is finalized", expected, got, mend))
+        fix = "Use IterationPerLoop, in two parts."
+        raise RuntimeError(message("set_iteration_per_loop", "the graph is finalized", expected, got, fix))
     loop = IterationPerLoop()
     with train_op.graph.as_default():
         iteration_op = loop.create_iteration_per_loop_var(train_op)
@@ -259,8 +259,8 @@ class IterationPerLoop:
         """
         where = "load_iteration_per_loop_var"
         if self._variables is None:
-            expected, mend = "create_iteration_per_loop_var before", "Call it before the session is made."
-            raise AttributeError(message(where, "there is no variable", expected, "no call of it", mend))
+            expected, fix = "create_iteration_per_loop_var before", "Call it before the session is made."
+            raise AttributeError(message(where, "there is no variable", expected, "no call of it", fix))
         check_positive_integer(iterations_per_loop, f"{where}: iterations_per_loop")
         load_loop_variables(sess, self._variables, iterations_per_loop)
 
@@ -291,8 +291,8 @@ def get_value(key: Any, def_value: Any = None) -> Any:
 
 def _check_train_op(train_op: Any, where: str) -> None:
     if not isinstance(train_op, tf.Operation):
-        problem, mend = "train_op is not an operation", "Pass tf.group(train_op)."
-        raise ValueError(message(where, problem, "a tf.Operation", shown(train_op), mend))
+        problem, fix = "train_op is not an operation", "Pass tf.group(train_op)."
+        raise ValueError(message(where, problem, "a tf.Operation", shown(train_op), fix))
 
 
 def _tensor_of_default_graph(name, where):
@@ -313,8 +313,8 @@ def _flat(fetch):
 
 def _check_graph_element(value, where, name):
     if not isinstance(value, (tf.Tensor, tf.Operation)):
-        problem, mend = f"{name} is not of a graph", "Pass what a session can run."
-        raise ValueError(message(where, problem, "a tensor or an operation", shown(value), mend))
+        problem, fix = f"{name} is not of a graph", "Pass what a session can run."
+        raise ValueError(message(where, problem, "a tensor or an operation", shown(value), fix))
 
 
 def _say_without_effect(name):

@@ -32,8 +32,8 @@ def keras_optimizer(optimizer: Any, settings: KerasSettings, owner: str) -> Any:
         problem = "that is not a Keras optimizer"
         expected = "a tf.keras.optimizers.Optimizer or a tf.keras.optimizers.legacy.Optimizer"
         got = f"{optimizer!r} of type {type(optimizer).__name__}"
-        mend = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
-        raise TypeError(message(owner, problem, expected, got, mend))
+        fix = "Pass the optimizer object itself; one of tf.compat.v1.train goes to NPUDistributedOptimizer."
+        raise TypeError(message(owner, problem, expected, got, fix))
     _check_nesting(optimizer, settings, owner)
     return _class_of(is_legacy, settings.manager)(optimizer, settings)
 
@@ -53,12 +53,12 @@ def _check_nesting(optimizer, settings, owner):
     if isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
         problem = "loss scaling must be outside the reduction, and happen once"
         expected, got = "the optimizer that updates the variables", type(optimizer).__name__
-        mend = (
+        fix = (
             "Pass that, and a loss_scale_manager to npu_keras_optimizer; or write "
             "LossScaleOptimizer(npu_keras_optimizer(opt))."
         )
-        raise ValueError(message(owner, problem, expected, got, mend))
+        raise ValueError(message(owner, problem, expected, got, fix))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
-        got, mend = f"{type(optimizer).__name__}, which is one", "Pass the optimizer that it wraps."
-        raise ValueError(message(owner, problem, expected, got, mend))
+        got, fix = f"{type(optimizer).__name__}, which is one", "Pass the optimizer that it wraps."
+        raise ValueError(message(owner, problem, expected, got, fix))

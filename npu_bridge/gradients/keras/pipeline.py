@@ -112,8 +112,8 @@ class KerasPipeline:
         if needing:
             problem = f"{needing[0]} must know of which variables gradients are"
             expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
-            mend = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
-            raise ValueError(message(self._owner, problem, expected, got, mend))
+            fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
+            raise ValueError(message(self._owner, problem, expected, got, fix))
         step = self._open_steps.take_scaled() or self.pipeline.begin()
         pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(gradients)]
         return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
@@ -133,8 +133,8 @@ class KerasPipeline:
         if self._open_steps.take_scaled() is not None:
             problem = "these gradients are still multiplied by the loss scale"
             expected, got = "get_unscaled_gradients after get_scaled_loss", "get_scaled_loss alone"
-            mend = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."
-            raise ValueError(message(self._owner, problem, expected, got, mend))
+            fix = "Write gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled_loss, variables))."
+            raise ValueError(message(self._owner, problem, expected, got, fix))
         if self.pipeline.scales_loss:
             say_once(
                 logging.WARNING,
@@ -149,8 +149,8 @@ class KerasPipeline:
         if is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             problem = "a step that is compiled as a whole cannot exchange gradients"
             expected, got = "jit_compile=False with several ranks", "jit_compile=True"
-            mend = "Leave it out of model.compile, or compile only the model's own layers with tf.function."
-            raise ValueError(message(self._owner, problem, expected, got, mend))
+            fix = "Leave it out of model.compile, or compile only the model's own layers with tf.function."
+            raise ValueError(message(self._owner, problem, expected, got, fix))
 
     def _check_execution(self):
         spanning = [name_of(stage) for stage in self.pipeline.stages if stage.spans_batches]
@@ -161,9 +161,9 @@ class KerasPipeline:
             got = "'auto'" if model.autotune_steps_per_execution else steps_per_execution(model)
         if got != 1:
             problem = f"{spanning[0]} and Keras would both put several batches into one step"
-            expected, mend = "steps_per_execution=1", "Leave it out of model.compile."
+            expected, fix = "steps_per_execution=1", "Leave it out of model.compile."
             # AutoGraph, which traces Keras' loop, would hide a ValueError behind one of its own.
-            raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", mend))
+            raise RuntimeError(message(self._owner, problem, expected, f"steps_per_execution={got}", fix))
 
 
 class _UnknownVariable:

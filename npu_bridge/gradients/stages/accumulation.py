@@ -56,14 +56,14 @@ class Accumulate(Stage):
 
     def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
         if isinstance(steps, bool) or not isinstance(steps, int):
-            expected, mend = "whole steps, at least 1", "Pass an int."
-            raise TypeError(message("Accumulate", "steps is not an integer", expected, shown(steps), mend))
+            expected, fix = "whole steps, at least 1", "Pass an int."
+            raise TypeError(message("Accumulate", "steps is not an integer", expected, shown(steps), fix))
         if not 1 <= steps < 2**31:
-            expected, mend = "1 <= steps < 2**31", "Use 1 for an update with each batch."
-            raise ValueError(message("Accumulate", "steps is out of range", expected, shown(steps), mend))
+            expected, fix = "1 <= steps < 2**31", "Use 1 for an update with each batch."
+            raise ValueError(message("Accumulate", "steps is out of range", expected, shown(steps), fix))
         if reduction not in _REDUCTIONS:
-            expected, mend = "'mean' or 'sum'", "Use 'mean' for a loss that is a mean over the batch."
-            raise ValueError(message("Accumulate", "reduction is unknown", expected, shown(reduction), mend))
+            expected, fix = "'mean' or 'sum'", "Use 'mean' for a loss that is a mean over the batch."
+            raise ValueError(message("Accumulate", "reduction is unknown", expected, shown(reduction), fix))
         _check_moments(exchange, loss_scale)
         self._steps = steps
         self._reduction = reduction
@@ -217,12 +217,12 @@ class _Notes(NamedTuple):
 def _check_moments(exchange, loss_scale):
     for name, moment in (("exchange", exchange), ("loss_scale", loss_scale or exchange)):
         if moment not in _MOMENTS:
-            mend = "Leave it out for one that happens once in a window."
-            raise ValueError(message("Accumulate", f"{name} is unknown", "'window' or 'batch'", shown(moment), mend))
+            fix = "Leave it out for one that happens once in a window."
+            raise ValueError(message("Accumulate", f"{name} is unknown", "'window' or 'batch'", shown(moment), fix))
     if exchange == "batch" and loss_scale == "window":
         problem = "the loss scale would not move with what is judged"
-        got, mend = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."
-        raise ValueError(message("Accumulate", problem, "loss_scale='batch' with exchange='batch'", got, mend))
+        got, fix = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."
+        raise ValueError(message("Accumulate", problem, "loss_scale='batch' with exchange='batch'", got, fix))
 
 
 class _Sums:

@@ -53,12 +53,12 @@ class Adasum(AllReduce):
 
     def __init__(self, averaged_ranks: int | str = 1, on: str = "gradients"):
         super().__init__(type(self).__name__)
-        mend = "Leave it out to combine every two ranks."
+        fix = "Leave it out to combine every two ranks."
         if not isinstance(averaged_ranks, str) or averaged_ranks != "host":
-            check_count("Adasum", "averaged_ranks", averaged_ranks, mend, what="'host', or a number of ranks")
+            check_count("Adasum", "averaged_ranks", averaged_ranks, fix, what="'host', or a number of ranks")
         if on not in ("gradients", "weights"):
-            expected, mend = "'gradients' or 'weights'", "Leave it out to combine gradients."
-            raise ValueError(message("Adasum", "on is unknown", expected, shown(on), mend))
+            expected, fix = "'gradients' or 'weights'", "Leave it out to combine gradients."
+            raise ValueError(message("Adasum", "on is unknown", expected, shown(on), fix))
         self._averaged_ranks = averaged_ranks
         self._is_of_weights = on == "weights"
         self.keeps_replicas = self._is_of_weights
@@ -154,13 +154,13 @@ def _averaged(wanted: Any, ranks: Communicator) -> int:
         problem = "gradients are combined in pairs, pairs of pairs and so on"
         what = "ranks" if averaged == 1 else f"groups of {averaged} ranks that average"
         got = f"{ranks.size} ranks" if averaged == 1 else f"{ranks.size} ranks in groups of {averaged}"
-        mend = "Start another number of ranks, or leave Adasum out."
-        raise ValueError(message("Adasum", problem, f"1, 2, 4, 8... {what}", got, mend))
+        fix = "Start another number of ranks, or leave Adasum out."
+        raise ValueError(message("Adasum", problem, f"1, 2, 4, 8... {what}", got, fix))
     if wanted == "host" and ranks.local_rank != ranks.rank % averaged:
         problem = "ranks of one host are not neighbours"
         expected = f"rank {ranks.rank} as number {ranks.rank % averaged} of its host"
-        mend = "Start the ranks host by host, as many on each."
-        raise ValueError(message("Adasum", problem, expected, f"number {ranks.local_rank}", mend))
+        fix = "Start the ranks host by host, as many on each."
+        raise ValueError(message("Adasum", problem, expected, f"number {ranks.local_rank}", fix))
     if groups == 1:
         say_once(logging.INFO, f"Adasum: all {ranks.size} ranks average their gradients; none are left to combine.")
     return averaged

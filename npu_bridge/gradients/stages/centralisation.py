@@ -31,8 +31,8 @@ class CentralizeGradients(Stage):
 
     def __init__(self, skip: Sequence[str] = ("beta", "gamma", "bias", "depthwise")):
         if isinstance(skip, str) or not all(isinstance(word, str) for word in skip):
-            owner, mend = "CentralizeGradients", "Write skip=[...]."
-            raise TypeError(message(owner, "skip is no list of texts", "a list of texts", shown(skip), mend))
+            owner, fix = "CentralizeGradients", "Write skip=[...]."
+            raise TypeError(message(owner, "skip is no list of texts", "a list of texts", shown(skip), fix))
         self._skip = tuple(skip)
 
     def get_config(self):

@@ -124,8 +124,8 @@ def bounds(owner: str, low: Any, high: Any) -> tuple:
     """Two finite numbers, the second above the first; errors as `positive`."""
     pair = (_number(owner, "low", low), _number(owner, "high", high))
     if not -math.inf < pair[0] < pair[1] < math.inf:
-        got, mend = f"low={low!r}, high={high!r}", "Use -1.0 and 1.0."
-        raise ValueError(message(owner, "the bounds are no range", "finite low < high", got, mend))
+        got, fix = f"low={low!r}, high={high!r}", "Use -1.0 and 1.0."
+        raise ValueError(message(owner, "the bounds are no range", "finite low < high", got, fix))
     return pair
 
 

@@ -104,6 +104,6 @@ class LossScaling(Stage):
                     "two optimizers share a manager; in one run nothing orders their updates, and ranks may differ"
                 )
                 expected = "one for each, or optimizers that train in runs of their own"
-                mend = "Make a manager for each."
+                fix = "Make a manager for each."
                 kind = type(manager).__name__
-                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", mend))
+                say_once(logging.WARNING, message("loss_scale_manager", problem, expected, f"one {kind}", fix))

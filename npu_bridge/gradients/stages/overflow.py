@@ -199,7 +199,7 @@ class SkipRecord(Stage):
 
 
 class DropNotice(Stage):
-    """Says, on rank 0, when the first step is dropped that no loss scale will mend; changes no gradient.
+    """Says, on rank 0, when the first step is dropped that no loss scale will fix; changes no gradient.
 
     With a loss scale a skipped step is a step of its search, and others tell when the search fails. Without one,
     the next step is computed from the same variables, and most likely dropped as well.

@@ -45,8 +45,8 @@ class PartialSync(Stage):
     keeps_replicas = True
 
     def __init__(self, threshold: int = 2**21):
-        mend = "Use 1 to average one variable after each update."
-        self._threshold = check_count("PartialSync", "threshold", threshold, mend, what="a number of values")
+        fix = "Use 1 to average one variable after each update."
+        self._threshold = check_count("PartialSync", "threshold", threshold, fix, what="a number of values")
         self._name = type(self).__name__
         self._counter: tf.Variable | None = None
         self._variables: list = []

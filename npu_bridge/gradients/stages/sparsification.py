@@ -34,9 +34,9 @@ class _Sparsified(AllReduce, abc.ABC):
     def __init__(self, error_feedback: bool):
         super().__init__(type(self).__name__)
         if not isinstance(error_feedback, bool):
-            owner, mend = type(self).__name__, "Leave it out for True."
+            owner, fix = type(self).__name__, "Leave it out for True."
             problem, expected, got = "error_feedback is no boolean", "True or False", shown(error_feedback)
-            raise TypeError(message(owner, problem, expected, got, mend))
+            raise TypeError(message(owner, problem, expected, got, fix))
         self._has_feedback = self.needs_variables = error_feedback
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
@@ -189,11 +189,11 @@ class TopK(_Sparsified):
         super().__init__(error_feedback)
         self._density = positive("TopK", "density", density)
         if self._density > 1:
-            mend = "Use 0.01 to send one value of a hundred."
-            raise ValueError(message("TopK", "density is out of range", "0 < density <= 1", shown(density), mend))
+            fix = "Use 0.01 to send one value of a hundred."
+            raise ValueError(message("TopK", "density is out of range", "0 < density <= 1", shown(density), fix))
         if per not in ("tensor", "fragment"):
-            mend = "Leave it out for a share of each gradient."
-            raise ValueError(message("TopK", "per is unknown", "'tensor' or 'fragment'", shown(per), mend))
+            fix = "Leave it out for a share of each gradient."
+            raise ValueError(message("TopK", "per is unknown", "'tensor' or 'fragment'", shown(per), fix))
         self._per = per
 
     def get_config(self):

@@ -22,16 +22,16 @@ class Section(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something to mend.
+    """Something to fix.
 
     Attributes:
       what: what is wrong.
-      mend: what to do.
+      fix: what to do.
       is_fatal: no run could work, or not the one asked about.
     """
 
     what: str
-    mend: str = ""
+    fix: str = ""
     is_fatal: bool = True
 
 
@@ -58,7 +58,7 @@ class Page:
         """One sentence."""
         fatal = sum(problem.is_fatal for problem in self.problems)
         if fatal:
-            return f"A run could not work: {fatal} problem{'s' if fatal > 1 else ''} to mend."
+            return f"A run could not work: {fatal} problem{'s' if fatal > 1 else ''} to fix."
         return "A run works here."
 
 
@@ -70,6 +70,6 @@ def print_page(page: Page, console: Console) -> None:
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):
         style = "red" if problem.is_fatal else "yellow"
         print_text(console, f"{words[problem.is_fatal]} {number}: {in_line(problem.what)}", style)
-        if problem.mend:
-            print_text(console, f"  mend: {problem.mend}")
+        if problem.fix:
+            print_text(console, f"  fix: {problem.fix}")
     print_text(console, page.verdict, "bold")

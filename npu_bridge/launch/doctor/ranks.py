@@ -77,7 +77,7 @@ def run_trial(size: int, limit_secs: float) -> Trial:
 
 
 def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
-    """What the trials found out about TensorFlow and Horovod, and how to mend what did not work.
+    """What the trials found out about TensorFlow and Horovod, and how to fix what did not work.
 
     Args:
       one: trial on one rank.
@@ -114,11 +114,11 @@ def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]
         else:
             # pip may have kept a wheel that was built for another TensorFlow.
             install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir")
-            mend = f"Build it again, for this TensorFlow: pip uninstall -y horovod; {install}"
-            problems.append(Problem(f"Horovod does not work: {one.failure}", mend))
+            fix = f"Build it again, for this TensorFlow: pip uninstall -y horovod; {install}"
+            problems.append(Problem(f"Horovod does not work: {one.failure}", fix))
     if two is not None and two.failure:
-        mend = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
-        problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", mend))
+        fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
+        problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", fix))
     return problems
 
 

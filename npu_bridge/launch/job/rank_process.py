@@ -1,6 +1,6 @@
 """The process of one rank: its command line and environment, its output and its link, signals and exit code.
 
-`npu-run` runs the ranks of its own machine with it, the keeper of another host those of that host.
+`npu-run` runs the ranks of its own machine with it, the agent of another host those of that host.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ __all__ = ["report_of", "script_frames"]
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000
 # Where an import of a script of TensorFlow 1 goes, and where it may end.
-_BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "faces.py"))
+_BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 # How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
 _SECONDARY = (
     "HorovodInternalError",

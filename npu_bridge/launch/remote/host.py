@@ -19,7 +19,7 @@ from npu_bridge.base.terminal import visible
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.output import JointStream
 from npu_bridge.launch.job.watched_rank import WatchedRank
-from npu_bridge.launch.remote.keeper import LIFE_SIGN_SECS
+from npu_bridge.launch.remote.host_agent import LIFE_SIGN_SECS
 
 __all__ = ["SILENCE_SECS", "RemoteHost", "RemoteProcess"]
 
@@ -37,7 +37,7 @@ _OWN_PREFIXES = ("BASH_FUNC_", "SSH_")
 
 
 class RemoteHost:
-    """A host with a keeper that runs some of the ranks.
+    """A host with an agent that runs some of the ranks.
 
     Args:
       host: its name, for ssh.
@@ -152,7 +152,7 @@ class RemoteHost:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """Ends the connection, and with it whatever the keeper still runs."""
+        """Ends the connection, and with it whatever the agent still runs."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
@@ -184,7 +184,7 @@ class RemoteHost:
 
 
 class RemoteProcess:
-    """The process of a rank that the keeper of a host runs; used as `RankProcess` is.
+    """The process of a rank that the agent of a host runs; used as `RankProcess` is.
 
     Its output is read from the connection to the host, for all ranks of the host at once.
     """
@@ -221,7 +221,7 @@ class RemoteProcess:
         self._host.tell(leave=self._rank)
 
     def drain(self, *channels: str) -> None:
-        """Does nothing: the keeper passes on all output of a rank before its exit code."""
+        """Does nothing: the agent passes on all output of a rank before its exit code."""
 
     def close(self) -> None:
         """Does nothing: the connection is closed once for all ranks of the host."""
@@ -230,8 +230,8 @@ class RemoteProcess:
 def _keeper_command() -> str:
     path = environment.read_variable("PYTHONPATH")
     python_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    keeper = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.remote.keeper"
-    return f"cd {shlex.quote(os.getcwd())} && {keeper}"
+    agent = f"{python_path}exec {shlex.quote(sys.executable)} -m npu_bridge.launch.remote.host_agent"
+    return f"cd {shlex.quote(os.getcwd())} && {agent}"
 
 
 def _is_own(name: str) -> bool:

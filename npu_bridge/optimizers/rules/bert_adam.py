@@ -45,8 +45,8 @@ class BertAdam(Rule):
 
     def check(self):
         if self.max_grad_norm == 0.0:
-            problem, mend = "max_grad_norm would make every gradient 0", "Use None for none."
-            raise ValueError(message("BertAdam", problem, "above 0", "0", mend))
+            problem, fix = "max_grad_norm would make every gradient 0", "Use None for none."
+            raise ValueError(message("BertAdam", problem, "above 0", "0", fix))
 
     def slots(self):
         return {"m": 0.0, "v": 0.0}

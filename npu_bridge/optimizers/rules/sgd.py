@@ -39,8 +39,8 @@ class SGD(Rule):
         if self.nesterov and not (self.is_on("momentum") and plain_dampening):
             problem, expected = "nesterov looks ahead along a velocity", "a momentum above 0 and dampening=0"
             got = f"momentum={self.momentum!r}, dampening={self.dampening!r}"
-            mend = "Set momentum=0.9, or nesterov=False."
-            raise ValueError(message("SGD", problem, expected, got, mend))
+            fix = "Set momentum=0.9, or nesterov=False."
+            raise ValueError(message("SGD", problem, expected, got, fix))
 
     def slots(self):
         return {"momentum": 0.0} if self.is_on("momentum") else {}

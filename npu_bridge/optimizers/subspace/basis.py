@@ -53,8 +53,8 @@ class Basis:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
         if rows.ndim != 2 or rows.shape[0] > rows.shape[1]:
             expected = "a matrix with a row for each direction"
-            mend = "Write it with Basis.save."
-            raise ValueError(message("Basis", f"{path} holds no basis", expected, f"the shape {rows.shape}", mend))
+            fix = "Write it with Basis.save."
+            raise ValueError(message("Basis", f"{path} holds no basis", expected, f"the shape {rows.shape}", fix))
         described = pathlib.Path(path).with_suffix(".json")
         columns = json.loads(described.read_text())["columns"] if described.exists() else ()
         return cls(rows, tuple((name, size) for name, size in columns))
@@ -75,8 +75,8 @@ class Basis:
             if sum(sizes.values()) != self.rows.shape[1]:
                 problem = "the basis was made for another number of values"
                 got = f"{sum(sizes.values())} in {len(sizes)} variables"
-                mend = "Compute the basis from checkpoints of this model."
-                raise ValueError(message("SubspaceNewton", problem, f"{self.rows.shape[1]} values", got, mend))
+                fix = "Compute the basis from checkpoints of this model."
+                raise ValueError(message("SubspaceNewton", problem, f"{self.rows.shape[1]} values", got, fix))
             return np.asarray(rows, np.float32)
         known: dict[str, slice] = {}
         place = 0
@@ -88,9 +88,9 @@ class Basis:
                 near = nearest(name, set(known) - set(sizes) if name in sizes else set(sizes) - set(known))
                 problem = f"the basis and the trained variables differ in {name}"
                 expected = ", ".join(f"{name} of {size} values" for name, size in self.columns)
-                mend = f"It may be called {near!r} now." if near else "Compute the basis for these variables."
+                fix = f"It may be called {near!r} now." if near else "Compute the basis for these variables."
                 got = ", ".join(f"{name} of {size}" for name, size in sizes.items())
-                raise ValueError(message("SubspaceNewton", problem, expected, got, mend))
+                raise ValueError(message("SubspaceNewton", problem, expected, got, fix))
         return np.concatenate([np.asarray(rows[:, known[name]], np.float32) for name in sizes], axis=1)
 
 
@@ -125,21 +125,21 @@ def compute_pca_basis(
         raise _error("k is no number of directions", "at least 1", shown(k), "Leave it out for 32.")
     check_count("compute_pca_basis", "seed", seed, "Leave it out for 0.", least=0)
     if len(found) < k:
-        got, mend = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
-        raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, mend)
+        got, fix = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
+        raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, fix)
     if variables is None:
         variables = [] if tf.executing_eagerly() else tf.compat.v1.trainable_variables()
     names = [variable if isinstance(variable, str) else name_of(variable) for variable in variables]
     if not names:
-        mend = "Pass variables=model.trainable_variables, or their names."
-        raise _error("it is not known which variables are trained", "their names", "none", mend)
+        fix = "Pass variables=model.trainable_variables, or their names."
+        raise _error("it is not known which variables are trained", "their names", "none", fix)
     points = [_read(path, names) for path in found]
     sizes = [array.size for array in points[0]]
     for path, point in zip(found, points):
         for name, array, first in zip(names, point, points[0]):
             if array.shape != first.shape:
-                got, mend = f"{array.shape} in {path}", "Take checkpoints of one model."
-                raise _error(f"{name} has another shape in another checkpoint", f"{first.shape}", got, mend)
+                got, fix = f"{array.shape} in {path}", "Take checkpoints of one model."
+                raise _error(f"{name} has another shape in another checkpoint", f"{first.shape}", got, fix)
     matrix = np.stack([np.concatenate([array.ravel().astype(np.float32) for array in point]) for point in points])
     if k > matrix.shape[1]:
         raise _error("there are more directions than values", f"at most {matrix.shape[1]}", str(k), "Take a smaller k.")
@@ -194,10 +194,10 @@ def _read(path, names):
     known.update(keys_in_object_checkpoint(reader))
     for name in names:
         if name not in known:
-            mend = did_you_mean(name, known, "Pass the names that it has.")
-            raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), mend)
+            fix = did_you_mean(name, known, "Pass the names that it has.")
+            raise _error(f"{path} lacks a variable", f"one of its {len(known)} names", repr(name), fix)
     return [reader.get_tensor(known[name]) for name in names]
 
 
-def _error(problem, expected, got, mend):
-    return ValueError(message("compute_pca_basis", problem, expected, got, mend))
+def _error(problem, expected, got, fix):
+    return ValueError(message("compute_pca_basis", problem, expected, got, fix))

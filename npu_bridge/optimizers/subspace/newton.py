@@ -14,8 +14,8 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message, shown
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.copies import copier_of
-from npu_bridge.optimizers.per_variable import as_dense
 from npu_bridge.optimizers.subspace.basis import Basis, split
+from npu_bridge.optimizers.unfused import as_dense
 
 tf1 = tf.compat.v1
 _COMPLEMENT = "complement"
@@ -68,8 +68,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     ):
         super().__init__(use_locking=False, name=name)
         if not isinstance(basis, Basis):
-            mend = "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
-            raise TypeError(message("SubspaceNewton", "basis is no basis", "a Basis", shown(basis), mend))
+            fix = "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
+            raise TypeError(message("SubspaceNewton", "basis is no basis", "a Basis", shown(basis), fix))
         for argument, value, is_right, expected in (
             ("rho", rho, lambda x: 0 < x < 1, "above 0 and below 1"),
             ("gamma", gamma, lambda x: 0 <= x < 1, "from 0 to below 1"),
@@ -80,9 +80,9 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not is_right(value):
                 kind = ValueError if is_number else TypeError
-                mend = "Leave it out for the usual value."
+                fix = "Leave it out for the usual value."
                 problem, expected = f"{argument} is wrong", f"a number {expected}"
-                raise kind(message("SubspaceNewton", problem, expected, shown(value), mend))
+                raise kind(message("SubspaceNewton", problem, expected, shown(value), fix))
         self._basis = basis
         self._kept: Callable[[], Sequence[Any]] = tuple
         self._rho, self._gamma, self._alpha, self._sigma, self._trials = rho, gamma, alpha, sigma, trials

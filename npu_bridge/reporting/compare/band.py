@@ -26,7 +26,7 @@ from npu_bridge.reporting.compare.spread import (
     single_step_noise,
     white,
 )
-from npu_bridge.reporting.compare.student import t_quantile
+from npu_bridge.reporting.compare.t_distribution import t_quantile
 from npu_bridge.reporting.compare.verdict import CannotTell, Verdict
 from npu_bridge.reporting.history import for_json
 

@@ -12,7 +12,7 @@ from npu_bridge.reporting.compare.arrays import Stored, in_pieces
 from npu_bridge.reporting.compare.checkpoint_files import read_checkpoint
 from npu_bridge.reporting.compare.names import match
 from npu_bridge.reporting.compare.sizes import Sizes, compare_sizes, is_slot, update_sizes
-from npu_bridge.reporting.compare.student import t_quantile
+from npu_bridge.reporting.compare.t_distribution import t_quantile
 from npu_bridge.reporting.compare.verdict import CannotTell, Verdict
 from npu_bridge.reporting.history import for_json
 

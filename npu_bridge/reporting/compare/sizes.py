@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npu_bridge.reporting.compare.arrays import Stored, in_pieces
-from npu_bridge.reporting.compare.student import t_quantile
+from npu_bridge.reporting.compare.t_distribution import t_quantile
 
 __all__ = ["Sizes", "compare_sizes", "is_slot", "update_sizes"]
 

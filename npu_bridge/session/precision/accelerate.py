@@ -127,5 +127,5 @@ def _number(name: str, text: str | None) -> float:
 def _error(name: str, expected: str, text: str | None, arguments: str) -> ValueError:
     problem = f"accelerate_train_mode needs {name}" if text is None else f"{name} is not usable"
     got = "nothing" if text is None else repr(text)
-    mend = f"Give {arguments} to TellMeStepOrLossHook, or set the variable before the first step."
-    return ValueError(message("environment", problem, expected, got, mend))
+    fix = f"Give {arguments} to TellMeStepOrLossHook, or set the variable before the first step."
+    return ValueError(message("environment", problem, expected, got, fix))

@@ -28,11 +28,11 @@ def export_float32(source: Any, path: str | None = None) -> Any:
         return with_dtypes(source, ModelDtypes(), _OWNER)
     found = tf.train.latest_checkpoint(source) or source
     if not tf.compat.v1.train.checkpoint_exists(found):
-        mend = "Pass a Keras model, a folder, or a path without .index."
-        raise ValueError(message(_OWNER, "there is no checkpoint", "one", repr(source), mend))
+        fix = "Pass a Keras model, a folder, or a path without .index."
+        raise ValueError(message(_OWNER, "there is no checkpoint", "one", repr(source), fix))
     if path is None or path == found:
-        mend = "Pass path=... of the new one."
-        raise ValueError(message(_OWNER, "there is nowhere to write to", "another path", repr(path), mend))
+        fix = "Pass path=... of the new one."
+        raise ValueError(message(_OWNER, "there is nowhere to write to", "another path", repr(path), fix))
     reader = tf.train.load_checkpoint(found)
     names, values = [], []
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):

@@ -71,8 +71,8 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
     TAG = "precision/is_low"
 
     def __init__(self, summary_dir: str, every_n_steps: int = 100):
-        mend = "Pass the steps between two summaries."
-        check_count("PrecisionSummaryHook", "every_n_steps", every_n_steps, mend)
+        fix = "Pass the steps between two summaries."
+        check_count("PrecisionSummaryHook", "every_n_steps", every_n_steps, fix)
         self._summary_dir = summary_dir
         self._every_n_steps = every_n_steps
         self._global_step = None

@@ -169,8 +169,8 @@ def _iterations(model) -> int:
 
 def _check_model(model):
     if model.run_eagerly:
-        mend = "Compile the model without run_eagerly."
-        raise _error("operators that run one by one cannot change", "a compiled model", "run_eagerly=True", mend)
+        fix = "Compile the model without run_eagerly."
+        raise _error("operators that run one by one cannot change", "a compiled model", "run_eagerly=True", fix)
     if model.jit_compile:
         text = message(
             "AccelerateTrainCallback",
@@ -195,5 +195,5 @@ def _check_session(plan):
     )
 
 
-def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
-    return ValueError(message("AccelerateTrainCallback", problem, expected, got, mend))
+def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+    return ValueError(message("AccelerateTrainCallback", problem, expected, got, fix))

@@ -97,10 +97,10 @@ def _rebuilt(model, dtypes, owner):
         with tf.keras.utils.custom_object_scope({**classes, **functions}):
             changed = _with_outputs(type(model).from_config(config), dtypes.outputs)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as reason:
-        mend = "Cast to a dtype of the model's layers inside of it, or make it under such a policy."
+        fix = "Cast to a dtype of the model's layers inside of it, or make it under such a policy."
         problem = f"the model {model.name!r} cannot be rebuilt with layers in {dtypes.compute}"
         raise ValueError(
-            message(owner, problem, "layers that follow their policy", str(reason).partition("\n")[0], mend)
+            message(owner, problem, "layers that follow their policy", str(reason).partition("\n")[0], fix)
         ) from reason
     if model.built and model.weights:
         changed.set_weights(model.get_weights())
@@ -187,8 +187,8 @@ def _with_outputs(model, dtype):
 def _in_place(model, dtypes, owner):
     if model.built or model.weights:
         problem = f"the model {model.name!r} is of a class of its own and has its variables already"
-        mend = "Call this before the model sees its first batch."
-        raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", mend))
+        fix = "Call this before the model sees its first batch."
+        raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", fix))
     for layer in _layers_of(model):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
         set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))

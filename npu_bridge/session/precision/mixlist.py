@@ -75,8 +75,8 @@ def _object(path: str, name: str, value: Any, keys: tuple[str, ...]) -> dict[str
         raise _error(path, f"{name} is not an object", "a JSON object", type(value).__name__, "Write {...}.")
     for key in value:
         if key not in keys:
-            mend = did_you_mean(key, keys, "Remove it.")
-            raise _error(path, f"{name} has an unknown key", " or ".join(map(repr, keys)), repr(key), mend)
+            fix = did_you_mean(key, keys, "Remove it.")
+            raise _error(path, f"{name} has an unknown key", " or ".join(map(repr, keys)), repr(key), fix)
     return value
 
 
@@ -87,5 +87,5 @@ def _names(path: str, name: str, value: Any) -> frozenset[str]:
     return frozenset(value)
 
 
-def _error(path: str, problem: str, expected: str, got: str, mend: str) -> ValueError:
-    return ValueError(message(f"modify_mixlist {path!r}", problem, expected, got, mend))
+def _error(path: str, problem: str, expected: str, got: str, fix: str) -> ValueError:
+    return ValueError(message(f"modify_mixlist {path!r}", problem, expected, got, fix))

@@ -120,11 +120,11 @@ def _update(graph, change):
 def _check(where: str, op_type: Any) -> None:
     expected = "the type of a TensorFlow operator with a floating dtype"
     if not isinstance(op_type, str):
-        mend = 'Pass "Softmax", for example; op.type tells that of an operator.'
-        raise TypeError(message(where, "the operator type is no text", expected, repr(op_type), mend))
+        fix = 'Pass "Softmax", for example; op.type tells that of an operator.'
+        raise TypeError(message(where, "the operator type is no text", expected, repr(op_type), fix))
     is_known = op_type.isidentifier() and hasattr(tf.raw_ops, op_type)
     if is_known and has_floating_type(op_type):
         return
-    mend = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "op.type tells the type of an operator.")
+    fix = did_you_mean(op_type, () if is_known else dir(tf.raw_ops), "op.type tells the type of an operator.")
     problem = "this type has no floating dtype to choose" if is_known else "there is no such operator type"
-    raise ValueError(message(where, problem, expected, repr(op_type), mend))
+    raise ValueError(message(where, problem, expected, repr(op_type), fix))

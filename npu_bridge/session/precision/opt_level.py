@@ -115,12 +115,12 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
       config = NPURunConfig(model_dir="out", **level.options("out"))
     """
     if not isinstance(level, str) or level not in _LEVELS:
-        mend = did_you_mean(level, _LEVELS, "O1 is the usual one.")
-        raise ValueError(message("from_opt_level", "there is no such level", ", ".join(_LEVELS), repr(level), mend))
+        fix = did_you_mean(level, _LEVELS, "O1 is the usual one.")
+        raise ValueError(message("from_opt_level", "there is no such level", ", ".join(_LEVELS), repr(level), fix))
     for name in overrides:
         if name not in _OVERRIDES:
-            mend = did_you_mean(name, _OVERRIDES, "Remove it: variables are float32 in every level.")
-            raise TypeError(message("from_opt_level", "unknown override", ", ".join(_OVERRIDES), repr(name), mend))
+            fix = did_you_mean(name, _OVERRIDES, "Remove it: variables are float32 in every level.")
+            raise TypeError(message("from_opt_level", "unknown override", ", ".join(_OVERRIDES), repr(name), fix))
     given = {name: value for name, value in overrides.items() if value is not None}
     facts = _LEVELS[level]
     return OptLevel(
@@ -159,8 +159,8 @@ def _op_lists(level: str, facts: _Level, given: dict[str, Any]) -> OpLists:
 def _types(given: dict[str, Any], name: str) -> Iterable[str]:
     value = given.get(name, ())
     if isinstance(value, str) or not isinstance(value, Iterable):
-        mend = f"Pass {name}=[...]."
-        raise TypeError(message("from_opt_level", f"{name} is no list", "a list of operator types", repr(value), mend))
+        fix = f"Pass {name}=[...]."
+        raise TypeError(message("from_opt_level", f"{name} is no list", "a list of operator types", repr(value), fix))
     value = list(value)
     others = [key for key in ("half_types", "float_types", "promote_types") if key != name]
     for other in others:
@@ -195,9 +195,9 @@ def _truth(value: Any) -> bool:
 
 
 def _does_not_go(level: str, name: str, given: dict[str, Any], reason: str, better: str) -> ValueError:
-    mend = f"Leave it out, or use {better}."
-    return _error(f"{name} does not go with {level}, because {reason}", f"no {name}", repr(given[name]), mend)
+    fix = f"Leave it out, or use {better}."
+    return _error(f"{name} does not go with {level}, because {reason}", f"no {name}", repr(given[name]), fix)
 
 
-def _error(problem: str, expected: str, got: str, mend: str) -> ValueError:
-    return ValueError(message("from_opt_level", problem, expected, got, mend))
+def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
+    return ValueError(message("from_opt_level", problem, expected, got, fix))

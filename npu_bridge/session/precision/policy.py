@@ -183,8 +183,8 @@ class Precision:
         else:
             way = "float16 kernels are used"
         is_slower = speed.imitation_is_faster and not is_imitated[-1]
-        mend = f" Unset {rewriter.IMITATION} for the faster way." if is_slower else ""
-        say_once(logging.WARNING if is_slower else logging.INFO, f"precision: {way}; {speed}.{mend}")
+        fix = f" Unset {rewriter.IMITATION} for the faster way." if is_slower else ""
+        say_once(logging.WARNING if is_slower else logging.INFO, f"precision: {way}; {speed}.{fix}")
 
     def _read(self, options: TrainingOptions) -> None:
         self.configured = self._possible(policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU"))
@@ -205,8 +205,8 @@ class Precision:
         if policy == ORIGINAL or rewriter.can_lower(policy.low_dtype):
             return policy
         expected = f"a dtype TensorFlow lowers to on a {rewriter.device_kind()}, float16"
-        mend = "Use mixed_float16, or accelerate_train_mode with 'fast'."
-        text = message("precision", "everything stays in float32", expected, policy.low_dtype, mend)
+        fix = "Use mixed_float16, or accelerate_train_mode with 'fast'."
+        text = message("precision", "everything stays in float32", expected, policy.low_dtype, fix)
         say_once(logging.WARNING, text)
         return ORIGINAL
 
@@ -215,6 +215,6 @@ class Precision:
         asked.update(policy.low_dtype for policy in (self.configured, self.low) if policy and policy.low_dtype)
         if len(asked) > 1:
             got = " and ".join(sorted(asked))
-            mend = "Let customize_dtypes, the precision mode and accelerate_train_mode name the same one."
-            raise ValueError(message("precision", "options ask for different dtypes", "one low dtype", got, mend))
+            fix = "Let customize_dtypes, the precision mode and accelerate_train_mode name the same one."
+            raise ValueError(message("precision", "options ask for different dtypes", "one low dtype", got, fix))
         return asked.pop() if asked else None

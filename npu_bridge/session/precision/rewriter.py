@@ -120,7 +120,7 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
         setattr(rewrites, name, RewriterConfig.ON)
         if rewrites.optimizers and name not in rewrites.optimizers:
             rewrites.optimizers.append(name)  # where passes are listed, only those listed run, whatever is on
-    for is_in_the_way, setting, mend in (
+    for is_in_the_way, setting, fix in (
         (rewrites.disable_meta_optimizer, "disable_meta_optimizer is set", "Unset it."),
         (
             low_dtype == BFLOAT16 and environment.read_variable("TF_ENABLE_ONEDNN_OPTS") == "0",
@@ -130,7 +130,7 @@ def switch_on(session_config: Any, low_dtype: str) -> None:
     ):
         if is_in_the_way:
             text = message(
-                "precision_mode", f"nothing will run in {low_dtype}", "TensorFlow's rewriter on", setting, mend
+                "precision_mode", f"nothing will run in {low_dtype}", "TensorFlow's rewriter on", setting, fix
             )
             say_once(logging.WARNING, text)
 

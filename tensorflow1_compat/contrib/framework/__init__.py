@@ -54,7 +54,7 @@ from tensorflow1_compat.contrib.framework.tensor_util import (
     with_same_shape,
     with_shape,
 )
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 
 argsort = tf.argsort
 init_from_checkpoint = tf.train.init_from_checkpoint
@@ -118,4 +118,4 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
     return made
 
 
-mended.mend()
+patches.apply()

@@ -2,6 +2,6 @@
 
 from tf_slim.losses import *
 
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 
-mended.mend()
+patches.apply()

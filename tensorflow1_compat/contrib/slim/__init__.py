@@ -1,4 +1,4 @@
-"""`tf.contrib.slim`: TF-Slim 1.1 (the same library after it left TensorFlow), mended for TensorFlow 2.15."""
+"""`tf.contrib.slim`: TF-Slim 1.1 (the same library after it left TensorFlow), fixed for TensorFlow 2.15."""
 
 import tf_slim.nets
 from tensorflow.python.ops import variable_scope
@@ -9,6 +9,6 @@ from tf_slim.ops import arg_scope as _arg_scope
 from tf_slim.ops import variables
 from tf_slim.ops.framework_ops import get_name_scope
 
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 
-mended.mend()
+patches.apply()

@@ -21,9 +21,9 @@ from tf_slim.training.training import (
     train,
 )
 
-from tensorflow1_compat.contrib.slim import mended
+from tensorflow1_compat.contrib.slim import patches
 from tensorflow1_compat.contrib.training.buckets import bucket, bucket_by_sequence_length
 from tensorflow1_compat.contrib.training.devices import GreedyLoadBalancingStrategy, RandomStrategy, byte_size_load_fn
 from tensorflow1_compat.contrib.training.hparam import HParams, parse_values
 
-mended.mend()
+patches.apply()

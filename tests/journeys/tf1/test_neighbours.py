@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import scipy.sparse
 
-from tensorflow1_compat import healing
+from tensorflow1_compat import shims
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
@@ -32,7 +32,7 @@ for neighbour in (tfa, tf_slim):
     for name, module in list(sys.modules.items()):
         if name.startswith(neighbour.__name__ + "."):
             for seen in (vars(module).get("tf"), vars(module).get("np")):
-                assert seen is None or type(seen).__module__ != "tensorflow1_compat.faces", name
+                assert seen is None or type(seen).__module__ != "tensorflow1_compat.proxies", name
 assert not hasattr(sys.modules["time"], "clock") and time.clock() > 0
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
 assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))
@@ -91,7 +91,7 @@ def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path)
 def test_graphs_become_matrices_as_before_networkx_3():
     networkx = pytest.importorskip("networkx")
     graph = networkx.from_edgelist([(0, 1), (1, 2)])
-    for make in (healing.adjacency_matrix, healing.to_scipy_sparse_matrix, healing.laplacian_matrix):
+    for make in (shims.adjacency_matrix, shims.to_scipy_sparse_matrix, shims.laplacian_matrix):
         matrix = make(graph)
         assert isinstance(matrix, scipy.sparse.spmatrix) and matrix.sum(axis=0).shape == (1, 3)
-    assert (healing.adjacency_matrix(graph).toarray() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]).all()
+    assert (shims.adjacency_matrix(graph).toarray() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]).all()

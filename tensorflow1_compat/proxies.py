@@ -1,8 +1,8 @@
 """Module objects as the user's files see them: TensorFlow and Keras of their time, and old numpy and Python names.
 
-A face stands before a real module, its base. A name is looked for in the tables, then in the base, then among the
-base's submodules. Classes and functions are the real ones, so `isinstance` and pickling know nothing of faces. What the
-user's files set on a face is set on the base as well, as it would be without faces.
+A proxy stands before a real module, its base. A name is looked for in the tables, then in the base, then among the
+base's submodules. Classes and functions are the real ones, so `isinstance` and pickling know nothing of proxies. What
+the user's files set on a proxy is set on the base as well, as it would be without proxies.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import importlib.util
 import types
 from typing import Any
 
-from tensorflow1_compat import frictions, journal, missing
+from tensorflow1_compat import journal, missing, removed_names
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
-__all__ = ["MENTIONS", "ROOTS", "Face", "face", "is_plain", "serve"]
+__all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "proxy", "is_plain", "serve"]
 
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
@@ -24,16 +24,16 @@ _CONTRIB = "tensorflow.contrib"
 _INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
 # Bases that do not change once they are loaded, whose names can be kept.
 _CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
-_FRICTIONS = (*frictions.GONE_NAMES, *frictions.GONE_MODULES, *frictions.WRAPPED)
-_BELOW_FRICTIONS = {key.rpartition(".")[0] for key in _FRICTIONS} | set(frictions.GONE_MODULES)
+_REMOVED = (*removed_names.GONE_NAMES, *removed_names.GONE_MODULES, *removed_names.WRAPPED)
+_BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED} | set(removed_names.GONE_MODULES)
 # Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
 MENTIONS: dict[str, set[str]] = {}
-for _key in _FRICTIONS:
+for _key in _REMOVED:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
-ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_FRICTIONS)})
+ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)})
 
-_faces: dict[str, Face] = {}
+_proxies: dict[str, ModuleProxy] = {}
 _tree: SourceTree | None = None
 _tables: Tables = OF_1
 
@@ -42,7 +42,7 @@ def serve(tree: SourceTree | None, tables: Tables = OF_1) -> None:
     """Says which tree is served, and with what; modules of its own are handed out as they are."""
     global _tree, _tables
     _tree, _tables = tree, tables
-    _faces.clear()
+    _proxies.clear()
 
 
 def is_plain(name: str) -> bool:
@@ -54,24 +54,24 @@ def is_plain(name: str) -> bool:
         return False
     if root == "npu_bridge":
         return f"{name}.tf" not in _tables.same
-    return not _has_frictions(name)
+    return not _has_removed_names(name)
 
 
-def face(name: str) -> Face:
-    """The face of a module under its old name.
+def proxy(name: str) -> ModuleProxy:
+    """The proxy of a module under its old name.
 
     Raises:
       ModuleNotFoundError: there is none; one sentence says what to use instead.
     """
     name = _canonical(name)
-    found = _faces.get(name)
+    found = _proxies.get(name)
     if found is None:
         base = _base_of(name)
-        found = base if isinstance(base, Face) else _faces.setdefault(name, Face(name, base))
+        found = base if isinstance(base, ModuleProxy) else _proxies.setdefault(name, ModuleProxy(name, base))
     return found
 
 
-class Face(types.ModuleType):
+class ModuleProxy(types.ModuleType):
     """A module under an old name.
 
     Args:
@@ -143,27 +143,27 @@ class Face(types.ModuleType):
         return repr(self._base).replace(self._base.__name__, self._name, 1)
 
     def __reduce__(self) -> Any:
-        return face, (self._name,)
+        return proxy, (self._name,)
 
 
 class _Absent(Exception):
     """Nothing of that name anywhere."""
 
 
-def _find(at: Face, name: str) -> Any:
-    """The value of a name of a face."""
+def _find(at: ModuleProxy, name: str) -> Any:
+    """The value of a name of a proxy."""
     full, base = f"{at._name}.{name}", at._base
     if full in _tables.versions:
         return _tables.versions[full]
     if _canonical(full) != full:
-        return face(full)
+        return proxy(full)
     if full in _tables.names:
         journal.note("name", full, _tables.names[full])
         return _dressed(full, _import(_tables.names[full]))
-    if full in frictions.WRAPPED:
-        return _import(frictions.WRAPPED[full])
-    if full in frictions.GONE_NAMES and name not in base.__dict__:
-        place = frictions.GONE_NAMES[full]
+    if full in removed_names.WRAPPED:
+        return _import(removed_names.WRAPPED[full])
+    if full in removed_names.GONE_NAMES and name not in base.__dict__:
+        place = removed_names.GONE_NAMES[full]
         journal.say_once(full, f"{base.__name__} no longer has it; {place.replace(':', '.')} is used")
         return _import(place)
     if name.startswith("__"):
@@ -171,8 +171,8 @@ def _find(at: Face, name: str) -> Any:
             return getattr(base, name)
         except AttributeError:
             raise _Absent from None
-    if full in _tables.modules or full in frictions.GONE_MODULES:
-        return face(full)
+    if full in _tables.modules or full in removed_names.GONE_MODULES:
+        return proxy(full)
     return _dressed(full, _in_base(full, base, name))
 
 
@@ -215,30 +215,30 @@ def _of_version_2(full: str) -> Any:
 
 
 def _dressed(full: str, value: Any) -> Any:
-    """Modules of TensorFlow, and those with frictions below, get a face themselves."""
-    if not isinstance(value, types.ModuleType) or isinstance(value, Face):
+    """Modules of TensorFlow, and those with removed names below, get a proxy themselves."""
+    if not isinstance(value, types.ModuleType) or isinstance(value, ModuleProxy):
         return value
     if full.startswith(_CONTRIB):
         journal.note("name", full, value.__name__)
-    if full.partition(".")[0] in _TENSORFLOW_ROOTS or _has_frictions(full):
-        return _faces.setdefault(full, Face(full, value))
+    if full.partition(".")[0] in _TENSORFLOW_ROOTS or _has_removed_names(full):
+        return _proxies.setdefault(full, ModuleProxy(full, value))
     return value
 
 
 def _base_of(name: str) -> types.ModuleType:
     target = _tables.modules.get(name)
-    if target is None and name in frictions.GONE_MODULES:
-        target = name if _is_there(name) else frictions.GONE_MODULES[name]
+    if target is None and name in removed_names.GONE_MODULES:
+        target = name if _is_there(name) else removed_names.GONE_MODULES[name]
         if target != name:
             journal.say_once(name, f"no longer there; {target} is used")
     if target is not None:
         if target.partition(".")[0] == "tf_slim":
-            importlib.import_module("tensorflow1_compat.contrib.slim")  # which mends it
+            importlib.import_module("tensorflow1_compat.contrib.slim")  # which fixes it
         return importlib.import_module(target)
     parent, _, leaf = name.rpartition(".")
     if not parent or parent == "npu_bridge":
         return importlib.import_module(name)
-    above = face(parent)
+    above = proxy(parent)
     try:
         value = _find(above, leaf)
     except _Absent:
@@ -263,8 +263,8 @@ def _is_there(name: str) -> bool:
         return False
 
 
-def _has_frictions(name: str) -> bool:
-    return any(below == name or below.startswith(f"{name}.") for below in _BELOW_FRICTIONS)
+def _has_removed_names(name: str) -> bool:
+    return any(below == name or below.startswith(f"{name}.") for below in _BELOW_REMOVED)
 
 
 def _names_below(name: str) -> set[str]:

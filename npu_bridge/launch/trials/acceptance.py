@@ -11,7 +11,7 @@ from npu_bridge.reporting.compare.losses import read_losses
 from npu_bridge.reporting.compare.verdict import CannotTell
 
 
-class Band:
+class Float32Band:
     """Losses of some runs that differ by rounding alone.
 
     Args:

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
+from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import values_at
-from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
 
 _COUNT = "update_count"
 

@@ -1,6 +1,6 @@
 """Running rules on many variables at once: small ones joined into flat tensors, large ones by kernels of one pass.
 
-The numbers are those of `per_variable`, but for rounding: sums over tensors are added up in another order. Slots stay
+The numbers are those of `unfused`, but for rounding: sums over tensors are added up in another order. Slots stay
 variables of their own, so checkpoints do not tell how they were updated, and weights are read anew in every update.
 """
 
@@ -63,7 +63,7 @@ def update_together(
     Args:
       pending: the variables, in the order in which their gradients become known.
       updates_done: number of updates before this one, an integer scalar.
-      rate_of: gives the learning rate of now where the face keeps one that can be set, else None.
+      rate_of: gives the learning rate of now where the optimizer class keeps one that can be set, else None.
     Returns:
       The ops to wait for; Nones when executed eagerly.
     """

@@ -12,11 +12,11 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
 from npu_bridge.optimizers import states
+from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
 from npu_bridge.optimizers.hypers import from_config, to_config, values_at
-from npu_bridge.optimizers.per_variable import as_dense, multiplied_by_factor, update, working_dtype
 from npu_bridge.optimizers.rule import Rule
-from npu_bridge.optimizers.together import Pending, batch_key, check_fused, update_together
+from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
 
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -34,7 +34,7 @@ def _working_dtype_of(variable):
 
 
 class _KerasFace:
-    """What the faces of both generations share.
+    """What the optimizer classes of both generations share.
 
     Attributes:
       rule_class: set by each optimizer.
@@ -59,8 +59,8 @@ class _KerasFace:
         groups = self._group_arguments
         if groups and not all(isinstance(group["match"], str) for group in groups):
             problem, expected = "groups of variables cannot be written into a configuration", "regular expressions"
-            mend = 'Give "match" as a regular expression, or save weights only.'
-            raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", mend))
+            fix = 'Give "match" as a regular expression, or save weights only.'
+            raise ValueError(message(self.rule_class.__name__, problem, expected, "variables", fix))
         # Keras puts wrappers of its own around lists and dictionaries that are attributes.
         return {**to_config(self.rule), "groups": groups and [plain(dict(group)) for group in groups]}
 
@@ -186,8 +186,8 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
     ):
         if check_fused(self.rule_class.__name__, fused):
             problem, expected = "legacy Keras optimizers update one variable after the other", "fused=False"
-            mend = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
-            raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", mend))
+            fix = f"Use npu_bridge.optimizers.keras.{self.rule_class.__name__}."
+            raise ValueError(message(self.rule_class.__name__, problem, expected, "fused=True", fix))
         base = self._take_rule(arguments, groups)
         super().__init__(name or self.rule_class.__name__, **base)
         self._set_hyper("learning_rate", self.rule.learning_rate)

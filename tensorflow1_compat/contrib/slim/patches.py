@@ -21,7 +21,7 @@ class _WithNames(types.ModuleType):
         return getattr(self._module, name)
 
 
-def mend() -> None:
+def apply() -> None:
     """Gives the modules of TF-Slim the names they miss; TensorFlow's modules stay as they are."""
     missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
     completed = {

@@ -1,4 +1,4 @@
-"""The keeper: what `npu-run` starts on every other host through ssh, to run the ranks there and pass on their output.
+"""The agent: what `npu-run` starts on every other host through ssh, to run the ranks there and pass on their output.
 
 It reads lines of JSON from its input: first the job, then signals for ranks and signs of life. It writes lines of JSON
 to its output: what ranks print and report, how they end, and signs of life of its own. When the connection closes, or
