@@ -3,7 +3,7 @@
 A run is described from outside by two families of variables: the ones a launcher sets (Horovod's own, Open
 MPI's, or a PMI launcher's) and the documented ones of the NPU stack (`RANK_ID`, `RANK_SIZE`,
 `RANK_TABLE_FILE`, ...). Every function reads the environment when it is called and keeps nothing. What
-each documented variable means is written in `environment_table.py`.
+each documented variable means is written in `options/environment_table.py`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import message
 from npu_bridge.base.flat_tensors import joined, run_of
-from npu_bridge.optimizers import flat_slots, kernels, per_variable
+from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
 from npu_bridge.optimizers.hypers import values_at
 from npu_bridge.optimizers.rule import PerTensor
@@ -78,14 +78,14 @@ def update_together(
     updated = []
     for batch in _batches(pending):
         first = batch[0]
-        at = values_of(first.treatment, per_variable.working_dtype(first.variable))
+        at = values_of(first.treatment, unfused.working_dtype(first.variable))
         with tf.device(first.variable.device):
             if len(batch) > 1:
                 updated += _update_joined(batch, at)
             elif _has_kernel(first):
                 updated.append(kernels.update(first.variable, first.gradient, first.slots, first.treatment.rule, at))
             else:
-                updated.append(per_variable.update(first.variable, first.gradient, first.slots, first.treatment, at))
+                updated.append(unfused.update(first.variable, first.gradient, first.slots, first.treatment, at))
     return updated
 
 
@@ -122,7 +122,7 @@ def batch_key(variable: Any, treatment: Treatment) -> tuple | None:
 
 def _has_kernel(one):
     is_resource = all(hasattr(kept, "handle") for kept in (one.variable, *one.slots.values()))
-    is_wide = per_variable.working_dtype(one.variable) == one.variable.dtype.base_dtype
+    is_wide = unfused.working_dtype(one.variable) == one.variable.dtype.base_dtype
     return is_resource and is_wide and kernels.fits(one.treatment.rule)
 
 
@@ -137,7 +137,7 @@ def _update_joined(batch, at):
     """
     rule, sizes = batch[0].treatment.rule, [one.elements for one in batch]
     own_dtype = batch[0].variable.dtype.base_dtype
-    dtype = per_variable.working_dtype(batch[0].variable)
+    dtype = unfused.working_dtype(batch[0].variable)
     shape = [len(sizes), sizes[0]] if _has_norms(batch[0].treatment) else [sum(sizes)]
     gradient = tf.cast(_joined([one.gradient for one in batch], shape), dtype)
     parameter = None

@@ -14,8 +14,8 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
+from npu_bridge.optimizers import fused
 from npu_bridge.optimizers import tf1 as ours
-from npu_bridge.optimizers import together
 from tests.training import token_batches
 
 v1 = tf.compat.v1
@@ -78,8 +78,8 @@ def _train(rule, way, is_fused, first, end, checkpoint, folder):
 
 def train_every_way(folder):
     """On a rank: trained fused and unfused, and changed over in the middle."""
-    small, large = together.JOINED_ELEMENTS, together.FLAT_ELEMENTS
-    together.JOINED_ELEMENTS, together.FLAT_ELEMENTS = 50, 24  # the table is large
+    small, large = fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS
+    fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = 50, 24  # the table is large
     try:
         results = {
             (rule, way): {fused: _train(rule, way, fused, 0, STEPS, None, folder) for fused in (False, True)}
@@ -92,7 +92,7 @@ def train_every_way(folder):
             results["LAMB", way]["changed"] = _train("LAMB", way, second, 4, STEPS, middle, folder)
         return results
     finally:
-        together.JOINED_ELEMENTS, together.FLAT_ELEMENTS = small, large
+        fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = small, large
 
 
 def test_fused_is_unfused_on_ranks(on_ranks, tmp_path):
