@@ -9,7 +9,8 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.optimizers import fused, keras, keras_legacy, rules, tf1
+from npu_bridge.optimizers import fused as fused_module
+from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
 from npu_bridge.optimizers.groups import ParameterGroups
 from tests.optimizers import numpy_models
 
@@ -23,8 +24,8 @@ CASES = [(name, given) for name, (_, cases) in numpy_models.CASES.items() for gi
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
     """Joined tensors of few elements, so that small tests have several of them and large variables."""
-    monkeypatch.setattr(fused, "JOINED_ELEMENTS", 100)
-    monkeypatch.setattr(fused, "FLAT_ELEMENTS", 50)
+    monkeypatch.setattr(fused_module, "JOINED_ELEMENTS", 100)
+    monkeypatch.setattr(fused_module, "FLAT_ELEMENTS", 50)
 
 
 def _values(seed, shapes=SHAPES):
@@ -230,8 +231,8 @@ def test_what_is_joined(rule, expected):
     with tf.Graph().as_default():
         variables = [v1.get_variable(f"v{i}", shape, use_resource=True) for i, shape in enumerate(SHAPES)]
         treatment = ParameterGroups(rule).of(variables[0])
-        pending = [fused.Pending(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
-        joined = fused._batches(pending)
+        pending = [fused_module.Pending(v, tf.zeros(v.shape), {"m": v, "v": v}, treatment) for v in variables]
+        joined = fused_module._batches(pending)
     assert [[one.variable.op.name for one in batch] for batch in joined] == expected
 
 

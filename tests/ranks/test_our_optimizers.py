@@ -14,7 +14,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLos
 from npu_bridge.estimator.npu.npu_loss_scale_optimizer import NPULossScaleOptimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from npu_bridge.optimizers import fused
+from npu_bridge.optimizers import fused as fused_module
 from npu_bridge.optimizers import tf1 as ours
 from tests.training import token_batches
 
@@ -78,8 +78,8 @@ def _train(rule, way, is_fused, first, end, checkpoint, folder):
 
 def train_every_way(folder):
     """On a rank: trained fused and unfused, and changed over in the middle."""
-    small, large = fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS
-    fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = 50, 24  # the table is large
+    small, large = fused_module.JOINED_ELEMENTS, fused_module.FLAT_ELEMENTS
+    fused_module.JOINED_ELEMENTS, fused_module.FLAT_ELEMENTS = 50, 24  # the table is large
     try:
         results = {
             (rule, way): {fused: _train(rule, way, fused, 0, STEPS, None, folder) for fused in (False, True)}
@@ -92,7 +92,7 @@ def train_every_way(folder):
             results["LAMB", way]["changed"] = _train("LAMB", way, second, 4, STEPS, middle, folder)
         return results
     finally:
-        fused.JOINED_ELEMENTS, fused.FLAT_ELEMENTS = small, large
+        fused_module.JOINED_ELEMENTS, fused_module.FLAT_ELEMENTS = small, large
 
 
 def test_fused_is_unfused_on_ranks(on_ranks, tmp_path):
