@@ -332,10 +332,9 @@ def test_raw_operators():
 
 
 def test_modules_of_version_1_are_those_of_npu_bridge():
+    import npu_bridge.estimator.npu.npu_optimizer as same
     import npu_device.compat.v1.estimator.npu.npu_optimizer as other
     from npu_device.compat.v1.estimator import npu_ops
-
-    import npu_bridge.estimator.npu.npu_optimizer as same
 
     assert other is same and same.__spec__.name == same.__name__ == "npu_bridge.estimator.npu.npu_optimizer"
     assert npu_ops is sys.modules["npu_bridge.estimator.npu_ops"]

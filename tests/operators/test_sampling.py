@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from npu_bridge.tbe.npu_cube_ops import deformable_conv2d
 
 from npu_bridge.image import image_ops
 from npu_bridge.npu_cpu import npu_cpu_ops
+from npu_bridge.tbe.npu_cube_ops import deformable_conv2d
 from tests.operators.computing import close, computed, differentiable
 
 RANDOM = np.random.default_rng(8)
