@@ -1,4 +1,4 @@
-"""Tensors that are pieces of one flat tensor: who gets the pieces finds the flat one, and need not join them again."""
+"""Keeps the flat tensor that tensors were split from, so that nobody has to concatenate them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules under a second name; each exists once."""
+"""The import hook by which a module can be imported under a second name."""
 
 from __future__ import annotations
 

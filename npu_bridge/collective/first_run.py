@@ -1,4 +1,4 @@
-"""Makes a check right before a session first runs what it is about, such as certain collectives.
+"""Runs checks before a session runs certain operators, such as collectives, for the first time.
 
 Sessions are looked at from outside, because what must be done takes runs of its own (reading all variables, say), and
 nothing is to be added to the step that trains. The class of all sessions is changed when the first check is added,

@@ -1,4 +1,4 @@
-"""Ranks as they are and as they were declared; the operators of this name need a device."""
+"""`npu_bridge.experimental`: the rank of this process and the number of ranks; its operators need a device."""
 
 from __future__ import annotations
 

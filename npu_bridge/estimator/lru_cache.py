@@ -1,4 +1,4 @@
-"""The name of a cache that the NPU stack has."""
+"""`LruCache`, a cache of the NPU stack that is not available here."""
 
 from __future__ import annotations
 

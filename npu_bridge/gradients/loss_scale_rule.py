@@ -1,4 +1,4 @@
-"""The rule by which loss scales grow and shrink, and the variables that they are kept in."""
+"""The rules by which dynamic loss scales grow and shrink, for all managers, and the variables that hold them."""
 
 from __future__ import annotations
 

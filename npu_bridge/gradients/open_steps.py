@@ -1,4 +1,4 @@
-"""Recognises gradients that come back to be applied after they went through a pipeline."""
+"""Finds the step that gradients belong to, when `apply_gradients` gets what `compute_gradients` returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to gradients of several losses, or groups of variables, that have a loss scale each."""
+"""Arithmetic of gradients with several loss scales, one for each loss or group of variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`npu-run check script.py`: what a script uses and whether it can work here, told in seconds without training."""
+"""`npu-run check script.py`, the command: whether a script can work here, without running it."""
 
 from __future__ import annotations
 

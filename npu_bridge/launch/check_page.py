@@ -1,4 +1,4 @@
-"""What `npu-run check` and `npu-run --report` say of a script: as data, and as lines for people."""
+"""Formats the findings of `npu-run check` and `npu-run --report`, as JSON and as lines of text."""
 
 from __future__ import annotations
 

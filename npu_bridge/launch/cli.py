@@ -1,4 +1,4 @@
-"""`npu-run`: starts a training script on one or more ranks.
+"""`npu-run`: its options and the list of its commands; starts a training script on one or more ranks.
 
 `npu-run NAME` runs a sub-command when NAME is one and no file of that name is there; everything else is a
 script.

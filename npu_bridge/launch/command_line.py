@@ -1,4 +1,4 @@
-"""What commands of `npu-run` share: settings, how they print and fail, the options of those that run a script."""
+"""Base class and options that the commands of `npu-run` share, and how they print and fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands of `npu-run` write to, checked before they do anything: folders and files of their own."""
+"""Checks, before a command does anything, that the folders and files it will write to are its own."""
 
 from __future__ import annotations
 

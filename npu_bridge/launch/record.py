@@ -1,4 +1,4 @@
-"""`npu-run record` and `npu-run replay`: a fixed start of a training, to take to another machine."""
+"""`npu-run record` and `npu-run replay`, the commands: a fixed start of a training, to take to another machine."""
 
 from __future__ import annotations
 

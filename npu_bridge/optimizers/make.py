@@ -1,4 +1,4 @@
-"""Makes an optimizer class for each update rule, of one of the kinds in `face_*.py`."""
+"""Makes the optimizer classes of all update rules: for TF 1, Keras and legacy Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The four documented variables of a graph that hold the number of steps in one `session.run`.
+"""Creates and loads the variables of `iterations_per_loop`: how many steps one `session.run` makes.
 
 Scripts of this interface create and load them. Here the first counts, the others belong to the form.
 """

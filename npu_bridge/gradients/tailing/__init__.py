@@ -1,4 +1,4 @@
-"""Early decisions about overflows: a pass over finished graphs of Horovod and stock loss scaling.
+"""Tail optimisation of finished graphs of Horovod and stock loss scaling: overflows are decided about early.
 
 The pass takes a graph and returns a report; it never runs a session. Where it cannot help it changes nothing, and the
 report says why.

@@ -1,4 +1,4 @@
-"""Tail optimisation of graphs that others have built: updates no longer wait for the last gradient of the all-reduce.
+"""Tail optimisation of finished graphs: updates start before the last gradient is all-reduced.
 
 In a graph of Horovod and a loss-scale optimizer, the check for overflow reads every *reduced* gradient, and every
 update waits for the check: nothing is updated until the last all-reduce is done. The pass decides from the local

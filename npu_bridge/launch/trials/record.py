@@ -1,4 +1,4 @@
-"""Records how a training starts: initial weights, and what each of its first steps reads and draws at random.
+"""In the ranks of `npu-run record`: saves initial weights, and the batches and random numbers of the first steps.
 
 A folder has `rank_<n>` for each rank with
 

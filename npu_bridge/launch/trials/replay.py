@@ -1,4 +1,4 @@
-"""Feeds a training with a record, and says whether it comes to the same losses and weights, bit for bit."""
+"""In the ranks of `npu-run replay`: feeds a training with a record and compares losses and weights, bit for bit."""
 
 from __future__ import annotations
 

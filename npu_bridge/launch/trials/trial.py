@@ -1,4 +1,4 @@
-"""What one run of a script is to be, as text that processes can hand on. Without TensorFlow."""
+"""Describes one run of a script for a trial: folder, seed, steps. The launcher passes it to the ranks as text."""
 
 from __future__ import annotations
 
