@@ -1,4 +1,4 @@
-"""Telling whether a script is one of TensorFlow 1 or of TensorFlow 2, from what it imports and calls."""
+"""Tells whether a script is written for TensorFlow 1 or 2, from what it imports and calls."""
 
 from __future__ import annotations
 

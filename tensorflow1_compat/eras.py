@@ -1,4 +1,4 @@
-"""Names by which a script is known as one of TensorFlow 1 or of TensorFlow 2, below `tf`, by namespace.
+"""Data for `era.py`: names that only TensorFlow 1 or only TensorFlow 2 has, by namespace.
 
 They are those that only one of `tensorflow.compat.v1` and `tensorflow` has in TensorFlow 2.15; a test compares.
 """

@@ -1,4 +1,4 @@
-"""What can be said about a script without running it: what it uses, what that is here, and what cannot work."""
+"""The checks behind `npu-run check`: finds what a script uses and what cannot work, without running it."""
 
 from __future__ import annotations
 

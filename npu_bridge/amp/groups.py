@@ -1,4 +1,4 @@
-"""Loss scales for groups of variables: each part of a network computes its gradients with a scale of its own."""
+"""`amp.GroupLossScaleManager`: a loss scale for each group of variables, with boundaries in the backward pass."""
 
 from __future__ import annotations
 

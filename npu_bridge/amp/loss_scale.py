@@ -1,4 +1,4 @@
-"""Loss scales that grow and shrink by any rule of the usual form."""
+"""`amp.DynamicLossScaleManager`: a dynamic loss scale whose factors and limits the user chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges the recorded steps of all ranks into one picture, one JSON file and one line of text."""
+"""Merges the timelines of all ranks into one picture, one JSON file and one line of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss-scale managers: the factor of the loss, and how it grows and shrinks."""
+"""The documented loss-scale managers, fixed and dynamic."""
 
 from __future__ import annotations
 

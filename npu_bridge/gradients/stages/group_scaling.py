@@ -1,4 +1,4 @@
-"""Group loss scales: groups of variables whose gradients are computed with a scale of their own."""
+"""The stage of group loss scales: unscales and checks the gradients of each group of variables by itself."""
 
 from __future__ import annotations
 

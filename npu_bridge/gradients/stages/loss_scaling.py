@@ -1,4 +1,4 @@
-"""Loss scaling: keeps small gradients representable while they are computed and transferred."""
+"""The stage of loss scaling: multiplies the loss, and divides the reduced gradients."""
 
 from __future__ import annotations
 

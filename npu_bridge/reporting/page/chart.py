@@ -1,4 +1,4 @@
-"""Draws the curves of a run as SVG, which a script only adds the numbers under the pointer to."""
+"""Draws the charts of the report page as SVG."""
 
 from __future__ import annotations
 

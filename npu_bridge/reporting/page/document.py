@@ -1,4 +1,4 @@
-"""Puts the page together: summary, charts, command, options, ranks, timeline, environment and numbers."""
+"""Puts the report page together from its sections: summary, charts, command, options, ranks, timeline."""
 
 from __future__ import annotations
 

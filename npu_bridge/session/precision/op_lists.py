@@ -1,4 +1,4 @@
-"""Functions by which a script moves operator types between the lists of mixed precision, for one graph.
+"""`register_float_function` and its kin: a script moves operator types between the lists of mixed precision.
 
     register_float_function("Softmax")      # in the default graph: sessions of this graph follow
     lists = OpLists().with_half("Softmax")  # or as a value, for `from_opt_level` and `modify_mixlist`
