@@ -98,7 +98,9 @@ class Pipeline:
     def needs_true_units(self) -> bool:
         """True when a stage works on gradients that must be those of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
-        return bool(self._transforming) or any(stage.place in places for stage in self._stages)
+        return bool(self._transforming) or any(
+            stage.needs_true_units or stage.place in places for stage in self._stages
+        )
 
     @property
     def is_gated(self) -> bool:

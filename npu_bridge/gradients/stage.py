@@ -166,6 +166,7 @@ class Stage(KnownKeywords):
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
       leaves_out: True for a stage that leaves variables out of some steps.
+      needs_true_units: True for a stage that must not get gradients that another optimizer's loss scale multiplies.
       keeps_replicas: True for a stage that lets trained variables or their slots differ between ranks.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
     """
@@ -181,6 +182,7 @@ class Stage(KnownKeywords):
     needs_variables = False
     spans_batches = False
     leaves_out = False
+    needs_true_units = False
     keeps_replicas = False
     copes_with_left_out = False
 

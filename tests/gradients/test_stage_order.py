@@ -125,6 +125,20 @@ def test_the_way_of_gradients_is_told_in_its_order():
         stages.explain(inner)
 
 
+@in_graph
+def test_stages_that_need_true_units_are_refused_inside_loss_scaling():
+    """With error feedback what was not sent would be added to gradients of another scale."""
+
+    def nested(stage):
+        inner = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1), stages=[stage])
+        return NPULossScaleOptimizer(inner, FixedLossScaleManager(8), True)
+
+    for stage in (stages.TopK(0.1), stages.Threshold(0.1, error_feedback=False), stages.Accumulate(2)):
+        with pytest.raises(ValueError, match=f"{type(stage).__name__}.* inside"):
+            nested(stage)
+    assert nested(stages.TopK(0.1, error_feedback=False)) and nested(stages.Adasum())
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "part"),
     [

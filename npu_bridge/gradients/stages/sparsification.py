@@ -38,6 +38,7 @@ class _Sparsified(AllReduce, abc.ABC):
             problem, expected, got = "error_feedback is no boolean", "True or False", shown(error_feedback)
             raise TypeError(message(owner, problem, expected, got, fix))
         self._has_feedback = self.needs_variables = error_feedback
+        self.needs_true_units = error_feedback  # else what was not sent would be added to gradients of another scale
         self._residuals: tf.Module | None = None
         self._residual_of: dict = {}
 
@@ -264,6 +265,7 @@ class Threshold(_Sparsified):
     def __init__(self, value: float, error_feedback: bool = True):
         super().__init__(error_feedback)
         self._value = positive("Threshold", "value", value)
+        self.needs_true_units = True
 
     def get_config(self):
         return {"value": self._value, "error_feedback": self._has_feedback}
