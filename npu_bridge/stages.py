@@ -71,17 +71,17 @@ def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) ->
     Args:
       optimizer: an optimizer with stages, or a pipeline. Of optimizers around one another the outermost comes last,
         because it gets the gradients of the inner ones.
-      svg: a file to draw them in, overwritten if it exists.
+      svg: a file to draw them in, overwritten if it is such a picture.
       ranks: number of ranks to count bytes for; by default those of this job.
     Returns:
       Text: for each stage a line with its number, place, class and arguments, what it needs and gives, and, with
       several ranks, the bytes that a rank sends for each float32 parameter and batch.
     Raises:
       TypeError: it has no stages.
-      OSError: the file cannot be written.
+      OSError: the file cannot be written, or is somebody else's.
     """
     stops = list_stages(optimizer, ranks)
     if svg is not None:
         draw_stages = found_at("npu_bridge.reporting.stages_picture:draw_stages")
-        write_whole(svg, draw_stages(stops))
+        write_whole(svg, draw_stages(stops), found_at("npu_bridge.reporting.picture_style:PICTURE_FILES"))
     return as_text(stops)

@@ -18,7 +18,7 @@ PRODUCTS = {
     "launch/repeat.py": "the note in the folder of a repeat",
     "reporting/page/document.py": "npu-run report; ReportHook attempts it",
     "reporting/page/facts.py": "ReportHook attempts it",
-    "reporting/plan_picture.py": "npu-run plan --picture",
+    "reporting/picture_style.py": "npu-run plan --picture; draw_training attempts it",
     "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",

@@ -27,6 +27,12 @@ def removals_of(tree):
         owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
         if node.attr in ALWAYS or owner in MODULES_OF_FILES:
             yield node.lineno, node.attr
+    # matplotlib writes over what has a path, through links too; to an open file it adds.
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    to_files = [node.func for node in calls if ast.unparse(node.args[0]) == "file"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "savefig" and node not in to_files:
+            yield node.lineno, node.attr
     for node in ast.walk(tree):  # of a pathlib.Path: a text's `replace` takes two arguments
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
             if node.func.attr in ("replace", "rename") and len(node.args) == 1:
@@ -57,6 +63,8 @@ def test_only_one_module_removes_or_replaces_files():
         "path.rename(other)",
         "tf.io.gfile.rename(a, b, overwrite=True)",
         "tf.compat.v1.gfile.DeleteRecursively(folder)",
+        "figure.savefig(path)",
+        "functools.partial(figure.savefig, path)",
     ],
 )
 def test_what_removes_is_found(code):

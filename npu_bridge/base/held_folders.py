@@ -55,17 +55,44 @@ class _Lock:
     def __init__(self, path: str, text: str, last_sign: float | None = None):
         self.path, self.text, self.last_sign = path, text, last_sign
         self.count, self.is_lost = 0, False
+        self._process, self._mutex, self._is_released, self._seen_at = os.getpid(), threading.Lock(), False, _now()
 
     def give_sign(self) -> None:
-        """Keeps the file young; notices once when it has become somebody else's."""
+        """Keeps the file young, and puts it back when it was removed; notices once when it is somebody else's."""
         if self.is_lost or not self.text:
             return
         with contextlib.suppress(OSError):
-            self.is_lost = _read_text(self.path) != self.text
+            now = _now()
+            # Of a file that is gone after a silence nobody knows: another job may have come, and ended since.
+            was_silent = now - self._seen_at > SILENT_SECS
+            if not was_silent:
+                self._put_back()
+            found = _read_text(self.path)
+            self.is_lost = found != self.text and (bool(found) or was_silent)
             if self.is_lost:
                 _LOG.error("%s is no longer this process's: another job has taken the folder.", self.path)
-            else:
-                os.utime(self.path)
+                return
+            self._seen_at = now
+            os.utime(self.path)
+
+    def _put_back(self) -> None:
+        """Makes the file again that somebody has cleaned away, unless another job comes first."""
+        if self._process != os.getpid() or os.path.lexists(self.path):
+            return
+        with self._mutex, contextlib.suppress(FileNotFoundError):  # the folder is gone, too
+            if not self._is_released:
+                own = _name_beside(self.path)
+                try:
+                    _write_new(own, self.text)
+                    _place(own, self.path, self.text)
+                finally:
+                    _remove(own, self.text)
+
+    def remove(self) -> None:
+        """Removes the file, for good."""
+        with self._mutex:
+            self._is_released = True
+            _remove(self.path, self.text)
 
 
 class Hold:
@@ -99,8 +126,9 @@ class Hold:
             self._lock.give_sign()
             if self._lock.is_lost:
                 raise FolderHeldError(
-                    f"{os.path.dirname(self._lock.path)} was taken over by another job, because this one gave no sign "
-                    f"of life for {SILENT_SECS:.0f} s. Choose another folder, or stop the other job first."
+                    f"{os.path.dirname(self._lock.path)} was taken over by another job, because {self._lock.path} was "
+                    f"removed, or this one gave no sign of life for {SILENT_SECS:.0f} s. Choose another folder, or "
+                    f"stop the other job first."
                 )
 
     def __enter__(self) -> Hold:
@@ -154,13 +182,13 @@ class _Held:
             lock.count -= 1
             if lock.count == 0 and self._locks.get(lock.path) is lock:
                 del self._locks[lock.path]
-                _remove(lock.path, lock.text)
+                lock.remove()
 
     def release_all(self) -> None:
         """At the end of the process."""
         if self._process == os.getpid():
             for lock in list(self._locks.values()):
-                _remove(lock.path, lock.text)
+                lock.remove()
             self._locks.clear()
 
     def _forget_those_of_the_parent(self):
@@ -187,10 +215,9 @@ _HELD = _Held()
 def _acquire(path: str, what: str) -> _Lock | None:
     """Makes the lock file; None where no file can be made."""
     text = json.dumps({**_this_process(), "what": what, "token": secrets.token_hex(8)})
-    own = f"{path}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    own = _name_beside(path)
     try:
-        with open(own, "x", encoding="utf-8") as file:
-            file.write(text)
+        _write_new(own, text)
     except OSError as error:
         _LOG.debug("%s: not held (%s).", path, error)
         with contextlib.suppress(OSError):
@@ -249,11 +276,24 @@ def _place(own: str, path: str, text: str) -> bool:
         return _read_text(path) == text  # a file server whose first answer was lost says so of our own link
     except OSError:  # a file system without links: for a moment the file is there and empty
         try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
+            _write_new(path, text)
             return True
         except FileExistsError:
             return False
+
+
+def _name_beside(path: str) -> str:
+    return f"{path}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+
+
+def _write_new(path: str, text: str) -> None:
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _now() -> float:
+    """Seconds that go on while the machine or this process is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _owner_of(path: str, own: str) -> _Owner | None:

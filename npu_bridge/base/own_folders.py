@@ -1,7 +1,8 @@
 """Folders that commands write to: new, empty, or made by the same command before, which a marker file in them says.
 
 The marker lists the files that the command has left, so that it removes these the next time and nothing that others
-have put beside them. The folder itself stays, and a copy of it is no longer the one that was made.
+have put beside them, not even while the command ran: what is of a name that it does not write is not its own. The
+folder itself stays, and a copy of it is no longer the one that was made.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ class OwnFolder:
       path: its real path.
     """
 
-    def __init__(self, path: str, command: str, option: str, last_sign: float | None = None):
-        self.path, self._command, self._option = path, command, option
+    def __init__(self, path: str, command: str, option: str, made: Sequence[str], last_sign: float | None = None):
+        self.path, self._command, self._option, self._made = path, command, option, made
         self._marker = os.path.join(path, MARKER)
         self._facts = _read_marker(self._marker)
         if self._facts.get("is_open") and last_sign is not None:
@@ -92,10 +93,13 @@ class OwnFolder:
         self._facts = {**self._facts, "files": files, "is_open": False}
 
     def _is_own(self, path: str, found: os.stat_result) -> bool:
-        """Whether a file was made while the folder was this command's, and is as it was left."""
+        """Whether a file has a name of the command's, was made while the folder was its, and is as it was left."""
+        name = os.path.relpath(path, self.path)
+        if not any(_fits(name, pattern) for pattern in self._made):
+            return False
         if found.st_ctime_ns >= self._facts["since_ns"]:
             return True
-        return self._facts["files"].get(os.path.relpath(path, self.path)) == [found.st_size, found.st_mtime_ns]
+        return self._facts["files"].get(name) == [found.st_size, found.st_mtime_ns]
 
     def _write(self) -> None:
         with new_file(self._marker, ours=_OURS) as file:
@@ -103,13 +107,15 @@ class OwnFolder:
 
 
 @contextlib.contextmanager
-def own_folder(folder: str, command: str, option: str, holds: bool = True) -> Iterator[OwnFolder]:
+def own_folder(folder: str, command: str, option: str, made: Sequence[str], holds: bool = True) -> Iterator[OwnFolder]:
     """A folder to write to, while this block lasts; it is made if need be, and nobody else may write to it meanwhile.
 
     Args:
       folder: its path.
       command: what writes, as it is typed: "npu-run record".
       option: what named the folder, for messages.
+      made: patterns of all names that the command ever writes there, below the folder: `*` is within one name, and
+        `/**` at the end is all that is in a folder. Files of other names are somebody else's, whenever they came.
       holds: False where several processes of one job write there.
     Raises:
       NotOursError: it is a file, or holds what the command has not made.
@@ -121,7 +127,7 @@ def own_folder(folder: str, command: str, option: str, holds: bool = True) -> It
     os.makedirs(path, exist_ok=True)
     with hold_folder(path, _PURPOSE, command) if holds else Hold(None) as hold:
         _check(path, command, option)  # what has come before the folder was held
-        own = OwnFolder(path, command, option, hold.last_sign)
+        own = OwnFolder(path, command, option, made, hold.last_sign)
         try:
             yield own
         finally:
@@ -154,6 +160,19 @@ def _check(path: str, command: str, option: str) -> None:
             f"{option}: {path} {origin}. Expected a new folder, an empty one, or one that {command} made; name another "
             f"with {option}."
         )
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name below the folder is one of a pattern, or of a file that was to get such a name."""
+    parts, wanted = name.split(os.sep), pattern.split("/")
+    if wanted[-1] == "**":
+        wanted = wanted[:-1]
+        if len(parts) <= len(wanted):
+            return False
+        parts = parts[: len(wanted)]
+    elif parts[-1].startswith(UNFINISHED):
+        parts, wanted = parts[:-1], wanted[:-1]
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
 def _is_ignored(name: str) -> bool:

@@ -105,7 +105,7 @@ def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
         return Basis.load(earlier)
     if collective.current().local_rank == 0 and not made.exists():
         # Not held: other hosts may write the same.
-        with own_folder(os.fspath(made.parent), "boost", "dim_reduce", holds=False) as own:
+        with own_folder(os.fspath(made.parent), "boost", "dim_reduce", ("pca_basis_*",), holds=False) as own:
             compute_pca_basis(os.fspath(folder), k, names).save(os.path.join(own.path, name))
     deadline = time.monotonic() + settings["timeout"]
     while not made.exists():

@@ -13,7 +13,7 @@ from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.terminal import echo, in_line, json_text
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.errors import LaunchError
-from npu_bridge.launch.outputs import check_file, own_output
+from npu_bridge.launch.outputs import MADE_BY, check_file, own_output
 from npu_bridge.reporting.page import PAGE_FILES
 
 __all__ = ["compare"]
@@ -58,7 +58,7 @@ def compare(a, b, only, tag, tolerance, names, page, as_json, write_names):
         if write_names is not None:
             with own_output(write_names, "--write-names", "npu-run compare") as own:
                 dump = max(read_dumps(a), key=lambda one: len(one.files))
-                own.clear("*")
+                own.clear(*MADE_BY["npu-run compare"])
                 count = write_named(dump, write_names)
             echo(f"{count} tensors of step {dump.key.step} are in {write_names}")
             return

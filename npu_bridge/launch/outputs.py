@@ -9,12 +9,28 @@ from npu_bridge.base.files import NotOursError, check_output
 from npu_bridge.base.own_folders import FolderHeldError, OwnFolder, own_folder
 from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["check_file", "own_output"]
+__all__ = ["MADE_BY", "check_file", "own_output"]
+
+# What each command writes to its folders, and may remove there; whole folders are those that a script is given.
+MADE_BY = {
+    "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json"),
+    "npu-run record": (
+        *(f"rank_[0-9]*/{name}" for name in ("record.json", "weights.npz", "weights_after.npz", "step_[0-9]*.npz")),
+        "run/**",
+        "replay_tf1.py",
+    ),
+    "npu-run replay": ("run/**",),
+    "npu-run bisect": (
+        *("repeat-[0-9]*/**", "run-[0-9]*/**", "run-[0-9]*.txt"),
+        *("state.json", "operators.json", "kept.txt", "mixlist.json"),
+    ),
+    "npu-run compare": ("*.[0-9]*.npy", "[0-9]*.npy", "mapping.csv"),
+}
 
 
 @contextlib.contextmanager
 def own_output(folder: str, option: str, command: str = "npu-run", holds: bool = True) -> Iterator[OwnFolder]:
-    """A folder for what a command writes, held while this block lasts; arguments as of `own_folder`.
+    """A folder for what a command of `MADE_BY` writes, held while this block lasts; arguments as of `own_folder`.
 
     Raises:
       LaunchError: something else is in it, also when the command is about to clear it; somebody uses it; or it cannot
@@ -22,7 +38,7 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
     """
     with contextlib.ExitStack() as stack:
         try:
-            own = stack.enter_context(own_folder(folder, command, option, holds))
+            own = stack.enter_context(own_folder(folder, command, option, MADE_BY[command], holds))
         except FolderHeldError as error:
             raise LaunchError(f"{option}: {error}") from error
         except NotOursError as error:

@@ -53,8 +53,8 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
     with ending_on(LaunchError, command="replay"):
         _check_record(recorded)
         with own_output(out, "--out", "npu-run replay") as own:
-            own.clear("*")
-            sys.exit(_replay(recorded, out, [*launcher, script, *arguments]))
+            own.clear("run")
+            sys.exit(_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments]))
 
 
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
@@ -98,13 +98,13 @@ def _check_record(folder: str) -> None:
             raise LaunchError(f"the record cannot be used: {error}.") from error
 
 
-def _replay(recorded: str, out: str, command: list[str]) -> int:
-    code = run_trial(Trial(folder=out, seed=0, replay=recorded), command, _ONE_STEP)
-    paths = sorted(Path(out).glob("replay_rank_*.json"))
+def _replay(recorded: str, run: str, command: list[str]) -> int:
+    code = run_trial(Trial(folder=run, seed=0, replay=recorded), command, _ONE_STEP)
+    paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
-    verdicts = [read_json(path, within=out) for path in paths]
+    verdicts = [read_json(path, within=run) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
     differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
     if not differences:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, StepRow, laid_out
-from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy
+from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy, write_png
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
@@ -49,7 +48,7 @@ def draw_training(history: History, path: str, title: str = "") -> None:
     axes[-1].set_xlabel("step" if not history.skipped_steps else "step, skipped ones included")
     above.set_title(title, loc="left", pad=24, fontsize=13, fontweight="bold", color=INK)
     above.text(0.0, 1.03, format_summary(summary), transform=above.transAxes, fontsize=10, color=QUIET)
-    Secondary(f"the picture {path}").attempt(functools.partial(figure.savefig, path, format="png"))
+    Secondary(f"the picture {path}").attempt(write_png, figure, path)
 
 
 def smooth(values: Sequence[float], reach: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from npu_bridge.base.files import new_file
 from npu_bridge.reporting.errors import imported
 
 INK = "#1f2933"
@@ -25,6 +26,12 @@ def new_figure(who: str, height: float) -> Any:
     """
     figure_of = imported("matplotlib.figure", who, "plot").Figure
     return figure_of(figsize=(10, height), dpi=120, facecolor="white", layout="constrained")
+
+
+def write_png(figure: Any, path: str, ours: bytes | None = None, **metadata: str) -> None:
+    """Writes a matplotlib figure to a file, which takes its name when it is complete; `ours` as in `new_file`."""
+    with new_file(path, "wb", ours) as file:
+        figure.savefig(file, format="png", metadata=metadata)
 
 
 def tidy(axis) -> None:

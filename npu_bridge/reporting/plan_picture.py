@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from npu_bridge.collective.cost_model import Prediction
-from npu_bridge.reporting.picture_style import INK, QUIET, SOFTWARE, new_figure, tidy
+from npu_bridge.reporting.picture_style import INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
 
 __all__ = ["draw_plan"]
 
@@ -18,9 +18,10 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     Args:
       predictions: in ascending order of ranks, at least one.
       compute_secs: the step on one rank.
-      path: the file to write, overwritten if it exists.
+      path: the file to write, overwritten if it is such a picture.
     Raises:
       MissingExtraError: matplotlib is not installed.
+      OSError: the file cannot be written, or is somebody else's.
     """
     figure = new_figure("draw_plan", 4.4)
     axis = figure.subplots()
@@ -42,4 +43,4 @@ def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str)
     axis.set_ylabel("ms")
     axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
     tidy(axis)
-    figure.savefig(path, format="png", metadata={"Software": SOFTWARE})
+    write_png(figure, path, PLAN_FILES, Software=SOFTWARE)

@@ -96,3 +96,14 @@ def test_checkpoints_are_read_by_the_names_of_variables(tmp_path):
     np.save(tmp_path / "vector.npy", np.ones(3))
     with pytest.raises(ValueError, match=r"vector.npy holds no basis.*got the shape \(3,\)"):
         boost.Basis.load(tmp_path / "vector.npy")
+
+
+def test_a_description_of_somebody_elses_stays(tmp_path):
+    basis = boost.Basis(np.eye(2, 3, dtype=np.float32), (("weight", 3),))
+    for _ in range(2):
+        assert boost.Basis.load(basis.save(tmp_path / "f.npy")).columns == basis.columns
+    (tmp_path / "f.npy").unlink()
+    (tmp_path / "f.json").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"^Basis.save: .*f.json is a file that npu_bridge did not make"):
+        basis.save(tmp_path / "f.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"] and (tmp_path / "f.json").read_text() == "mine"

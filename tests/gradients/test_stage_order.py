@@ -139,6 +139,16 @@ def test_stages_that_need_true_units_are_refused_inside_loss_scaling():
     assert nested(stages.TopK(0.1, error_feedback=False)) and nested(stages.Adasum())
 
 
+def test_stages_are_drawn_over_their_own_picture_and_over_no_other(tmp_path):
+    optimizer, picture = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1)), tmp_path / "a.svg"
+    for _ in range(2):
+        stages.explain(optimizer, svg=str(picture))
+    picture.write_text("<svg>mine</svg>")
+    with pytest.raises(FileExistsError, match="a.svg is a file that npu_bridge did not make"):
+        stages.explain(optimizer, svg=str(picture))
+    assert picture.read_text() == "<svg>mine</svg>"
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "part"),
     [

@@ -22,6 +22,7 @@ import pytest
 
 from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch import cli
+from npu_bridge.launch.outputs import MADE_BY
 from tests.examples.commands import run_warm
 from tests.launch.launching import needs_horovod
 from tests.reporting.test_page import write_history
@@ -219,7 +220,7 @@ def folder(tmp_path_factory):
     (folder / "hosts").write_text("localhost slots=2\n")
     (folder / "table.json").write_text(TABLE)
     (folder / "out" / "digits").mkdir(parents=True)
-    with own_folder(str(folder / "noise"), "npu-run", "--out"):  # as a run before has left it
+    with own_folder(str(folder / "noise"), "npu-run", "--out", MADE_BY["npu-run"]):  # as a run before has left it
         for path, shift in {"noise/repeat-0": 0, "noise/repeat-1": 1, "noise/repeat-2": -1, "out/npu": 0.5}.items():
             (folder / path).mkdir(parents=True)
             noise = random.Random(path)

@@ -14,6 +14,7 @@ from npu_bridge.launch import cli
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan
 from npu_bridge.launch.job.supervisor import Outcome, run_ranks
+from npu_bridge.launch.outputs import MADE_BY
 from tests.launch.launching import LIMIT_SECS, needs_horovod, npu_run, start, write_script
 from tests.launch.test_hosts import write_table
 
@@ -35,7 +36,7 @@ def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
         """,
     )
     earlier = ["--- 2026-01-02 03:04:05 rank 1 of 2: train.py", "of an earlier run"]
-    with own_folder(str(tmp_path / "logs"), "npu-run", "--log-dir"):
+    with own_folder(str(tmp_path / "logs"), "npu-run", "--log-dir", MADE_BY["npu-run"]):
         (tmp_path / "logs" / "rank_1.log").write_text("\n".join([*earlier, ""]))
     code, output = npu_run("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path)
     assert code == 0

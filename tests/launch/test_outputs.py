@@ -29,6 +29,7 @@ from npu_bridge.launch.bisect import bisect
 from npu_bridge.launch.cli import run_script
 from npu_bridge.launch.compare import compare
 from npu_bridge.launch.explain import explain
+from npu_bridge.launch.outputs import MADE_BY
 from npu_bridge.launch.predict.command import plan
 from npu_bridge.launch.record import record, replay
 from npu_bridge.launch.report import report
@@ -60,7 +61,7 @@ NAMES = [
     "timeline_rank_0.json",
     "tail.svg",
     "tail.json",
-    "replay_rank_0.json",
+    "run/replay_rank_0.json",
     "replay_tf1.py",
     "model/model.ckpt-1.index",
     "history.jsonl",
@@ -88,7 +89,7 @@ FOLDERS = {
     "--repeat --out": ("npu-run", run_script, ["--repeat", "2", "--out", "{}", "train.py"], "repeat-1/x"),
     "--timeline-dir": ("npu-run", run_script, ["--timeline", "0:1", "--timeline-dir", "{}", "train.py"], "tail.svg"),
     "record --out": ("npu-run record", record, ["--out", "{}", "train.py"], "rank_0/record.json"),
-    "replay --out": ("npu-run replay", replay, ["--out", "{}", "recorded", "train.py"], "replay_rank_0.json"),
+    "replay --out": ("npu-run replay", replay, ["--out", "{}", "recorded", "train.py"], "run/replay_rank_0.json"),
     "bisect --out": ("npu-run bisect", bisect, ["--out", "{}", "train.py"], "kept.txt"),
     "compare --write-names": ("npu-run compare", compare, ["dump", "--write-names", "{}"], "one.0.1000000.npy"),
 }
@@ -189,9 +190,9 @@ def tree_of(folder):
 HOLD = """
 import sys
 from npu_bridge.base.own_folders import own_folder
-with own_folder(sys.argv[1], "npu-run", "x"), own_folder(sys.argv[2], "npu-run record", "x"), \\
-     own_folder(sys.argv[3], "npu-run replay", "x"), own_folder(sys.argv[4], "npu-run bisect", "x"), \\
-     own_folder(sys.argv[5], "npu-run compare", "x"):
+with own_folder(sys.argv[1], "npu-run", "x", ()), own_folder(sys.argv[2], "npu-run record", "x", ()), \\
+     own_folder(sys.argv[3], "npu-run replay", "x", ()), own_folder(sys.argv[4], "npu-run bisect", "x", ()), \\
+     own_folder(sys.argv[5], "npu-run compare", "x", ()):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -271,12 +272,12 @@ class World:
     def _make_own_folders(self, root, command, name):
         """Folders of a command with a file of that name, into which a stranger has come since."""
         for folder in ("own", "with_strangers", "with_changed"):
-            with own_folder(str(root / folder), command, "--out") as own:
+            with own_folder(str(root / folder), command, "--out", MADE_BY[command]) as own:
                 path = Path(own.path, name)
                 if folder != "with_strangers":
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text("made by the command")
-        with own_folder(str(root / "of_another"), "npu-run something", "--out"):
+        with own_folder(str(root / "of_another"), "npu-run something", "--out", ()):
             pass
         shutil.copytree(root / "own", root / "copy")
         for folder in ("with_strangers", "with_changed"):
@@ -366,6 +367,43 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     assert code == 0 and "begun" in output, "what a killed job has left is taken over"
 
 
+def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
+    """The next run goes on beside it, or is refused where it would have to clear its folder."""
+    write_script(
+        tmp_path,
+        """
+        import os, sys
+        import tensorflow.compat.v1 as tf
+        tf.disable_eager_execution()
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(weight * weight, tf.train.get_or_create_global_step())
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for name in sys.argv[2:]:
+                os.makedirs(os.path.dirname(name), exist_ok=True)
+                open(name, "a").write("mine")
+            for _ in range(3):
+                session.run(train)
+        """,
+    )
+    record_it = ("record", "--steps", 2, "--out", "rec", "train.py", "{out}/model")
+    replay_it = ("replay", "--out", "rep", "rec", "train.py", "{out}/model")
+    assert npu_run(*record_it, "rec/notes.txt", cwd=tmp_path)[0] == 0
+    assert npu_run(*record_it, "{out}/of_the_run", cwd=tmp_path)[0] == 0
+    assert npu_run(*record_it, cwd=tmp_path)[0] == 0
+    assert not (tmp_path / "rec" / "run" / "of_the_run").exists(), "a script writes what it makes to the run's folder"
+    for _ in range(2):
+        code, output = npu_run(*replay_it, "rep/notes.txt", "{out}/of_the_run", cwd=tmp_path)
+        assert code == 0 and "bit for bit" in output, output
+    assert (tmp_path / "rep" / "run" / "of_the_run").read_text() == "mine"
+    assert (tmp_path / "rep" / "notes.txt").read_text() == "minemine"
+    assert npu_run(*record_it, "rec/rank_0/notes.txt", cwd=tmp_path)[0] == 0
+    for _ in range(2):
+        code, output = npu_run(*record_it, cwd=tmp_path)
+        assert code == 2 and "holds 'rank_0/notes.txt', which npu-run record did not make" in output, output
+    assert [(tmp_path / "rec" / name).read_text() for name in ("notes.txt", "rank_0/notes.txt")] == ["mine", "mine"]
+
+
 def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
     write_script(tmp_path, "import time\ntime.sleep(1)\nprint('ran')")
     ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"} for rank in range(2)]
@@ -415,7 +453,7 @@ def test_what_commands_write_is_known_by_its_beginning(tmp_path):
 KILLED = """
 import os, signal, sys
 from npu_bridge.base.own_folders import own_folder
-with own_folder(sys.argv[1], "npu-run record", "--out") as own:
+with own_folder(sys.argv[1], "npu-run record", "--out", ["rank_*/record.json"]) as own:
     os.mkdir(os.path.join(own.path, "rank_0"))
     open(os.path.join(own.path, "rank_0", "record.json"), "w").close()
     os.utime(os.path.join(own.path, ".npu_bridge.lock"))
@@ -433,17 +471,20 @@ def test_what_comes_after_a_command_was_killed_is_not_its_own(tmp_path, monkeypa
     (folder / "rank_0" / "notes.txt").write_text("mine")
     for _ in range(2):
         with pytest.raises(FileExistsError, match="holds 'rank_0/notes.txt'"):
-            with own_folder(str(folder), "npu-run record", "--out") as own:
+            with own_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
                 own.clear("rank_*")
     (folder / "rank_0" / "notes.txt").rename(tmp_path / "notes.txt")
-    with own_folder(str(folder), "npu-run record", "--out") as own:
+    with own_folder(str(folder), "npu-run record", "--out", ["rank_*/record.json"]) as own:
         own.clear("rank_*")
     assert not (folder / "rank_0").exists()
 
 
 def test_what_a_command_lists_is_json(tmp_path):
-    """A marker names the command, and every file it has left."""
-    with own_folder(str(tmp_path / "out"), "npu-run record", "--out") as own:
-        Path(own.path, "a").write_text("1")
+    """A marker names the command, and every file it has left; others that came meanwhile are not among them."""
+    with own_folder(str(tmp_path / "out"), "npu-run record", "--out", ["a", "b/*.c", "d/**"]) as own:
+        for name in ("a", "mine", "b/1.c", "b/mine", "b/e/1.c", "d/1", "d/e/2", "d_", "e/d/3"):
+            Path(own.path, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(own.path, name).write_text("1")
     facts = json.loads((tmp_path / "out" / ".npu_bridge.json").read_text())
-    assert facts["made_by"] == "npu-run record" and list(facts["files"]) == ["a"] and facts["is_open"] is False
+    assert facts["made_by"] == "npu-run record" and facts["is_open"] is False
+    assert set(facts["files"]) == {"a", "b/1.c", "d/1", "d/e/2"}

@@ -10,6 +10,7 @@ import pytest
 from npu_bridge.base import environment
 from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import MADE_BY
 from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.timeline import Recording, take_recording
 from tests.launch.launching import needs_horovod, npu_run, write_script
@@ -78,7 +79,7 @@ def facts_of(folder, rank):
 def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     write_script(tmp_path, PLAIN_SESSION)
     folder = tmp_path / "seen"
-    with own_folder(str(folder), "npu-run", "--timeline-dir"):
+    with own_folder(str(folder), "npu-run", "--timeline-dir", MADE_BY["npu-run"]):
         (folder / "timeline_rank_1.json").write_text("of an earlier run")
     code, output = npu_run("-np", "2", "--timeline", "3:5", "--timeline-dir", "seen", "train.py", cwd=tmp_path)
     assert code == 0

@@ -49,6 +49,15 @@ def test_without_loss_scaling_there_is_one_curve(history, tmp_path):
     assert size_of(path) == (1200, 528)
 
 
+def test_a_link_is_replaced_and_what_it_leads_to_stays(history, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "training.png").symlink_to(tmp_path / "mine")
+    history.begin_session(0)
+    history.append(1, 1.0, None, False)
+    draw_training(history, str(tmp_path / "training.png"))
+    assert size_of(tmp_path / "training.png") == (1200, 528) and (tmp_path / "mine").read_text() == "mine"
+
+
 @pytest.mark.parametrize("losses", [[math.nan], [math.inf, 1.0], [None], [1e9, 1.0, 1e-3]])
 def test_odd_losses_are_drawn(history, tmp_path, losses):
     history.begin_session(0)

@@ -170,6 +170,51 @@ def test_the_holder_gives_signs_of_life_and_notices_its_loss(tmp_path, monkeypat
     assert (tmp_path / LOCK).read_text() == "another's"
 
 
+def test_a_lock_that_was_cleaned_away_is_put_back(tmp_path, monkeypatch):
+    with take(tmp_path) as hold:
+        text = (tmp_path / LOCK).read_text()
+        (tmp_path / LOCK).unlink()
+        hold.check()
+        assert os.listdir(tmp_path) == [LOCK] and (tmp_path / LOCK).read_text() == text
+        (tmp_path / LOCK).unlink()
+        child = os.fork()
+        if not child:
+            hold.check()  # nobody's: the child holds nothing
+            os._exit(0 if not os.listdir(tmp_path) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        (tmp_path / LOCK).write_text("another's")
+        monkeypatch.setattr(held_folders.os.path, "lexists", lambda path: False)  # it came this very moment
+        with pytest.raises(FolderHeldError, match="was taken over by another job, because .*lock was removed, or"):
+            hold.check()
+        assert os.listdir(tmp_path) == [LOCK] and (tmp_path / LOCK).read_text() == "another's"
+
+
+def test_a_lock_that_was_given_back_is_not_put_back(tmp_path):
+    hold = take(tmp_path)
+    lock = hold._lock
+    hold.release()
+    lock.give_sign()  # the thread had begun before
+    assert os.listdir(tmp_path) == []
+
+
+def test_after_a_silence_a_lock_that_is_gone_is_lost(tmp_path, quick):
+    """Another job may have come in between, trained and ended."""
+    with take(tmp_path) as hold:
+        (tmp_path / LOCK).unlink()
+        time.sleep(0.7)
+        with pytest.raises(FolderHeldError):
+            hold.check()
+
+
+def test_a_training_goes_on_when_its_lock_is_cleaned_away(tmp_path):
+    class CleansUp(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            (tmp_path / LOCK).unlink(missing_ok=True)
+
+    estimator_of(tmp_path).train(input_fn, hooks=[CleansUp()], max_steps=4)
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-4") and LOCK not in os.listdir(tmp_path)
+
+
 def test_ranks_of_one_job_do_not_refuse_each_other(tmp_path, monkeypatch):
     write_lock(tmp_path, host="elsewhere", job="10.0.0.1:1234")
     with pytest.MonkeyPatch.context() as other_job:

@@ -14,11 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.errors import check_count, did_you_mean, message, nearest, shown
-from npu_bridge.base.files import new_file, write_whole
+from npu_bridge.base.files import check_output, new_file, write_whole
 from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
 from npu_bridge.optimizers.groups import name_of
 
 _EXTRA_DIRECTIONS = 10
+_COLUMNS = rb'^\{"columns": \['  # how the description of a basis begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,15 @@ class Basis:
     columns: tuple[tuple[str, int], ...] = ()
 
     def save(self, path: str | os.PathLike) -> str:
-        """Writes `path`, a `.npy` file of the rows, and beside it what its columns are; returns the path."""
+        """Writes `path`, a `.npy` file of the rows, and beside it, as `.json`, what its columns are; returns the path.
+
+        Raises:
+          OSError: they cannot be written, or the `.json` file is somebody else's; then nothing is written.
+        """
         path = pathlib.Path(path).with_suffix(".npy")
-        write_whole(path.with_suffix(".json"), json.dumps({"columns": self.columns}))
+        described = path.with_suffix(".json")
+        check_output(described, _COLUMNS, "Basis.save:")
+        write_whole(described, json.dumps({"columns": self.columns}), _COLUMNS)
         with new_file(path, "wb") as file:
             np.save(file, np.asarray(self.rows, np.float32))
         return str(path)
