@@ -144,6 +144,8 @@ def test_the_way_of_gradients_is_told_in_its_order():
         (lambda: stages.TopK(0.1, per="bucket"), ValueError, "'tensor' or 'fragment'"),
         (lambda: stages.Threshold(-1), ValueError, "got -1"),
         (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
+        (lambda: stages.CentralizeGradients(1), TypeError, "skip is no list of texts. Expected a list of texts; got 1"),
+        (lambda: stages.CentralizeGradients({}), TypeError, "skip is no list of texts"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(make, kind, part):
