@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from npu_bridge.base.reading import open_file
 from tensorflow1_compat import removed_names
 from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
@@ -123,7 +124,7 @@ def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
         if use.is_call and _TAKES_OPTIONS.search(use.name):
             written += [(keyword, use.place.line) for keyword in use.keywords]
     if facts.error is None:
-        with open(facts.path, encoding="utf-8", errors="replace") as file:
+        with open_file(facts.path, errors="replace") as file:
             for number, line in enumerate(file, start=1):
                 written += [(key, number) for key in _PARAMETER.findall(line.partition("#")[0])]
     for name, line in written:

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 
+from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
 
@@ -97,7 +98,7 @@ def _names_of(module: str) -> frozenset[str]:
     path = _file_of(module)
     if path is None or not path.endswith(".py"):
         return frozenset([_ANYTHING])
-    with open(path, "rb") as file:
+    with open_file(path, "rb") as file:
         source = file.read()
     if path.endswith("_pb2.py") or b"globals()" in source:
         return frozenset([_ANYTHING])

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.journal import Place
 
@@ -57,8 +58,12 @@ class FileFacts(NamedTuple):
 
 
 def read_file(path: str) -> FileFacts:
-    """Reads one file; a file that is no Python 3 has an `error` and nothing else."""
-    with open(path, "rb") as file:
+    """Reads one file; a file that is no Python 3 has an `error` and nothing else.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file.
+    """
+    with open_file(path, "rb") as file:
         source = file.read()
     try:
         with warnings.catch_warnings():

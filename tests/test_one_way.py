@@ -28,9 +28,15 @@ PRODUCTS = {
 }
 WRITERS = {"new_file", "write_whole", "savefig", "write_text", "write_bytes", "touch", "copyfile", "copyfileobj"}
 READERS = {"read_text", "read_bytes", "load", "fromfile", "memmap", "genfromtxt", "loadtxt"}
-# Files below /proc; a module that is copied to machines without this package.
-READ_OTHERWISE = {"launch/job/rank_process.py", "launch/rank/processor_time.py", "launch/trials/replay_tf1.py"}
-READING = (*BESIDE, "boost", "options")
+# Files below /proc; a module that is copied to machines without this package; digits, which a script asks for and whose
+# path the open file tells.
+READ_OTHERWISE = {
+    "launch/job/rank_process.py",
+    "launch/rank/processor_time.py",
+    "launch/trials/replay_tf1.py",
+    "tensorflow1_compat/contrib/learn/datasets/mnist.py",
+}
+READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
 # tells the one that has started it, and prints of scripts for TensorFlow 1.
 PRINT_OTHERWISE = {"base/terminal.py", "options/docs_page.py", "launch/trials/replay_tf1.py", "launch/doctor/trial.py"}

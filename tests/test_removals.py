@@ -14,7 +14,7 @@ ALWAYS = {"DeleteRecursively", "Remove", "Rename", "removedirs", "renames", "rmd
 OF_FILES = {"remove", "replace", "rename", "move", "truncate", "link", "symlink"}
 MODULES_OF_FILES = {"os", "shutil", "gfile", "file_io"}
 # `os.link` fails where there is a file already.
-HARMLESS = {("npu_bridge.base.held_folders", "link"), ("npu_bridge.reporting.compare.dumps", "link")}
+HARMLESS = {("npu_bridge.base.held_folders", "link")}
 
 
 def removals_of(tree):

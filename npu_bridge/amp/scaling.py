@@ -161,7 +161,8 @@ def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any =
       session: as in `state_dict`.
     Raises:
       TypeError: `optimizer` has no stages, or a value is no number.
-      ValueError: a key is unknown, a value is out of range or is not that of a fixed scale, or there is no session.
+      ValueError: a key is unknown, a value is out of range, has another shape or is not that of a fixed scale, or there
+        is no session.
     Ranks: local; load the same on all of them.
     """
     owner = "load_state_dict"
@@ -212,21 +213,27 @@ def _check_mapping(owner, name, value):
         raise TypeError(message(owner, f"{name} is not a dictionary", expected, shown(value), fix))
 
 
-def _check_counts(owner, manager, values):
-    """Refuses what is no number of steps, or are not as many as the manager has scales."""
+def _check_numbers(owner, manager, values):
+    """Refuses what is no number of steps, and scales and steps that are not as many as the manager has scales."""
     shape = tuple(manager.scale_shape) if isinstance(manager, MovingLossScaleManager) else ()
+    fix = "Pass what state_dict returned."
+    expected = f"one number, or the shape {shape}" if shape else "one number"
+    for key in ("loss_scale", "unskipped", "bad_steps"):
+        value = values.get(key, 0)
+        try:
+            is_alike = np.shape(value) in ((), shape)
+        except ValueError:  # lists of different lengths
+            is_alike = False
+        if not is_alike:
+            raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), fix))
     for key in ("unskipped", "bad_steps"):
         value = values.get(key, 0)
         counts = np.asarray(value)
-        fix = "Pass what state_dict returned."
         if counts.dtype.kind not in "iu":
             raise TypeError(message(owner, f"{key} is not an integer", "whole steps, at least 0", shown(value), fix))
         if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_COUNTED_STEPS:
-            expected = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
-            raise ValueError(message(owner, f"{key} is out of range", expected, shown(value), fix))
-        if counts.shape not in ((), shape):
-            expected = f"one number, or the shape {shape}" if shape else "one number"
-            raise ValueError(message(owner, f"{key} has another shape", expected, shown(value), fix))
+            most = f"at least 0 and at most {MOST_COUNTED_STEPS} steps"
+            raise ValueError(message(owner, f"{key} is out of range", most, shown(value), fix))
 
 
 def _check_state(owner, manager, values):
@@ -237,7 +244,7 @@ def _check_state(owner, manager, values):
     for key in ("loss_scale", "unskipped"):
         if key not in values:
             raise ValueError(message(owner, f"{key} is missing", f"{key} of each manager", shown(values), "Add it."))
-    _check_counts(owner, manager, values)
+    _check_numbers(owner, manager, values)
     if isinstance(manager, MovingLossScaleManager):
         manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
         return

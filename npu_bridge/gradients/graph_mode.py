@@ -89,15 +89,34 @@ def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:
         return tf.cond(tf.equal(number, 0), _in_this_scope(first), rest)
 
 
-def in_written_order(run: Callable[[], Any]) -> tf.Operation:
+def in_written_order(run: Callable[[], Any], grads_and_vars: Sequence[tuple]) -> tf.Operation:
     """Builds in a TF 1 graph what `run` changes, in the order in which a `tf.function` runs it; returns the op.
 
     Its operators are those of the graph itself, not of a function, so that everybody sees what is computed.
+
+    Args:
+      run: updates variables by gradients.
+      grads_and_vars: which these are. No variable is read or changed there before its gradient is known: a loss would
+        else be computed with weights that a weight decay has changed already.
     """
     made = tf.function(lambda: [run(), None][1], autograph=False).get_concrete_function().graph
     outer = {inside.name: outside for outside, inside in made.captures}
     changes = [op.name for op in made.control_outputs]
-    return tf.group(*tf.compat.v1.import_graph_def(made.as_graph_def(), outer, changes, name="update"))
+    inside_of = {id(outside): inside.op.name for outside, inside in made.captures}
+    gradient_of = {}
+    for gradient, variable in grads_and_vars:
+        known = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        handle, inside = inside_of.get(id(variable.handle)), inside_of.get(id(known))
+        if handle and inside:
+            gradient_of[handle] = inside
+            outer[f"^{inside}"] = known
+    definition = made.as_graph_def()
+    for node in definition.node:
+        # What Keras 2.15 computes beside a captured gradient, as for its `global_clipnorm`, names that operator of the
+        # outer graph as its neighbour; the importer looks for it among these nodes.
+        node.attr.pop("_class", None)
+        node.input.extend([f"^{gradient_of[name]}" for name in node.input if name in gradient_of])
+    return tf.group(*tf.compat.v1.import_graph_def(definition, outer, changes, name="update"))
 
 
 def initialise_with_keras(variables: Iterable[Any]) -> None:

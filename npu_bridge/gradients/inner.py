@@ -251,7 +251,7 @@ class _KerasOptimizer(_KerasFamily):
             return self.optimizer.apply_gradients(grads_and_vars)
         # In a TF 1 graph this family makes update ops that nothing refers to: only its step counter would ever run.
         # A tf.function keeps them, and orders them as written.
-        return in_written_order(lambda: self.optimizer.apply_gradients(grads_and_vars))
+        return in_written_order(lambda: self.optimizer.apply_gradients(grads_and_vars), grads_and_vars)
 
     def _slot(self, variable, name):
         return self._slots_by_name().get(name, {}).get(variable.name)

@@ -40,8 +40,6 @@ _KINDS = (
 _OF_RULES = r"beta\d_power|update_count"
 _SCALES = ("loss_scale", "good_steps", "bad_steps", "skipped_steps", "last_step_skipped")  # listed by name, so ordered
 _BY_NAME = rf"(.*/)?({'|'.join(_SCALES)})(_\d+)?"
-_OF_RULES = r"beta\d_power|update_count"
-_BY_NAME = r"(.*/)?(loss_scale|good_steps|bad_steps|skipped_steps|last_step_skipped)(_\d+)?"  # so they are listed
 _SLOTS = "slots of the optimizer"
 _SHOWN = 6
 

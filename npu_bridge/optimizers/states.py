@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 from npu_bridge.base.errors import did_you_mean, message, shown
 
 _COUNT = "step_counter"
+_KINDS = ("bool", "int", "float", "complex")  # the numbers of one are among those of the next, but for the first
+_FIX = "Pass what get_states returned."
 
 
 def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> dict:
@@ -40,11 +43,13 @@ def get_states(count: Any, slots: dict, session: tf.compat.v1.Session | None = N
 
 
 def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.compat.v1.Session | None = None) -> None:
-    """Assigns what `get_states` gave; what it does not name stays as it is.
+    """Assigns what `get_states` gave; what it does not name stays as it is, and everything where there is an error.
 
     Raises:
-      ValueError: there is no such slot or variable, or a shape differs. Then nothing is assigned.
+      TypeError: what should be a dictionary is none, or a value has numbers of a kind that its variable cannot hold.
+      ValueError: there is no such slot or variable, a shape differs, or the count is out of range.
     """
+    _check_form(owner, states, count)
     known = {(slot, name): variable for name, own in slots.items() for slot, variable in own.items()}
     chosen = []
     for slot, by_name in states.items():
@@ -56,7 +61,7 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
                 got = f"{slot} of {name}"
                 fix = did_you_mean(got, [f"{slot} of {name}" for slot, name in known], "Remove it.")
                 raise ValueError(message(owner, "unknown state", "a slot of a variable", got, fix))
-            variable, value = known[slot, name], np.asarray(value)
+            variable, value = known[slot, name], _array_for(owner, f"{slot} of {name}", value, known[slot, name])
             if not variable.shape.is_compatible_with(value.shape):
                 shapes = str(variable.shape), str(value.shape)
                 raise ValueError(message(owner, f"{slot} of {name} does not fit", *shapes, "Give its own."))
@@ -70,6 +75,44 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
     _session(session).run([variable.initializer for variable, _ in chosen], fed)
 
 
+def _check_form(owner, states, count):
+    """Refuses what is no dictionary of dictionaries with, perhaps, a count."""
+    if not isinstance(states, Mapping):
+        raise TypeError(message(owner, "the states are not a dictionary", "one by slots", shown(states), _FIX))
+    for slot, by_name in states.items():
+        if slot != _COUNT and not isinstance(by_name, Mapping):
+            expected = "a dictionary of arrays by variable"
+            raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), _FIX))
+    if _COUNT not in states:
+        return
+    value = states[_COUNT]
+    expected = f"a whole number from 0 to {count.dtype.base_dtype.max}"
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_number and (not hasattr(value, "dtype") or np.asarray(value).dtype.kind not in "iu" or np.shape(value)):
+        raise TypeError(message(owner, f"{_COUNT} is not a number of updates", expected, shown(value), _FIX))
+    if not 0 <= int(value) <= count.dtype.base_dtype.max:
+        raise ValueError(message(owner, f"{_COUNT} is out of range", expected, shown(value), _FIX))
+
+
+def _array_for(owner, what, value, variable):
+    """An array whose numbers a variable can hold: no words, and no complex numbers or fractions where it has none."""
+    try:
+        array = np.asarray(value)
+        given = _KINDS.index(_kind_of(tf.as_dtype(array.dtype)))
+    except (TypeError, ValueError):  # no numbers, or lists of different lengths
+        given = len(_KINDS)
+    kind = _kind_of(variable.dtype)
+    if given > _KINDS.index(kind) or (kind == "bool") != (given == 0):
+        raise TypeError(message(owner, f"{what} has other numbers", f"an array of {kind}", shown(value), _FIX))
+    return array
+
+
+def _kind_of(dtype):
+    if dtype.is_bool or dtype.is_complex:
+        return "bool" if dtype.is_bool else "complex"
+    return "int" if dtype.is_integer else "float" if dtype.is_floating else "no numbers"
+
+
 class StatesToCome:
     """States that were given to a Keras optimizer before it has made its slots, until it makes them."""
 
@@ -78,10 +121,7 @@ class StatesToCome:
 
     def keep(self, owner: str, values: dict, count: Any) -> None:
         """Keeps what there are no slots for yet; the number of updates is set now."""
-        for slot, by_name in values.items():
-            if slot != _COUNT and not isinstance(by_name, Mapping):
-                expected, fix = "a dictionary of arrays by variable", "Pass what get_states returned."
-                raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), fix))
+        _check_form(owner, values, count)
         set_states(owner, {key: value for key, value in values.items() if key == _COUNT}, count, {})
         for slot, by_name in values.items():
             if slot != _COUNT:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -107,3 +109,23 @@ def test_a_description_of_somebody_elses_stays(tmp_path):
     with pytest.raises(FileExistsError, match=r"^Basis.save: .*f.json is a file that npu_bridge did not make"):
         basis.save(tmp_path / "f.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["f.json"] and (tmp_path / "f.json").read_text() == "mine"
+
+
+def test_what_holds_no_basis_is_refused_at_once(tmp_path):
+    pipe, good = tmp_path / "pipe.npy", tmp_path / "good.npy"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=r"pipe\.npy is a pipe \(FIFO\).*expected a regular file"):
+        boost.Basis.load(pipe)
+    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
+    with pytest.raises(ValueError, match=r"words\.npy holds no basis. Expected a \.npy file of numbers; got"):
+        boost.Basis.load(tmp_path / "words.npy")
+    np.save(good, np.eye(2, 3))
+    np.testing.assert_array_equal(boost.Basis.load(str(good)).rows, np.eye(2, 3))
+    for text in ("[", "[1]", '{"columns": 3}', '{"columns": ["abc"]}'):
+        good.with_suffix(".json").write_text(text)
+        with pytest.raises(ValueError, match=r"good\.json does not say what the columns are"):
+            boost.Basis.load(good)
+    good.with_suffix(".json").unlink()
+    os.mkfifo(good.with_suffix(".json"))
+    with pytest.raises(OSError, match=r"good\.json is a pipe"):
+        boost.Basis.load(good)

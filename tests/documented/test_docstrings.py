@@ -8,11 +8,14 @@ import re
 
 import pytest
 
-from tests.test_floors import DOCUMENTED, FLOORS, MODULES, room_of
+from tests.test_floors import MODULES, room_of
 
 # In the order in which they come.
 SECTIONS = ("Attributes", "Args", "Returns", "Yields", "Raises", "Graph", "Ranks", "Source", "Example")
-DOCUMENTED_MODULES = [name for name in MODULES if FLOORS[room_of(name)] == DOCUMENTED]
+# Rooms whose names scripts import, and one module.
+DOCUMENTED = {"hccl", "npu_device", "tensorflow1_compat"}
+DOCUMENTED |= {f"npu_bridge.{room}" for room in ("amp", "boost", "estimator", "hccl", "stages")}
+DOCUMENTED_MODULES = [name for name in MODULES if room_of(name) in DOCUMENTED or name == "npu_bridge.tf_adapter"]
 
 
 def own_names(module):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -130,6 +131,32 @@ def test_bad_arguments_are_refused(make, error, parts):
     with pytest.raises(error) as caught:
         make()
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize(
+    "make, option",
+    [
+        (lambda value: NPUOptimizer(OPTIMIZERS["sgd"](), is_distributed=value), "is_distributed"),
+        (lambda value: NPUOptimizer(OPTIMIZERS["sgd"](), is_tailing_optimization=value), "is_tailing_optimization"),
+        (lambda value: NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8), False, value), "is_loss_scale"),
+        (lambda value: NPUDistributedOptimizer(OPTIMIZERS["sgd"](), value), "is_weight_update_sharding"),
+        (lambda value: NPULossScaleOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8), value), "is_distributed"),
+        (lambda value: npu_keras_optimizer(OPTIMIZERS["keras_legacy_adam"](), is_distributed=value), "is_distributed"),
+        (lambda value: FixedLossScaleManager(1, enable_overflow_check=value), "enable_overflow_check"),
+    ],
+)
+def test_switches_are_true_or_false(make, option):
+    for value in (True, False, 0, 1, np.bool_(True), np.int64(0)):
+        make(value)
+    for value in ("yes", 2, 1.0, None, [True]):
+        with pytest.raises(TypeError, match=f"{option} is a switch. Expected True or False; got"):
+            make(value)
+
+
+def test_what_is_no_manager_is_refused_also_where_it_has_no_effect():
+    for value in (3, True, "fixed", []):
+        with pytest.raises(TypeError, match="needs a manager as loss_scale_manager"):
+            NPUOptimizer(OPTIMIZERS["sgd"](), value)
 
 
 def test_an_ignored_manager_is_warned_of(caplog):

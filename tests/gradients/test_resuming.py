@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import numpy as np
@@ -267,6 +268,49 @@ def test_states_are_set_on_a_fresh_keras_optimizer(generation, is_wrapped):
         step(wrong, others)
     with pytest.raises(TypeError, match="m is not a dictionary"):
         made()[1].set_states({"m": np.zeros([2])})
+
+
+BAD_STATES = [
+    (None, TypeError, "the states are not a dictionary. Expected one by slots; got None"),
+    (3, TypeError, "the states are not a dictionary"),
+    ({"m": 3}, TypeError, "m is not a dictionary. Expected a dictionary of arrays by variable; got 3"),
+    *[({"step_counter": v}, TypeError, "step_counter is not a number of updates") for v in (1.5, True, "1", None, [1])],
+    *[({"step_counter": value}, ValueError, "step_counter is out of range") for value in (-1, 2**70)],
+    ({"m": {"first": np.ones(2) * 1j}}, TypeError, "m of first has other numbers. Expected an array of float"),
+    ({"m": {"first": ["a", "b"]}}, TypeError, "m of first has other numbers"),
+    ({"m": {"first": None}}, TypeError, "m of first has other numbers"),
+    ({"m": {"first": [[1.0], 2.0]}}, TypeError, "m of first has other numbers"),
+    ({"m": {"first": np.array([True, False])}}, TypeError, "m of first has other numbers"),
+]
+
+
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eagerly", "graph"])
+def test_states_of_another_form_are_refused(is_graph):
+    with tf.Graph().as_default() if is_graph else contextlib.nullcontext():
+        optimizer = optimizers.tf1.LAMB(0.01) if is_graph else optimizers.keras.LAMB(0.01)
+        variable = tf1.get_variable("first", initializer=[1.0, 2.0], use_resource=True)
+        if is_graph:
+            train_op = optimizer.minimize(tf.reduce_sum(variable**2), var_list=[variable])
+        else:
+            optimizer.minimize(lambda: tf.reduce_sum(variable**2), [variable])
+        with tf1.Session() if is_graph else contextlib.nullcontext() as session:
+            if is_graph:
+                session.run(tf1.global_variables_initializer())
+                session.run(train_op)
+            before = optimizer.get_states()
+            for states, error, words in BAD_STATES:
+                with pytest.raises(error, match=f"LAMB: {words}"):
+                    optimizer.set_states({"v": {"first": [7.0, 7.0]}, **states} if isinstance(states, dict) else states)
+            np.testing.assert_equal(optimizer.get_states(), before)
+            optimizer.set_states({"step_counter": np.int32(5), "m": {"first": np.array([1, 2])}})
+            after = optimizer.get_states()
+    assert after["step_counter"] == 5 and after["m"]["first"].tolist() == [1.0, 2.0]
+    if not is_graph:
+        for states, error, words in BAD_STATES:
+            fresh = optimizers.keras.LAMB(0.01)
+            with pytest.raises(error, match=words):
+                fresh.set_states(states)
+                fresh.build([variable])
 
 
 def test_a_second_trace_finds_the_variables_of_the_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from click.testing import CliRunner
 
@@ -79,6 +80,14 @@ def test_what_cannot_work_is_named_and_ends_with_1(tmp_path, monkeypatch):
     assert "tf.train.AdamOptimiser" in fatal and "npu_bridge.npu_init.nothing" in fatal
     assert fatal["syntax of package/old.py:1"]["remark"].endswith("make it Python 3")
     assert len(fatal) == 4
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path / "pipe", "a pipe (FIFO)"), ("/dev/null", "a device")):
+        code, output = finish(start("check", str(path), cwd=tmp_path), limit_secs=60)
+        expected = f"npu-run check: {path} is {kind}, which is not followed or read here; expected a regular file\n"
+        assert (code, output) == (2, expected)
 
 
 def test_a_script_of_tensorflow_2_is_not_held_to_1_15(tmp_path):

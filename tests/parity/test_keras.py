@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,10 +14,11 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
 )
-from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUOptimizer
 from tests.keras_models import OPTIMIZERS, fit, make_data, make_model, state_of
 from tests.training import assert_same_bits
 
+tf1 = tf.compat.v1
 KerasLossScaling = tf.keras.mixed_precision.LossScaleOptimizer
 EACH_GENERATION = pytest.mark.parametrize("name", ["current adam", "legacy adam"])
 # Keras counts a skipped step in `iterations`, which enters Adam's bias correction but not momentum.
@@ -276,3 +280,66 @@ def test_checkpoints_are_those_of_the_bare_optimizer(name, tmp_path):
         step(restored, restored_variable)
         assert restored_variable.numpy() == variable.numpy() != 1.0
         assert int(restored.iterations) == 2
+
+
+def test_clipped_sparse_gradients_train_in_a_tf1_graph_as_eagerly():
+    """Of every family but Nadam, which does not train in such graphs."""
+    families = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Ftrl", "Lion")
+    start = np.array([1.0, -2.0, 3.0, 0.5], np.float32)
+    rows = np.linspace(-1.0, 2.0, 10, dtype=np.float32).reshape([5, 2])
+
+    def loss_of(weights, table):
+        return tf.reduce_sum(weights**2) + tf.reduce_sum(tf.square(tf.gather(table, [1, 1, 3])))
+
+    def make(family, clip):
+        return getattr(tf.keras.optimizers, family)(0.1, **{clip: 0.75}, use_ema=family == "Adam")
+
+    results, expected = {}, {}
+    with tf.Graph().as_default():
+        updates = []
+        for number, family in enumerate(families):
+            other = ("global_clipnorm", False) if number % 2 else ("clipnorm", number % 4 == 0)
+            for clip, use_resource in (("global_clipnorm", True), other):
+                manager = FixedLossScaleManager(128.0) if number % 3 == 0 else None
+                with tf1.variable_scope(f"{family}_{clip}_{use_resource}", use_resource=use_resource):
+                    own = [tf1.get_variable("w", initializer=start), tf1.get_variable("e", initializer=rows)]
+                optimizer = NPUOptimizer(make(family, clip), manager, is_distributed=False, is_loss_scale=bool(manager))
+                updates.append(optimizer.minimize(loss_of(*own), var_list=own))
+                results[family, clip, use_resource] = own
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(3):
+                session.run(updates)
+            results = session.run(results)
+    for family, clip in {key[:2] for key in results}:
+        own, optimizer = [tf.Variable(start), tf.Variable(rows)], make(family, clip)
+        for _ in range(3):
+            optimizer.minimize(functools.partial(loss_of, *own), own)
+        expected[family, clip] = [variable.numpy() for variable in own]
+    for (family, clip, _), values in results.items():
+        for value, other, first in zip(values, expected[family, clip], (start, rows)):
+            np.testing.assert_allclose(value, other, rtol=2e-6, atol=1e-7, err_msg=f"{family} {clip}")
+            assert np.any(value != first), (family, clip)
+    assert len(results) == 20
+
+
+def test_weights_decay_after_the_loss_has_read_them():
+    """In a TF 1 graph nothing but the gradient makes an update wait."""
+    start = np.array([1.0, -2.0, 3.0], np.float32)
+
+    def make():
+        return tf.keras.optimizers.SGD(0.1, weight_decay=0.5)
+
+    with tf.Graph().as_default():
+        weights = tf1.get_variable("weights", initializer=start, use_resource=True)
+        late = tf1.py_func(lambda: time.sleep(0.3), [], [])
+        with tf.control_dependencies([late]):
+            read = tf.identity(weights.read_value())
+        update = NPUOptimizer(make()).minimize(tf.reduce_sum(read**2), var_list=[weights])
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(update)
+            trained = session.run(weights)
+    weights = tf.Variable(start)
+    make().minimize(lambda: tf.reduce_sum(weights**2), [weights])
+    np.testing.assert_allclose(trained, weights.numpy(), rtol=1e-6)

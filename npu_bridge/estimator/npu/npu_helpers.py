@@ -255,7 +255,7 @@ def npu_keras_optimizer(
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
-      TypeError: `opt` is not a Keras optimizer, or the manager is no manager.
+      TypeError: `opt` is not a Keras optimizer, the manager is no manager, or a switch is not True or False.
       ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, or `wire` is
         no wire format.
     """
@@ -267,8 +267,8 @@ def npu_keras_optimizer(
     settings = KerasSettings(
         name="NpuKerasOptimizer",
         manager=manager,
-        is_distributed=is_distributed,
-        is_tailing_optimization=is_tailing_optimization,
+        is_distributed=bool(is_distributed),
+        is_tailing_optimization=bool(is_tailing_optimization),
         stages=tuple(copies_of(stages, owner)),
         wire=wire,
         first_parameters=check_first_parameters(owner, gradient_split_groups),

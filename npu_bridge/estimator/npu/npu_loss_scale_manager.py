@@ -71,7 +71,7 @@ class FixedLossScaleManager(_Saved):
       enable_overflow_check: False makes `NPULossScaleOptimizer` apply every step, also one with Inf or NaN
         gradients. `NPUOptimizer` always checks.
     Raises:
-      TypeError: `loss_scale` is not a number.
+      TypeError: `loss_scale` is not a number, or `enable_overflow_check` is not True or False.
       ValueError: `loss_scale` is below 1 or not finite.
     Graph: a float32 constant named `loss_scale`, so that fetching `loss_scale:0` gives the number.
     """
@@ -79,7 +79,9 @@ class FixedLossScaleManager(_Saved):
     def __init__(self, loss_scale: float, enable_overflow_check: bool = True):
         super().__init__(name="fixed_loss_scale")
         check_number("FixedLossScaleManager", "loss_scale", loss_scale, lowest=1, highest=LARGEST_SCALE)
-        self._enable_overflow_check = enable_overflow_check
+        self._enable_overflow_check = check_switch(
+            "FixedLossScaleManager", "enable_overflow_check", enable_overflow_check
+        )
         self._value = float(loss_scale)
         self._tensor = self._constant()
 
@@ -96,7 +98,7 @@ class FixedLossScaleManager(_Saved):
 
     def agreed_constants(self):
         """The arguments of the constructor."""
-        return {"loss_scale": self._value, "enable_overflow_check": bool(self._enable_overflow_check)}
+        return {"loss_scale": self._value, "enable_overflow_check": self._enable_overflow_check}
 
     def get_enable_overflow_check(self) -> bool:
         """Whether `NPULossScaleOptimizer` checks gradients before it applies them."""
@@ -302,6 +304,14 @@ def check_manager(owner: str, manager: Any) -> None:
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
     fix = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))
+
+
+def check_switch(owner, name, value):
+    """True or False for what is one of them, also as a number of Python or numpy; refuses all else."""
+    is_number = isinstance(value, numbers.Integral) and value in (0, 1)
+    if not isinstance(value, (bool, np.bool_)) and not is_number:
+        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
+    return bool(value)
 
 
 def check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):

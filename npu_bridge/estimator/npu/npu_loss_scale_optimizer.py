@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager, check_switch
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.recipe import pipeline_of
 
@@ -21,14 +21,14 @@ class NPULossScaleOptimizer(PipelineOptimizer):
         `enable_overflow_check=False` makes every step happen, also one with Inf or NaN gradients.
       is_distributed: decide together with the other ranks whether a step happens.
     Raises:
-      TypeError: `opt` is not an optimizer.
+      TypeError: `opt` is not an optimizer, the manager is none, or `is_distributed` is not True or False.
       ValueError: there is no manager.
-      TypeError: it is not a `LossScaleManager`.
     """
 
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
+        is_distributed = check_switch("NPULossScaleOptimizer", "is_distributed", is_distributed)
         managers = loss_scale_manager if isinstance(loss_scale_manager, (list, tuple)) else [loss_scale_manager]
         pipeline = pipeline_of(
             name,

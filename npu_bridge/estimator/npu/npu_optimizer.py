@@ -13,7 +13,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, check_switch
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
@@ -70,8 +70,8 @@ class NPUOptimizer(PipelineOptimizer):
       check_combined_tensors: with `combine_grad`, compare the flat tensors in every step with what each gradient gives
         alone; the error names the first variable of which they differ.
     Raises:
-      TypeError: `opt` is not an optimizer, with `is_loss_scale` the manager is none (a number, say), or `stages` or
-        `gradient_split_groups` is no list.
+      TypeError: `opt` is not an optimizer, the manager is none (a number, say), a switch is not True or False, or
+        `stages` or `gradient_split_groups` is no list.
       ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or
         `opt` itself already averages gradients or scales the loss where this optimizer is to be distributed, or `wire`
         is no wire format.
@@ -121,9 +121,12 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     Returns:
       The manager, None where the loss is not scaled; the dtype on the wire, None for that of the gradients.
     """
-    if is_loss_scale:
+    is_distributed = check_switch(owner, "is_distributed", is_distributed)
+    is_loss_scale = check_switch(owner, "is_loss_scale", is_loss_scale)
+    is_tailing_optimization = check_switch(owner, "is_tailing_optimization", is_tailing_optimization)
+    if is_loss_scale or manager is not None:
         check_manager(owner, manager)
-    elif manager is not None:
+    if manager is not None and not is_loss_scale:
         _LOG.warning(
             "%s: the loss is not scaled: loss_scale_manager has no effect without is_loss_scale=True. Add that, or "
             "leave the manager out.",
@@ -132,7 +135,7 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     wire_dtype = wire_formats.wire_dtype(wire, owner)
     if wire_dtype is not None and not is_distributed:
         _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
-    of_graph.built_with("is_tailing_optimization", bool(is_tailing_optimization))
+    of_graph.built_with("is_tailing_optimization", is_tailing_optimization)
     return (manager if is_loss_scale else None), wire_dtype
 
 
@@ -163,7 +166,8 @@ class NPUDistributedOptimizer(PipelineOptimizer):
       wire: as `wire` of `NPUOptimizer`. With "float16", a step whose gradients do not fit is skipped.
       stages: as `stages` of `NPUOptimizer`. They must not stand inside of loss scaling, whose gradients are scaled.
     Raises:
-      TypeError: `optimizer` is not an optimizer, or `stages` is no list of stages.
+      TypeError: `optimizer` is not an optimizer, `is_weight_update_sharding` is not True or False, or `stages` is no
+        list of stages.
       ValueError: `optimizer` itself averages gradients, or `wire` is no wire format; with `wire="float16"` or
         `is_weight_update_sharding`, `optimizer` scales the loss (put the scaling outside); with
         `is_weight_update_sharding`, `optimizer` clips by the global norm, or, in `compute_gradients` and
@@ -180,7 +184,9 @@ class NPUDistributedOptimizer(PipelineOptimizer):
     def __init__(self, optimizer, is_weight_update_sharding=False, name=None, *, wire="none", stages=()):
         name = name or "Distributed" + type(optimizer).__name__
         wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
-        self.is_weight_update_sharding = bool(is_weight_update_sharding)
+        self.is_weight_update_sharding = check_switch(
+            "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding
+        )
         pipeline = pipeline_of(
             name,
             is_distributed=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,10 +30,11 @@ class CentralizeGradients(Stage):
     needs_variables = True
 
     def __init__(self, skip: Sequence[str] = ("beta", "gamma", "bias", "depthwise")):
-        if isinstance(skip, str) or not all(isinstance(word, str) for word in skip):
+        words = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, (str, Mapping)) else (None,)
+        if not all(isinstance(word, str) for word in words):
             owner, fix = "CentralizeGradients", "Write skip=[...]."
             raise TypeError(message(owner, "skip is no list of texts", "a list of texts", shown(skip), fix))
-        self._skip = tuple(skip)
+        self._skip = words
 
     def get_config(self):
         return {"skip": list(self._skip)}

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import tokenize
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import check_count, did_you_mean, message, nearest, shown
 from npu_bridge.base.files import check_output, new_file, write_whole
+from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
 from npu_bridge.optimizers.groups import name_of
 
@@ -54,17 +56,22 @@ class Basis:
         """What `save` wrote, or any `.npy` file of a matrix, without reading more than is used.
 
         Raises:
-          ValueError: it is no matrix with at most as many rows as columns.
-          OSError: it cannot be read.
+          ValueError: it is no matrix with at most as many rows as columns, or its columns cannot be told.
+          OSError: it cannot be read, or is no regular file.
         """
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows = _mapped(path)
         if rows.ndim != 2 or rows.shape[0] > rows.shape[1]:
             expected = "a matrix with a row for each direction"
             fix = "Write it with Basis.save."
             raise ValueError(message("Basis", f"{path} holds no basis", expected, f"the shape {rows.shape}", fix))
         described = pathlib.Path(path).with_suffix(".json")
-        columns = json.loads(described.read_text())["columns"] if described.exists() else ()
-        return cls(rows, tuple((name, size) for name, size in columns))
+        try:
+            columns = read_json(described)["columns"] if described.exists() else ()
+            return cls(rows, tuple((name, size) for name, size in columns))
+        except (ValueError, TypeError, LookupError) as error:
+            problem, expected = f"{described} does not say what the columns are", "a list of names and sizes"
+            fix = "Write both files with Basis.save."
+            raise ValueError(message("Basis", problem, expected, shown(error), fix)) from None
 
     def part(self, variables: Sequence[Any], number: int, count: int) -> np.ndarray:
         """One of `count` parts of the rows, their columns in the order of some variables.
@@ -183,6 +190,21 @@ def split(total: int, number: int, count: int) -> tuple[int, int]:
 def _filled_up(columns, width, seed):
     missing = width - columns.shape[1]
     return np.concatenate([columns, np.random.default_rng(seed).standard_normal((len(columns), missing))], axis=1)
+
+
+def _mapped(path):
+    """The array in a `.npy` file, of which only what is used is read."""
+    try:
+        with open_file(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+            if dtype.kind not in "biuf":
+                raise ValueError(f"its entries are {dtype}")
+            return np.memmap(file, dtype, "r", file.tell(), shape, "F" if is_fortran else "C")
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
+        expected, fix = "a .npy file of numbers", "Write it with Basis.save."
+        raise ValueError(message("Basis", f"{path} holds no basis", expected, shown(error), fix)) from None
 
 
 def _in_folder(folder):
