@@ -24,6 +24,8 @@ def follow(tree: SourceTree, era: int, prepare: Callable) -> None:
     """Lets spawned children be prepared for the same tree and era.
 
     Args:
+      tree: the user's files.
+      era: 1 or 2, the TensorFlow that they see.
       prepare: a function of a module, which is called in the child before that loads the script, with the path of the
         script, the tree's `roots` and `known_paths`, the era and `sys.path` of the parent. It returns the path.
     """
