@@ -6,9 +6,11 @@ fill in an `NpuOptimizer` entry and import nothing but an operator.
 
 from npu_bridge.base.lazy import attributes, submodules
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
+from npu_bridge.gradients.training_apart import watch_trainings
 
 __all__ = ["npu", "npu_aicore_ops", "npu_ops", "npu_unary_ops"]
 
 __getattr__ = attributes(__name__, submodules(__name__, *__all__))
 
 decorate_sessions()
+watch_trainings()

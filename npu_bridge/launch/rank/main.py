@@ -7,6 +7,7 @@ as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A scr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import io
@@ -16,6 +17,7 @@ import sys
 import types
 from typing import Any
 
+from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.environment import Launched, fill_rank_variables, launched, write_variable
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
@@ -44,6 +46,8 @@ def main(arguments: list[str]) -> None:
     fill_rank_variables(place)
     if link is not None and place.size > 1:
         watch_input(link.send)
+    if place.rank == 0 and place.size > 1:
+        when_loaded("tensorflow", _watch_updates)
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)
@@ -74,6 +78,14 @@ def main(arguments: list[str]) -> None:
         if end_trial is not None:
             end_trial()
         choice.conclude(arguments[0], place.rank)
+
+
+def _watch_updates(tensorflow: types.ModuleType) -> None:
+    """Has updates of Keras looked at; a script's own `import npu_bridge` finds the launcher's, and does nothing."""
+    with contextlib.suppress(ImportError):  # a TensorFlow that this package is not made for
+        from npu_bridge.collective.exchanges import watch_updates
+
+        watch_updates()
 
 
 def _take_device(device: str) -> None:
