@@ -218,6 +218,12 @@ def _():
     expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
 
 
+@canary_of(training.folder_of)
+def _():
+    hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
+    expect(training.folder_of(hook) == "folder", "it saves to another folder")
+
+
 @canary_of(training.bulk_saver_builder)
 def _():
     variable_and_loss()

@@ -180,6 +180,11 @@ def bulk_saver_builder() -> type:
     return BulkSaverBuilder
 
 
+def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
+    """The folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
+    return hook._checkpoint_dir
+
+
 def put_around_restore(function: Callable) -> None:
     """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
