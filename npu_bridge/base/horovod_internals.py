@@ -6,6 +6,7 @@ function and says which one no longer works. Modules are imported when a functio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import types
 
 BASICS_MODULE = "horovod.common.basics"  # where the class is defined whose `init` starts Horovod
+MODULE = "horovod.tensorflow"
 OPERATORS_MODULE = "horovod.tensorflow.mpi_ops"  # whose `MPI_LIB` holds the functions that make operators
 # Those by which values of ranks come together; a broadcast gives all of them one rank's.
 _EXCHANGING = ("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "alltoall", "reducescatter")
@@ -29,25 +31,60 @@ def change_init(basics: types.ModuleType, wrap: Callable[[Callable], Callable]) 
     basics.HorovodBasics.init = wrap(basics.HorovodBasics.init)
 
 
-def call_at_exchanges(operators: types.ModuleType, note: Callable[[], Any]) -> None:
+def call_at_exchanges(operators: types.ModuleType, note: Callable[[Any], Any]) -> bool:
     """Has a function called whenever values of ranks are brought together, in a graph that is built or eagerly.
 
     Seen in Horovod 0.28: `mpi_ops.MPI_LIB`. Broadcasts do not count.
 
     Args:
       operators: the module `OPERATORS_MODULE`.
-      note: the function.
+      note: the function; it gets the tensor that is exchanged, or a list of them.
+    Returns:
+      False, and nothing is done, while the module is being loaded.
     """
+    if not hasattr(operators, "MPI_LIB"):
+        return False
 
     def noted(make: Callable) -> Callable:
-        def function(*arguments, **keywords):
-            note()
-            return make(*arguments, **keywords)
+        def function(tensors, *arguments, **keywords):
+            note(tensors)
+            return make(tensors, *arguments, **keywords)
 
         return function
 
     for name in _EXCHANGING:
         setattr(operators.MPI_LIB, f"horovod_{name}", noted(getattr(operators.MPI_LIB, f"horovod_{name}")))
+    return True
+
+
+def call_at_averages(horovod: types.ModuleType, note: Callable[[list], Any]) -> bool:
+    """Has a function called whenever an optimizer or a tape of Horovod, made from now on, averages gradients.
+
+    These are averaged in functions that Horovod keeps for all optimizers alike, so operators may be there already. Seen
+    in Horovod 0.28: `_make_allreduce_grads_fn`.
+
+    Args:
+      horovod: the module `horovod.tensorflow`.
+      note: the function; it gets the list of gradients, some of them None.
+    Returns:
+      False, and nothing is done, while the module is being loaded.
+    """
+    make = getattr(horovod, "_make_allreduce_grads_fn", None)
+    if make is None:
+        return False
+
+    @functools.wraps(make)
+    def make_noted(*arguments, **keywords):
+        average = make(*arguments, **keywords)
+
+        def noted(grads, *others, **named):
+            note(grads)
+            return average(grads, *others, **named)
+
+        return noted
+
+    vars(horovod)["_make_allreduce_grads_fn"] = make_noted
+    return True
 
 
 def declared_process_sets(hvd: types.ModuleType) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.errors import message
-from npu_bridge.collective import agreement, wire_names
+from npu_bridge.collective import agreement, exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
 from npu_bridge.gradients.branch_results import BranchResults
 from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
@@ -53,7 +53,10 @@ class Pipeline:
         self._stages = in_order(stages, owner)
         self._has_compared = False
         self._owner = ""
-        self._exchanges_before = 0 if self.communicates else training_apart.watch_sessions()
+        self._exchanges_before = exchanges.Exchanges()
+        if not self.communicates:
+            training_apart.watch_sessions()
+            self._exchanges_before = exchanges.so_far()
         self._has_told = False
         self._seen = SeenVariables()
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
@@ -286,13 +289,13 @@ class Pipeline:
             watch_savers()
         self._watch_graph(step, ())
         if not self.communicates:
-            training_apart.note_update(self._exchanges_before)
+            exchanges.note_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
         self._make_replicas(step)
         self.start_alike(step)
         update_of = _noted(self._update_of(step, apply))
         for stage in reversed(self._stages):
             update_of = functools.partial(stage.gate, step, update_of)
-        with wire_names.noted() as transfers:
+        with wire_names.noted() as transfers, exchanges.looked_at():
             update = update_of()
         self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from npu_bridge.base.errors import message
 from npu_bridge.base.plain_config import plain
 from npu_bridge.base.tf_internals.graphs import owner_of_slots
+from npu_bridge.collective.exchanges import watch_updates
 from npu_bridge.optimizers import states
 from npu_bridge.optimizers.fused import Pending, batch_key, check_fused, update_together
 from npu_bridge.optimizers.groups import ParameterGroups, name_of
@@ -18,6 +19,7 @@ from npu_bridge.optimizers.hypers import from_config, to_config, values_at
 from npu_bridge.optimizers.rule import Rule
 from npu_bridge.optimizers.unfused import as_dense, multiplied_by_factor, update, working_dtype
 
+watch_updates()  # a script may import nothing else of this package
 _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
 

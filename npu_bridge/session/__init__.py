@@ -12,6 +12,7 @@ _PLACES = {
         "CarefulSaver",
         "CheckpointNotSavedError",
         "ModelDirInUseError",
+        "hold_for_saver_hooks",
         "hold_model_dir",
         "remove_leftovers",
         "space_for",

@@ -6,10 +6,12 @@ A job holds the folder that it saves to, so that two of them never write over ea
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -17,6 +19,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.base.files import remove_unfinished
 from npu_bridge.base.held_folders import FolderHeldError, Hold, hold_folder
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.training import folder_of
 
 _LOG = logger(__name__)
 # What TensorFlow makes of "no space left", "quota exceeded" and "file too large". The last is also what the end of
@@ -48,6 +51,37 @@ def hold_model_dir(folder: str | None) -> Hold:
         return hold_folder(folder or "", "training", "a training")
     except FolderHeldError as error:
         raise ModelDirInUseError(f"model_dir: {error}") from None
+
+
+@functools.cache
+def hold_for_saver_hooks() -> None:
+    """Has every `tf.estimator.CheckpointSaverHook` hold its folder from `begin` to `end`; again is as good as once.
+
+    Estimators and MonitoredTrainingSessions that save have one. After an error, when `end` is not called, the folder is
+    given back with the hook or the process. A hook with an attribute `holds_its_folder` sees to that itself.
+    """
+    kind = tf.estimator.CheckpointSaverHook
+    begin, end = kind.begin, kind.end
+    releases: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
+
+    def release(hook):
+        releases.pop(hook, lambda: None)()
+
+    @functools.wraps(begin)
+    def begin_and_hold(self):
+        if not getattr(self, "holds_its_folder", False):
+            release(self)
+            releases[self] = weakref.finalize(self, hold_model_dir(folder_of(self)).release)
+        begin(self)
+
+    @functools.wraps(end)
+    def end_and_release(self, session):
+        try:
+            end(self, session)
+        finally:
+            release(self)
+
+    kind.begin, kind.end = begin_and_hold, end_and_release
 
 
 class CarefulSaver:

@@ -25,7 +25,7 @@ def _():
 def _():
     operators = importlib.import_module(horovod_internals.OPERATORS_MODULE)
     before, seen = {**vars(operators.MPI_LIB)}, []
-    horovod_internals.call_at_exchanges(operators, lambda: seen.append(1))
+    expect(horovod_internals.call_at_exchanges(operators, seen.append), "the module is not complete")
     try:
         operators.broadcast(tf.constant(1.0), 0)
         expect(not seen, "a broadcast counts")
@@ -35,8 +35,26 @@ def _():
         operators.alltoall(tf.zeros([operators.size()]))
         operators._reducescatter(tf.zeros([operators.size()]))
         expect(len(seen) == 5, f"{len(seen)} of 5 exchanges were noted")
+        sizes = [sum(tensor.shape.num_elements() for tensor in tf.nest.flatten(tensors)) for tensors in seen]
+        expect(sizes == [1, 1, 1, operators.size(), operators.size()], f"tensors of {sizes} elements were noted")
     finally:
         vars(operators.MPI_LIB).update(before)
+
+
+@canary_of(horovod_internals.call_at_averages, on_ranks=True)
+def _():
+    horovod = importlib.import_module(horovod_internals.MODULE)
+    before, seen, weight = horovod._make_allreduce_grads_fn, [], tf.Variable([1.0, 2.0])
+    expect(horovod_internals.call_at_averages(horovod, seen.append), "the module is not complete")
+    try:
+        for _ in range(2):
+            with horovod.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(weight)
+            (gradient,) = tape.gradient(loss, [weight])
+            expect(gradient.numpy().tolist() == [1.0, 1.0], "there is another average")
+        expect([[grad.shape for grad in grads] for grads in seen] == [[(2,)], [(2,)]], f"{seen} was noted")
+    finally:
+        horovod._make_allreduce_grads_fn = before
 
 
 @canary_of(

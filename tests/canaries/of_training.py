@@ -50,6 +50,30 @@ def _():
     expect(callable(getattr(legacy.Optimizer, names.LEGACY_COMPUTE, None)), f"there is no {names.LEGACY_COMPUTE}")
 
 
+@canary_of(training.watch_keras_optimizers, eagerly=True)
+def _():
+    modules = [importlib.import_module(names.KERAS_OPTIMIZER_MODULE)]
+    modules.append(importlib.import_module(names.KERAS_LEGACY_OPTIMIZER_MODULE))
+    classes = [modules[0]._BaseOptimizer, modules[0].Optimizer, modules[1].OptimizerV2]
+    before, told = [dict(vars(each)) for each in classes], []
+    try:
+        training.watch_keras_optimizers(
+            lambda optimizer: told.append((optimizer, "made")),
+            lambda optimizer, pairs: told.append((optimizer, [(float(grad), float(of)) for grad, of in pairs])),
+        )
+        for kind in (tf.keras.optimizers.SGD, legacy.SGD):
+            variable, optimizer = tf.Variable(3.0), kind(0.5)
+            optimizer.apply_gradients([(tf.constant(2.0), variable)])
+            expect(float(variable) == 2.0, f"{type(optimizer)} does not update")
+            expect(told == [(optimizer, "made"), (optimizer, [(2.0, 3.0)])], f"{type(optimizer)} told {told}")
+            told.clear()
+    finally:
+        for each, methods in zip(classes, before):
+            for name in ("__init__", "_internal_apply_gradients", "_distributed_apply"):
+                if name in methods:
+                    setattr(each, name, methods[name])
+
+
 @canary_of(training.learning_rates)
 def _():
     variable, loss = variable_and_loss()
@@ -192,6 +216,12 @@ def _():
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     config = tf.estimator.RunConfig(experimental_distribute=training.distribute_config(strategy))
     expect(config.train_distribute is strategy and config.eval_distribute is strategy, "there is another strategy")
+
+
+@canary_of(training.folder_of)
+def _():
+    hook = tf.estimator.CheckpointSaverHook("folder", save_steps=1)
+    expect(training.folder_of(hook) == "folder", "it saves to another folder")
 
 
 @canary_of(training.bulk_saver_builder)

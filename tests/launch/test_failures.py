@@ -244,6 +244,31 @@ UNEQUAL = """
 """
 
 
+def test_a_rank_whose_own_loop_ends_early_is_named_with_its_steps_and_what_to_do(tmp_path):
+    script = """
+        import numpy as np
+        import tensorflow as tf
+        from hccl.manage.api import get_rank_id
+        from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer
+
+        tf1 = tf.compat.v1
+        with tf.Graph().as_default():
+            batch = tf1.placeholder(tf.float32, [2, 3])
+            loss = tf.reduce_mean(tf.square(tf.matmul(batch, tf1.get_variable("kernel", [3, 1]))))
+            step = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1)).minimize(loss)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for number in range(9 if get_rank_id() == 0 else 4):
+                    fetches = [step, loss] if number % 2 else step  # which is the same training
+                    session.run(fetches, {batch: np.ones([2, 3])})
+    """
+    code, output = npu_run("-np", 2, write_script(tmp_path, script), cwd=tmp_path)
+    last = output.splitlines()[-1]
+    assert code == 1
+    assert "rank 1 of 2 ended after 4 steps, and rank 0 went on to step 5, which needs every rank" in last
+    assert "EndTogether" in last and "Traceback" not in output
+
+
 @pytest.mark.parametrize(
     ("way", "what"), [("estimator", "came to the end of its input"), ("keras", "was through with model.fit")]
 )

@@ -72,7 +72,8 @@ def test_a_reason_that_is_a_sentence_ends_once():
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_had_finished():
-    assert "Rank 4 had ended normally by then" in describe(SECONDARY, [SECONDARY, DONE], 5)
+    text = describe(SECONDARY, [SECONDARY, DONE], 5)
+    assert "Rank 4 had ended normally by then" in text and "Give all ranks the same number of batches" in text
 
 
 def test_description_of_a_secondary_failure_names_the_ranks_that_are_silent():
@@ -153,3 +154,4 @@ def test_the_end_of_an_input_is_told_with_its_step_and_what_to_do():
     assert "EndTogether" in text
     assert str(InputEnd(1, True)) == "was through with model.fit after 1 step"
     assert str(InputEnd(None, False)) == "came to the end of its input"
+    assert str(InputEnd(13, False, of_script=True)) == "ended after 13 steps"

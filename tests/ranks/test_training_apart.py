@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
@@ -19,16 +20,18 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
-from npu_bridge.gradients import training_apart
 from npu_bridge.hccl import hccl_ops
-from npu_bridge.npu_init import npu_keras_optimizer
+from npu_bridge.npu_init import NPUBroadcastGlobalVariablesCallback, npu_keras_optimizer
+from npu_bridge.optimizers import keras as keras_optimizers
+from npu_bridge.optimizers import keras_legacy as keras_legacy_optimizers
 from npu_bridge.stages import Accumulate, Adasum, PartialSync
+from tests.launch.launching import npu_run, write_script
 from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(2)
 _STEPS = 3
-_LOG = logging.getLogger(training_apart.__name__)
+_LOG = logging.getLogger(exchanges.__name__)
 
 
 class _Lines(logging.Handler):
@@ -42,7 +45,7 @@ class _Lines(logging.Handler):
         self.lines.append((self.steps, record.getMessage()))
 
     def __enter__(self):
-        training_apart._say_once.cache_clear()
+        exchanges._say_once.cache_clear()
         _LOG.addHandler(self)
         return self
 
@@ -110,7 +113,8 @@ def _fit(optimizer, lines, eagerly=False):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(2,))])
     model.compile(optimizer(), "mse", run_eagerly=eagerly)
     count = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: setattr(lines, "steps", lines.steps + 1))
-    model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), 2, verbose=0, callbacks=[count])
+    callbacks = [NPUBroadcastGlobalVariablesCallback(0), count]
+    model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), 2, verbose=0, callbacks=callbacks)
 
 
 def _fit_eagerly(optimizer, lines):
@@ -142,6 +146,12 @@ def _in_branch(optimizer, lines):
     _run([tf.cond(tf.reduce_all(tf.math.is_finite(loss)), updated, lambda: False)], lines)
 
 
+def _horovod_of_keras(optimizer, **arguments):
+    import horovod.tensorflow.keras as hvd
+
+    return hvd.DistributedOptimizer(optimizer, **arguments)
+
+
 def _stock_horovod_of_keras(lines):
     import horovod.keras as hvd
 
@@ -166,9 +176,9 @@ def _weights_by_hand(lines):
     _run([train_op, weight.assign(hccl_ops.allreduce(weight, "sum") / 2)], lines)
 
 
-def _function_by_hand(lines):
+def _function_by_hand(optimizer, lines):
     """A function averages weights after the update."""
-    optimizer, weight = _keras_apart(tf.keras.optimizers)(), tf.Variable([1.0, 2.0])
+    optimizer, weight = optimizer(), tf.Variable([1.0, 2.0])
 
     @tf.function
     def step():
@@ -178,9 +188,43 @@ def _function_by_hand(lines):
     step()
 
 
-def _eager_by_hand(lines):
-    optimizer, weight = _keras_apart(tf.keras.optimizers)(), tf.Variable([1.0, 2.0])
+def _eager_by_hand(optimizer, lines, weights=(1.0, 2.0)):
+    optimizer, weight = optimizer(), tf.Variable(weights)
     optimizer.apply_gradients([(hccl_ops.allreduce(2.0 * weight, "sum"), weight)])
+
+
+def _metric_in_a_loop(optimizer, lines):
+    """What is averaged for people to see, before the update, does not train."""
+    optimizer, weight = optimizer(), tf.Variable([1.0, 2.0])
+    for _ in range(_STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight**2)
+        hccl_ops.allreduce(loss, "sum")
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        lines.steps += 1
+
+
+def _stock_horovod_tape(lines):
+    import horovod.tensorflow as hvd
+
+    optimizer, weight = _CURRENT.SGD(0.1), tf.Variable([1.0, 2.0])
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(weight**2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [weight]), [weight]))
+
+
+@in_graph
+def _without_optimizer(lines):
+    loss, weight = _model()
+    _run([tf1.assign_sub(weight, 0.1 * tf.gradients(loss, weight)[0])], lines)
+
+
+@in_graph
+def _without_optimizer_together(lines):
+    """And weights are clipped in a run of their own, which is no training."""
+    loss, weight = _model()
+    gradient = hccl_ops.allreduce(tf.gradients(loss, weight)[0], "sum")
+    _run([tf1.assign(weight, tf.clip_by_value(weight, -1.0, 1.0)), tf1.assign_sub(weight, 0.1 * gradient)], lines)
 
 
 @in_graph
@@ -208,11 +252,22 @@ def _apart():
     return NPUOptimizer(_sgd())
 
 
+def _fit_made(fit, make, kind, lines):
+    fit(lambda: make(kind), lines)
+
+
 def _with(*stages):
     return lambda: NPUOptimizer(_sgd(), is_distributed=True, stages=list(stages))
 
 
 _LEGACY, _CURRENT = tf.keras.optimizers.legacy, tf.keras.optimizers
+_KERAS_SCALED = tf.keras.mixed_precision.LossScaleOptimizer
+
+
+def _keras_with(kind, *stages):
+    return lambda: npu_keras_optimizer(kind.SGD(0.1), is_distributed=True, stages=list(stages))
+
+
 APART = {
     "session": lambda lines: _session(_apart, lines),
     "session, Keras inside": lambda lines: _session(lambda: NPUOptimizer(_CURRENT.SGD(0.1)), lines),
@@ -225,6 +280,18 @@ APART = {
     "fit, eager": lambda lines: _fit_eagerly(_keras_apart(_CURRENT), lines),
     "fit in a graph": lambda lines: _fit_in_graph(_keras_apart(_LEGACY), lines),
     "a metric over ranks": _metric_over_ranks,
+    "no optimizer": _without_optimizer,
+    "fit, one of this package": lambda lines: _fit(lambda: keras_optimizers.Adam(0.1), lines),
+    "fit, a fused one": lambda lines: _fit(lambda: keras_optimizers.Adam(0.1, fused=True), lines),
+    "fit, a legacy one of this package": lambda lines: _fit(lambda: keras_legacy_optimizers.Adam(0.1), lines),
+    "fit, stock": lambda lines: _fit(lambda: "sgd", lines),
+    "fit, stock and eager": lambda lines: _fit_eagerly(lambda: "sgd", lines),
+    "fit, stock and legacy": lambda lines: _fit(lambda: _LEGACY.SGD(0.1), lines),
+    "fit, stock, legacy and eager": lambda lines: _fit_eagerly(lambda: _LEGACY.SGD(0.1), lines),
+    "fit, stock, scaled": lambda lines: _fit(lambda: _KERAS_SCALED(_CURRENT.SGD(0.1)), lines),
+    "fit, stock, legacy, scaled": lambda lines: _fit(lambda: _KERAS_SCALED(_LEGACY.SGD(0.1)), lines),
+    "a metric in a loop": lambda lines: _metric_in_a_loop(_keras_apart(_CURRENT), lines),
+    "a metric in a stock loop": lambda lines: _metric_in_a_loop(lambda: _CURRENT.SGD(0.1), lines),
 }
 TOGETHER = {
     "session": lambda lines: _session(lambda: NPUOptimizer(_sgd(), is_distributed=True), lines),
@@ -248,9 +315,36 @@ TOGETHER = {
     "stock Horovod, Keras": _stock_horovod_of_keras,
     "collectives by hand": _collectives_by_hand,
     "weights by hand": _weights_by_hand,
-    "function by hand": _function_by_hand,
-    "eager by hand": _eager_by_hand,
+    "function by hand": lambda lines: _function_by_hand(_keras_apart(_CURRENT), lines),
+    "eager by hand": lambda lines: _eager_by_hand(_keras_apart(_CURRENT), lines),
     "no training": _other_runs,
+    "no optimizer": _without_optimizer_together,
+    "stock function by hand": lambda lines: _function_by_hand(lambda: _CURRENT.SGD(0.1), lines),
+    "stock, by hand": lambda lines: _eager_by_hand(lambda: _CURRENT.SGD(0.1), lines),
+    "stock and legacy, by hand": lambda lines: _eager_by_hand(lambda: _LEGACY.SGD(0.1), lines),
+    "one number, by hand": lambda lines: _eager_by_hand(lambda: _CURRENT.SGD(0.1), lines, 3.0),
+    "stock, Horovod's tape": _stock_horovod_tape,
+    "fit, one of this package": lambda lines: _fit(lambda: KerasDistributeOptimizer(keras_optimizers.Adam(0.1)), lines),
+    "in place, stock": lambda lines: _fit(lambda: npu_distributed_optimizer_wrapper(_CURRENT.SGD(0.1)), lines),
+    "in place, stock, eager": lambda lines: _fit_eagerly(
+        lambda: npu_distributed_optimizer_wrapper(_CURRENT.SGD(0.1)), lines
+    ),
+    "in place, stock, legacy, eager": lambda lines: _fit_eagerly(
+        lambda: npu_distributed_optimizer_wrapper(_LEGACY.SGD(0.1)), lines
+    ),
+    **{
+        f"{fit.__name__} of {kind.__name__} with {name}": functools.partial(_fit_made, fit, make, kind)
+        for fit in (_fit, _fit_eagerly)
+        for kind in (_CURRENT, _LEGACY)
+        for name, make in {
+            "Horovod": lambda kind: _horovod_of_keras(kind.SGD(0.1)),
+            "Horovod, adding up": lambda kind: _horovod_of_keras(kind.SGD(0.1), backward_passes_per_step=2),
+            "KerasDistributeOptimizer": lambda kind: KerasDistributeOptimizer(kind.SGD(0.1)),
+            "is_distributed": lambda kind: npu_keras_optimizer(kind.SGD(0.1), is_distributed=True),
+            "Accumulate": lambda kind: _keras_with(kind, Accumulate(4))(),
+            "PartialSync": lambda kind: _keras_with(kind, PartialSync(2))(),
+        }.items()
+    },
 }
 
 
@@ -274,9 +368,29 @@ def test_ranks_that_train_apart_say_so_before_their_first_step(on_ranks):
 
 
 def test_ranks_that_train_together_and_those_that_do_not_train_say_nothing(on_ranks):
-    assert on_ranks(2, _said, list(TOGETHER), "TOGETHER") == [dict.fromkeys(TOGETHER, [])] * 2
+    for said in on_ranks(2, _said, list(TOGETHER), "TOGETHER"):
+        assert [name for name, lines in said.items() if lines] == []
+
+
+@pytest.mark.parametrize("first", ["", "import horovod.tensorflow.keras as hvd"])
+def test_a_script_that_only_imports_the_package_is_told(tmp_path, first):
+    script = f"""
+        {first}
+        import numpy as np
+        import tensorflow as tf
+        import npu_bridge
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile("sgd", "mse")
+        model.fit(np.ones([4, 2]), np.ones([4, 1]), verbose=0)
+        print("trained")
+    """
+    code, output = npu_run("-np", 2, write_script(tmp_path, script), cwd=tmp_path)
+    told = [line for line in output.splitlines() if "train apart" in line]
+    assert (code, len(told)) == (0, 1), output
 
 
 def test_one_rank_says_nothing():
-    names = ["session", "fit, current"]
+    names = ["session", "fit, current", "fit, stock"]
     assert _said(names, "APART") == dict.fromkeys(names, [])
+    assert not hasattr(_CURRENT.Optimizer.__init__, "__wrapped__"), "and nothing is put around its optimizers"

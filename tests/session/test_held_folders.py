@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import os
@@ -270,7 +272,8 @@ import numpy as np
 import tensorflow as tf
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook
 from npu_bridge.estimator.npu.npu_saver import NPUSaver
-from tests.session.test_held_folders import estimator_of, input_fn, tf1
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from tests.session.test_held_folders import estimator_of, input_fn, model_fn, tf1
 folder = sys.argv[1]
 estimator = estimator_of(folder)
 
@@ -279,6 +282,14 @@ def session_with_hook():
         step = tf1.train.get_or_create_global_step()
         with tf1.train.MonitoredTrainingSession(hooks=[NPUCheckpointSaverHook(folder, save_steps=1)]):
             pass
+
+def stock_session():
+    with tf.Graph().as_default():
+        step = tf1.train.get_or_create_global_step()
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=folder) as session:
+            pass
+
+stock_estimator = tf.estimator.Estimator(model_fn, config=NPURunConfig(model_dir=folder, save_checkpoints_steps=2))
 
 def saver():
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -294,9 +305,12 @@ for name, call in {
     "train": lambda: estimator.train(input_fn, max_steps=8),
     "train_and_evaluate": lambda: tf.estimator.train_and_evaluate(
         estimator, tf.estimator.TrainSpec(input_fn, max_steps=8), tf.estimator.EvalSpec(input_fn, steps=1)),
+    "stock_train": lambda: stock_estimator.train(input_fn, max_steps=8),
     "session": session_with_hook,
+    "stock_session": stock_session,
     "saver": saver,
     "evaluate": lambda: estimator.evaluate(input_fn, steps=1),
+    "stock_evaluate": lambda: stock_estimator.evaluate(input_fn, steps=1),
     "predict": lambda: next(estimator.predict(input_fn)),
     "export": export,
 }.items():
@@ -306,6 +320,7 @@ for name, call in {
     except RuntimeError as error:
         print(name, type(error).__name__, error)
 """
+TRAININGS = ["train", "train_and_evaluate", "stock_train", "session", "stock_session", "saver"]
 # A save that is not finished yet.
 UNFINISHED = "model.ckpt-6_temp/part-00000-of-00001.data-00000-of-00001"
 
@@ -329,12 +344,64 @@ def test_beside_a_training_others_read_and_do_not_train(tmp_path, warm_python):
     estimator.train(input_fn, hooks=[Beside()], max_steps=4)
     lines = said[0].splitlines()
     refused = f"ModelDirInUseError model_dir: {folder} is in use. Expected a folder that no other job uses; got a "
-    for name, line in zip(("train", "train_and_evaluate", "session", "saver"), lines):
+    for name, line in zip(TRAININGS, lines):
         assert line.startswith(f"{name} {refused}training, process {os.getpid()} on "), said[0]
-    assert lines[4:] == ["evaluate done", "predict done", "export done"], said[0]
+    reading = ["evaluate done", "stock_evaluate done", "predict done", "export done"]
+    assert lines[len(TRAININGS) :] == reading, said[0]
     assert LOCK not in os.listdir(folder), "given back in the end"
     ended = warm_python.run([tmp_path / "beside.py", folder], cwd=tmp_path)
-    assert [line.split()[1] for line in ended.stdout.splitlines()[:4]] == ["done"] * 4, ended.stdout + ended.stderr
+    ends = [line.split()[1] for line in ended.stdout.splitlines()[: len(TRAININGS)]]
+    assert ends == ["done"] * len(TRAININGS), ended.stdout + ended.stderr
+
+
+def _stock_estimator(folder):
+    config = tf.estimator.RunConfig(model_dir=str(folder), save_checkpoints_steps=2)
+    return tf.estimator.Estimator(model_fn, config=config)
+
+
+def _train_stock(folder, hook):
+    _stock_estimator(folder).train(input_fn, hooks=[hook], steps=2)
+
+
+def _train_monitored(folder, hook):
+    with tf.Graph().as_default():
+        train_op = model_fn(input_fn_in_graph(), tf.estimator.ModeKeys.TRAIN).train_op
+        with tf1.train.MonitoredTrainingSession(checkpoint_dir=str(folder), hooks=[hook]) as session:
+            session.run(train_op)
+
+
+def input_fn_in_graph():
+    tf1.train.get_or_create_global_step()
+    return {"x": tf.constant([1.0])}
+
+
+@pytest.mark.parametrize("train", [_train_stock, _train_monitored])
+def test_stock_trainings_hold_their_folder_while_they_train(tmp_path, train):
+    holders = []
+
+    class Looks(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            holders.append(json.loads((tmp_path / LOCK).read_text())["process"])
+
+    for _ in range(2):  # one after the other, in one process
+        train(tmp_path, Looks())
+        assert holders and set(holders) == {os.getpid()}
+        assert LOCK not in os.listdir(tmp_path), "given back in the end"
+    process = held_by_another(tmp_path)
+    with pytest.raises(ModelDirInUseError, match=f"{tmp_path} is in use.*a training, process {process.pid} on "):
+        train(tmp_path, Looks())
+    process.communicate()
+
+
+def test_a_stock_training_that_fails_gives_the_folder_back(tmp_path):
+    class Fails(tf.estimator.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            raise ValueError("of the script")
+
+    with contextlib.suppress(ValueError):
+        _train_stock(tmp_path, Fails())
+    gc.collect()
+    assert LOCK not in os.listdir(tmp_path)
 
 
 def test_a_training_that_fails_gives_the_folder_back(tmp_path):

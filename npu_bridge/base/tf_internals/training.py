@@ -8,6 +8,9 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
+from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import KERAS_LEGACY_OPTIMIZER_MODULE, KERAS_OPTIMIZER_MODULE
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -177,6 +180,11 @@ def bulk_saver_builder() -> type:
     return BulkSaverBuilder
 
 
+def folder_of(hook: tf.estimator.CheckpointSaverHook) -> str:
+    """The folder that a hook saves to (`CheckpointSaverHook._checkpoint_dir`, TF 2.15)."""
+    return hook._checkpoint_dir
+
+
 def put_around_restore(function: Callable) -> None:
     """From now on `Saver.restore` of TF 1 is `function(restore, saver, session, path)` (`training.saver`, TF 2.15)."""
     from tensorflow.python.training.saver import Saver
@@ -250,6 +258,55 @@ def watch_gradients(note: Callable[[Any, Any], None]) -> None:
         return gradients
 
     gradients_util._GradientsHelper = noted
+
+
+def watch_keras_optimizers(made: Callable[[Any], Any], updating: Callable[[Any, list], Any]) -> None:
+    """From now on optimizers of Keras tell when they are made, and when they update, as soon as Keras is loaded.
+
+    Seen in Keras 2.15: `Optimizer._internal_apply_gradients`, and `OptimizerV2._distributed_apply` of legacy ones. Both
+    come after whatever an optimizer does to bring gradients together.
+
+    Args:
+      made: called with each optimizer that was constructed.
+      updating: called with the optimizer and its (gradient, variable) pairs, right before they are applied.
+    """
+
+    def after_init(base):
+        method = base.__init__
+
+        @functools.wraps(method)
+        def __init__(self, *arguments, **keywords):
+            method(self, *arguments, **keywords)
+            made(self)
+
+        base.__init__ = __init__
+
+    def change_current(module):
+        after_init(module._BaseOptimizer)
+        apply = module.Optimizer._internal_apply_gradients
+
+        @functools.wraps(apply)
+        def told(self, grads_and_vars):
+            pairs = list(grads_and_vars)
+            updating(self, pairs)
+            return apply(self, pairs)
+
+        module.Optimizer._internal_apply_gradients = told
+
+    def change_legacy(module):
+        after_init(module.OptimizerV2)
+        apply = module.OptimizerV2._distributed_apply
+
+        @functools.wraps(apply)
+        def told(self, distribution, grads_and_vars, *arguments, **keywords):
+            pairs = list(grads_and_vars)
+            updating(self, pairs)
+            return apply(self, distribution, pairs, *arguments, **keywords)
+
+        module.OptimizerV2._distributed_apply = told
+
+    when_loaded(KERAS_OPTIMIZER_MODULE, change_current)
+    when_loaded(KERAS_LEGACY_OPTIMIZER_MODULE, change_legacy)
 
 
 def change_seeds(change: Callable[[Callable, Any], Any]) -> None:

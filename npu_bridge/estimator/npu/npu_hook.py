@@ -168,6 +168,8 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
     Ranks: local; give it to rank 0. `NPUEstimator` does so with the intervals of its `NPURunConfig`.
     """
 
+    holds_its_folder = True  # for `hold_for_saver_hooks`
+
     def __init__(
         self,
         checkpoint_dir,

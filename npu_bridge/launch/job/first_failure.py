@@ -35,6 +35,10 @@ SETTLE_SECS = 0.3
 # exception up to this much earlier may already be the consequence of the death.
 _SIGNAL_LEAD_SECS = 1.0
 _SUMMARY_CHARACTERS = 320
+_CURE = (
+    "Give all ranks the same number of batches (repeat() and a number of steps, say), or end them together: "
+    "EndTogether, docs/ranks.md."
+)
 # The error of a rank that asks for a batch when there is none.
 _NO_INPUT = "OutOfRangeError"
 # Where in Gloo's own source an error was raised.
@@ -75,13 +79,17 @@ class InputEnd(NamedTuple):
     Attributes:
       steps: how many steps it had made by then; None where nobody knows.
       of_fit: it was `model.fit` that was over.
+      of_script: it was the script that ended, without a word of its input.
     """
 
     steps: int | None
     of_fit: bool
+    of_script: bool = False
 
     def __str__(self) -> str:
         after = "" if self.steps is None else f" after {self.steps} step{'' if self.steps == 1 else 's'}"
+        if self.of_script:
+            return f"ended{after}"
         return f"was through with model.fit{after}" if self.of_fit else f"came to the end of its input{after}"
 
 
@@ -111,7 +119,7 @@ def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if _is_secondary(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
-        text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives."
+        text += f" Rank {ranks} had ended normally by then: every rank must take part in the same collectives. {_CURE}"
     elif cause.is_secondary and len(endings) < size:
         silent = sorted(set(range(size)) - {ending.rank for ending in endings})
         text += f" Rank {', '.join(map(str, silent))} did not answer: look at what it was doing."
@@ -145,8 +153,7 @@ def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, cod
     where = "another step" if steps is None else f"step {steps + 1}"
     return (
         f"rank {rank} of {size} {input_ends[rank]}, and {others} went on to {where}, which needs every rank; exit code "
-        f"{code}. Give all ranks the same number of batches (repeat() and a number of steps, say), or end them "
-        f"together: EndTogether, docs/ranks.md."
+        f"{code}. {_CURE}"
     )
 
 

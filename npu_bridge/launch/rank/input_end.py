@@ -1,7 +1,7 @@
 """Tells the launcher when a rank's input has ended: other ranks may then wait for a step that this rank never makes.
 
-Noticed are a training run of a session that raises `OutOfRangeError`, whoever catches it, and a `model.fit` that
-returns. Where training goes on after that, as in the next epoch, it is taken back.
+Noticed are a training run of a session that raises `OutOfRangeError`, whoever catches it, a `model.fit` that returns,
+and the end of a script that has trained by sessions. Where training goes on, as in the next epoch, it is taken back.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import weakref
 from typing import Any, Callable
 
 from npu_bridge.base.after_import import when_loaded
@@ -20,12 +21,17 @@ __all__ = ["watch_input"]
 _END = "OutOfRangeError"
 
 
-def watch_input(send: Callable[[dict[str, Any]], None]) -> None:
-    """Watches all trainings of this process, as soon as TensorFlow and Keras are loaded; `send` takes messages."""
+def watch_input(send: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    """Watches all trainings of this process, as soon as TensorFlow and Keras are loaded; `send` takes messages.
+
+    Returns:
+      To be called when the script has come to its end.
+    """
     watch = _Watch(send)
     put_around_sessions(do_run=watch.run)
     for name in KERAS_MODEL_MODULES:
         when_loaded(name, watch.change_fit)
+    return watch.tell_exit
 
 
 class _Watch:
@@ -33,6 +39,9 @@ class _Watch:
         self._send = send
         self._counts: dict[tuple, int] = {}
         self._ended: object = None  # the kind of run whose input has ended, or the model
+        self._session: Callable[[], Any] = lambda: None  # the latest one of the latest graph
+        self._graph: Callable[[], Any] = lambda: None
+        self._asked: dict[tuple, list[str]] = {}  # what it was asked for, by the kind of run
 
     def run(self, do_run: Callable, session: Any, handle: Any, targets: list, fetches: list, *rest: Any) -> Any:
         """In place of a session's run."""
@@ -44,6 +53,10 @@ class _Watch:
                 self._note_run(session, [*targets, *fetches], kind)
             raise
         self._counts[kind] = self._counts.get(kind, 0) + 1
+        if self._session() is not session:
+            self._note_session(session)
+        if kind not in self._asked:
+            self._asked[kind] = [element.name for element in (*targets, *fetches)]
         self._take_back(kind)
         return results
 
@@ -71,9 +84,33 @@ class _Watch:
         if run_of(session.graph, asked).trains:
             self._tell(kind, _global_step(session, self._counts.get(kind, 0)), of_fit=False)
 
-    def _tell(self, what, steps, of_fit):
+    def tell_exit(self) -> None:
+        """Tells how many steps a script has made that ends now, if these are known and its input has not ended."""
+        with contextlib.suppress(Exception):  # a graph may have gone
+            steps = self._steps() if self._ended is None else 0
+            if steps:
+                self._tell("exit", steps, of_fit=False, of_script=True)
+
+    def _note_session(self, session):
+        if self._graph() is not session.graph:
+            self._graph, self._asked = weakref.ref(session.graph), {}
+        self._session = weakref.ref(session)
+
+    def _steps(self):
+        """Training runs of the latest graph; of several trainings in it, those of the longest."""
+        from npu_bridge.graph.run import run_of
+
+        graph, counts = self._graph(), {}
+        for kind, names in self._asked.items() if graph is not None else ():
+            run = run_of(graph, [graph.as_graph_element(name) for name in names])
+            if run.trains:
+                counts[run.trained] = counts.get(run.trained, 0) + self._counts[kind]
+        most = max(counts.values(), default=0)
+        return _global_step(self._session(), most) if most else 0
+
+    def _tell(self, what, steps, **of):
         self._ended = what
-        self._send({"input_end": {"steps": steps, "of_fit": of_fit}})
+        self._send({"input_end": {"steps": steps, **of}})
 
     def _take_back(self, what):
         if self._ended is not None and what == self._ended:

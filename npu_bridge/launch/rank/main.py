@@ -7,6 +7,7 @@ as `__main__`, with its own `sys.argv` and its folder first on `sys.path`. A scr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import io
@@ -14,8 +15,9 @@ import os
 import signal
 import sys
 import types
-from typing import Any
+from typing import Any, Callable
 
+from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.environment import Launched, fill_rank_variables, launched, write_variable
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
@@ -42,8 +44,9 @@ def main(arguments: list[str]) -> None:
         _take_device(arguments[1].split(",")[place.rank])
         arguments = arguments[2:]
     fill_rank_variables(place)
-    if link is not None and place.size > 1:
-        watch_input(link.send)
+    tell_exit = watch_input(link.send) if link is not None and place.size > 1 else None
+    if place.rank == 0 and place.size > 1:
+        when_loaded("tensorflow", _watch_updates)
     recording = take_recording()
     if recording is not None:
         record_sessions(recording, place.rank)
@@ -52,12 +55,12 @@ def main(arguments: list[str]) -> None:
     choice = take_choice()
     try:
         _run_script(arguments[0], arguments, choice, place.rank)
-        _finish(link)
+        _finish(link, tell_exit)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
         else:
-            _finish(link)
+            _finish(link, tell_exit)
         raise
     except KeyboardInterrupt as interrupt:
         # One stack is enough to see where an interrupted job was.
@@ -74,6 +77,14 @@ def main(arguments: list[str]) -> None:
         if end_trial is not None:
             end_trial()
         choice.conclude(arguments[0], place.rank)
+
+
+def _watch_updates(tensorflow: types.ModuleType) -> None:
+    """Has updates of Keras looked at; a script's own `import npu_bridge` finds the launcher's, and does nothing."""
+    with contextlib.suppress(ImportError):  # a TensorFlow that this package is not made for
+        from npu_bridge.collective.exchanges import watch_updates
+
+        watch_updates()
 
 
 def _take_device(device: str) -> None:
@@ -113,8 +124,10 @@ def _report(link: RankLink | None, error: BaseException, script: str, code: int)
     return facts
 
 
-def _finish(link: RankLink | None) -> None:
+def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
     """Tells the launcher that the script has come to its end: a process may also just be gone, with exit code 0."""
+    if tell_exit is not None:
+        tell_exit()
     if link is not None:
         link.send({"finished": True})
 
