@@ -98,10 +98,12 @@ class _Watch:
 
     def _steps(self):
         """Training runs of the latest graph; of several trainings in it, those of the longest."""
-        from npu_bridge.graph.run import run_of
-
         graph, counts = self._graph(), {}
-        for kind, names in self._asked.items() if graph is not None else ():
+        if graph is None:
+            return 0
+        from npu_bridge.graph.run import run_of  # not earlier: a script may have no TensorFlow
+
+        for kind, names in self._asked.items():
             run = run_of(graph, [graph.as_graph_element(name) for name in names])
             if run.trains:
                 counts[run.trained] = counts.get(run.trained, 0) + self._counts[kind]
