@@ -103,6 +103,18 @@ def check_count(owner: str, name: str, value: Any, fix: str, least: int = 1, wha
     return int(value)
 
 
+def check_switch(owner: str, name: str, value: Any) -> bool:
+    """True or False, from a boolean of Python or numpy, or from 1 or 0.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    is_boolean = type(value).__name__ in ("bool", "bool_")  # numpy's need not be loaded here
+    if not is_boolean and not (isinstance(value, numbers.Integral) and value in (0, 1)):
+        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
+    return bool(value)
+
+
 def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for an argument that a constructor does not have, with the nearest one that it has."""
     known = list(known)

@@ -41,7 +41,7 @@ def watch_sessions() -> None:
 def watch_trainings() -> None:
     """Looks from now on at whatever trains in this process, if a launcher has made it rank 0 of several ranks.
 
-    What a script's own arithmetic updates is known for a training by the gradients it is computed from.
+    An update without an optimizer counts as training if it is computed from gradients.
     """
     if exchanges.watch_updates():
         _watch_gradients_once()

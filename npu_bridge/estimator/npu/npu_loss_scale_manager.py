@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import KnownKeywords, message, shown
+from npu_bridge.base.errors import KnownKeywords, check_switch, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.loss_scale_rule import (
@@ -304,14 +304,6 @@ def check_manager(owner: str, manager: Any) -> None:
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
     fix = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))
-
-
-def check_switch(owner, name, value):
-    """True or False for what is one of them, also as a number of Python or numpy; refuses all else."""
-    is_number = isinstance(value, numbers.Integral) and value in (0, 1)
-    if not isinstance(value, (bool, np.bool_)) and not is_number:
-        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
-    return bool(value)
 
 
 def check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager, check_switch
+from npu_bridge.base.errors import check_switch
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.recipe import pipeline_of
 

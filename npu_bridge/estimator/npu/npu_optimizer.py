@@ -8,12 +8,12 @@ import logging
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
+from npu_bridge.base.errors import check_switch, message, say_once, shown, unknown_keyword
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, check_switch
+from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
