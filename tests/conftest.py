@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config, items):
 def _group_of(item):
     if "rank_pools" in item.fixturenames:
         return "ranks"
-    if item.get_closest_marker("ranks") or _LAUNCHES in item.path.parents:
+    if item.get_closest_marker("ranks") or item.path.parent == _LAUNCHES:
         return "jobs"
     return f"{item.path.parent.name}/{item.path.stem}"
 

@@ -13,7 +13,7 @@ from npu_bridge import amp
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.npu_init import npu_config_proto  # noqa: F401 - from now on sessions follow their settings
 from npu_bridge.session.precision.rewriter import IMITATION
-from tests.precision.small_models import run_with_graph, tf1
+from tests.session.precision.small_models import run_with_graph, tf1
 
 # What each level says, as its users know it.
 TABLE = {

@@ -15,7 +15,7 @@ from npu_bridge.graph.variables import (
     variable_behind,
     variables_updated_from,
 )
-from tests.precision.small_models import Dense, tf1
+from tests.session.precision.small_models import Dense, tf1
 from tests.training import OPTIMIZERS, TwoLayers
 
 

@@ -13,7 +13,7 @@ import pytest
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.repeat import Repeats
 from tests.launch.launching import needs_horovod, npu_run, write_script
-from tests.trials.running import losses_in
+from tests.launch.trials.running import losses_in
 
 TRAIN = """
 import os, sys

@@ -7,7 +7,7 @@ import pytest
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from tests.precision.small_models import (
+from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
     precision_of,

@@ -11,8 +11,7 @@ import tensorflow as tf
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.tailing_hook import report_of
-from tests.ranks.ways import WAYS, control_flow, open_session
-from tests.rewrite.waiting import (
+from tests.gradients.tailing.waiting import (
     computed_from,
     is_counter,
     is_update,
@@ -22,6 +21,7 @@ from tests.rewrite.waiting import (
     variable_of,
     waiting_for,
 )
+from tests.ranks.ways import WAYS, control_flow, open_session
 from tests.training import OPTIMIZERS, TwoLayers, in_graph
 
 tf1 = tf.compat.v1

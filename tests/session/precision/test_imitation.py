@@ -14,7 +14,15 @@ import tensorflow as tf
 from npu_bridge.base.errors import say_once
 from npu_bridge.session.precision import kernels
 from npu_bridge.session.precision.rewriter import IMITATION
-from tests.precision.small_models import Dense, dtypes_of, precision_of, remember_speed, run_with_graph, session_of, tf1
+from tests.session.precision.small_models import (
+    Dense,
+    dtypes_of,
+    precision_of,
+    remember_speed,
+    run_with_graph,
+    session_of,
+    tf1,
+)
 
 BATCH = np.random.RandomState(0).randn(8, 10, 16).astype(np.float32)
 

@@ -22,7 +22,7 @@ from tensorflow1_compat.contrib import (
     training,
 )
 from tensorflow1_compat.contrib.learn.datasets import base, mnist
-from tests.journeys.tf1.contrib_cases.common import close, value
+from tests.tensorflow1_compat.contrib_cases.common import close, value
 
 
 def line_fn(params):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 CASES = [
     f"{path.stem}.{node.name}"
     for path in sorted((pathlib.Path(__file__).parent / "contrib_cases").glob("of_*.py"))
@@ -22,7 +22,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def failures():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.journeys.tf1.contrib_cases.run"],
+        [sys.executable, "-m", "tests.tensorflow1_compat.contrib_cases.run"],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

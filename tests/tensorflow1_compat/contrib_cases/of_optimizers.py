@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib import opt
-from tests.journeys.tf1.contrib_cases.common import close, run_updates, value
+from tests.tensorflow1_compat.contrib_cases.common import close, run_updates, value
 
 START, GRAD = np.array([1.0, -2.0, 3.0]), np.array([0.1, -0.2, 0.3])
 TABLE = np.arange(8, dtype=np.float32).reshape(4, 2) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from npu_bridge.launch.bisect import bisect
-from tests.trials.running import write_script
+from tests.launch.trials.running import write_script
 
 # Behind the product `loud` values are beyond 65504 until `quiet` brings them back: both have to be float32.
 FRAGILE = """

@@ -16,7 +16,7 @@ def main() -> None:
     failures = {}
     chosen = sys.argv[1:] or ["of_*"]
     for path in sorted(path for each in chosen for path in pathlib.Path(__file__).parent.glob(f"{each}.py")):
-        module = importlib.import_module(f"tests.journeys.tf1.contrib_cases.{path.stem}")
+        module = importlib.import_module(f"tests.tensorflow1_compat.contrib_cases.{path.stem}")
         for name, case in list(vars(module).items()):
             if not name.startswith("case_"):
                 continue

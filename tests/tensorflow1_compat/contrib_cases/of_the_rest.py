@@ -35,7 +35,7 @@ from tensorflow1_compat.contrib import (
     util,
 )
 from tensorflow1_compat.contrib.compiler import jit, xla
-from tests.journeys.tf1.contrib_cases.common import close, names, value
+from tests.tensorflow1_compat.contrib_cases.common import close, names, value
 
 PICTURE = np.random.RandomState(0).rand(5, 5, 1).astype(np.float32)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.session.precision import ORIGINAL, Policy, attach, builds_of, policy_of_last_step
-from tests.precision.small_models import (
+from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
     load,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
 from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, builds_of, policy_of_last_step
-from tests.precision.small_models import MATRIX_KERNELS, dtypes_of, precision_of, session_of, tf1
+from tests.session.precision.small_models import MATRIX_KERNELS, dtypes_of, precision_of, session_of, tf1
 from tests.training import assert_same_bits
 
 LOW = Policy("mixed", "float16")

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib import cudnn_rnn, legacy_seq2seq, recurrent, rnn
 from tensorflow1_compat.contrib.rnn.linear import _linear
-from tests.journeys.tf1.contrib_cases.common import close, names, sigmoid, value
+from tests.tensorflow1_compat.contrib_cases.common import close, names, sigmoid, value
 
 X = np.random.RandomState(0).randn(2, 3).astype(np.float32)
 SEQUENCE = np.random.RandomState(1).randn(2, 5, 3).astype(np.float32)

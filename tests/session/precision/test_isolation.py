@@ -9,7 +9,7 @@ import numpy as np
 
 from npu_bridge.base import environment
 from npu_bridge.session.precision import Precision
-from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
+from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
 
 # Kernels of matrix products, and of Relu and its gradient; float32 ones are fused with what is before them. The cube
 # mode multiplies rounded values in float32.

@@ -5,7 +5,14 @@ import pytest
 from npu_bridge.session.precision import kernels
 from npu_bridge.session.precision.accelerate import VARIABLES
 from npu_bridge.session.precision.rewriter import IMITATION
-from tests.precision.small_models import Dense, dtypes_of, precision_of, remember_speed, run_with_graph, session_of
+from tests.session.precision.small_models import (
+    Dense,
+    dtypes_of,
+    precision_of,
+    remember_speed,
+    run_with_graph,
+    session_of,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ def facts(tmp_path_factory):
     write_script(folder / "folderless", "import tensorflow as tf\n", "one.py")
     installed = tmp_path_factory.mktemp("installed")
     write_script(installed, "import tensorflow as tf\nVERSION = tf.__version__[:2]\n", "appended.py")
-    code, output = npu_run("train.py", cwd=folder, PYTHONPATH=f"{Path(__file__).resolve().parents[3]}:{installed}")
+    code, output = npu_run("train.py", cwd=folder, PYTHONPATH=f"{Path(__file__).resolve().parents[2]}:{installed}")
     assert code == 0
     return json.loads(output.split("FACTS ")[1].splitlines()[0])
 
@@ -187,7 +187,7 @@ def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_
     write_script(tmp_path / "tools", "import tensorflow as tf\ntf.placeholder\n" + script)
     write_script(tmp_path / "models", "import tensorflow as tf\n", "net.py")
     write_script(tmp_path / "site-packages", "import tensorflow as tf\n", "other.py")
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     paths = f"{root}:{tmp_path / 'site-packages'}:{tmp_path}"
     code, output = npu_run("tools/train.py", cwd=tmp_path, PYTHONPATH=paths)
     assert code == 0, output

@@ -16,7 +16,7 @@ from npu_bridge.session.precision import (
 from npu_bridge.session.precision.mixlist import read_mixlist
 from npu_bridge.session.precision.op_lists import registered
 from npu_bridge.session.precision.operator_dtypes import read_operator_dtypes
-from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
+from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
 
 
 def executed(change_graph=lambda: None, model=None, **keys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npu_bridge.launch.record import record, replay
-from tests.trials.running import write_script
+from tests.launch.trials.running import write_script
 
 # Batches of a dataset, batches that are fed, and dropout. The first argument is the seed of all of it.
 SESSION = """

@@ -11,7 +11,7 @@ import tensorflow as tf
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import follow
 from tests.launch.launching import needs_horovod, npu_run, write_script
-from tests.precision.small_models import Dense, precision_of, session_of
+from tests.session.precision.small_models import Dense, precision_of, session_of
 
 SCRIPT = """
     import json, logging

@@ -12,7 +12,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.gradients.collections import LOSS_SCALE, STEP_SKIPPED
 from npu_bridge.optimizers import tf1 as ours
-from tests.precision.small_models import precision_of, run_with_graph, session_of, tell_steps, tf1
+from tests.session.precision.small_models import precision_of, run_with_graph, session_of, tell_steps, tf1
 
 SMALL = 1e-9  # of the loss: gradients below 6e-8 are 0 in float16
 STEPS = 30

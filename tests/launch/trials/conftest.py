@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from npu_bridge.launch import bisect, record
-from tests.trials.running import WarmTrials
+from tests.launch.trials.running import WarmTrials
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib import framework, layers, losses, metrics, model_pruning, quantize, slim
-from tests.journeys.tf1.contrib_cases.common import close, names, value
+from tests.tensorflow1_compat.contrib_cases.common import close, names, value
 
 RANDOM = np.random.RandomState(0)
 IMAGES = RANDOM.rand(2, 8, 8, 3).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npu_bridge.launch.trials.trial import SEED, Trial
-from tests.trials.running import losses_in, write_script
+from tests.launch.trials.running import losses_in, write_script
 
 # Nothing has a seed, the loss is in no collection, and there is no global step.
 SESSION = """

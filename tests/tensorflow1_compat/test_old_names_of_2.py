@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.journeys.tf1.test_plain_python import run
 from tests.launch.launching import npu_run, write_script
+from tests.tensorflow1_compat.test_plain_python import run
 
 SCRIPT = """
     import numpy as np, sys

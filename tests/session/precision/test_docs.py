@@ -9,7 +9,7 @@ import pytest
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
 from tests.loose_code import pieces_of
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "precision.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "precision.md").read_text()
 EXAMPLES = pieces_of("docs/precision.md")
 
 

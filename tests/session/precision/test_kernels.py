@@ -14,7 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import builds_of
-from tests.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
+from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
 
 FLOAT16_MODES = [
     {"precision_mode": "allow_mix_precision"},
