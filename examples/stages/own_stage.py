@@ -33,7 +33,7 @@ class NormalizeEach(Stage):
     def get_config(self):
         return {"norm": self._norm}
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         step.map(lambda grad: grad * (self._norm / tf.maximum(tf.norm(grad), 1e-12)))
 
 

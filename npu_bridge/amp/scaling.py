@@ -86,9 +86,9 @@ class ScaledLoss:
         self.step = step
         self.grads_and_vars: list = []
         self._loss = loss
-        self._scale = step.scales[loss_id] if step.scales else None
         wide = loss if loss.dtype.size >= tf.float32.size else tf.cast(loss, tf.float32)
         self.tensor = passes.pipeline.scale(wide, step, loss_id)
+        self._scale = step.losses.scales[loss_id] if step.losses.scales else None
 
     @tf.autograph.experimental.do_not_convert
     def backward(self, tape: tf.GradientTape, variables: Sequence[tf.Variable]) -> list:

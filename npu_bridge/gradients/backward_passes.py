@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from npu_bridge.base.errors import message, shown
+from npu_bridge.gradients.losses import sum_of_pairs
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.several_scales import add_loss, sum_of_pairs
 from npu_bridge.gradients.stage import Step
 
 
@@ -43,11 +43,12 @@ class BackwardPasses:
         Args:
           delays_unscale: they are added to those of the next pass with that `loss_id`, still multiplied.
         """
-        pairs = sum_of_pairs(step.delayed.pop(loss_id, []), grads_and_vars)
+        delayed = self._delayed(step)
+        pairs = sum_of_pairs(delayed.pop(loss_id, []), grads_and_vars)
         if delays_unscale:
-            step.delayed[loss_id] = pairs
+            delayed[loss_id] = pairs
         else:
-            add_loss(step, pairs, loss_id)
+            step.add_gradients(pairs, loss_id)
 
     def finish(self) -> list:
         """The sum of all passes, in true units and averaged over the ranks, to be applied.
@@ -57,16 +58,21 @@ class BackwardPasses:
         Ranks: collective where the pipeline communicates.
         """
         step = self._open_steps.take_scaled()
-        if step is None or not (step.grads_and_vars or step.delayed):
+        delayed = {} if step is None else self._delayed(step)
+        if step is None or not (step.grads_and_vars or delayed):
             problem, expected = "there are no gradients", "a backward pass since the last update"
             fix = "Write `with scale_loss(loss, optimizer) as scaled: scaled.backward(tape, variables)` before."
             raise ValueError(message(self._owner, problem, expected, "none here", fix))
-        if step.delayed:
+        if delayed:
             problem = "the gradients of a backward pass are still multiplied by the loss scale"
             expected = "a pass with delay_unscale=False after the last one with delay_unscale=True"
-            got = f"none with loss_id={next(iter(step.delayed))}"
+            got = f"none with loss_id={next(iter(delayed))}"
             raise ValueError(message(self._owner, problem, expected, got, "Leave delay_unscale out in the last pass."))
         return self._combine(step, step.grads_and_vars)
+
+    def _delayed(self, step):
+        """Gradients of passes that still have the scale of their loss, by its number."""
+        return step.notes.setdefault(self, {})
 
 
 def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:

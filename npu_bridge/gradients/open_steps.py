@@ -53,7 +53,7 @@ class OpenSteps:
         """The latest step made here for at least these variables, or None; it stays open, to be applied again."""
         given = set(map(id, variables))
         here = [kept for kept in reversed(self._combined) if kept.place is _place() and given <= kept.variable_ids]
-        return dataclasses.replace(here[0].step) if here else None
+        return dataclasses.replace(here[0].step, notes=dict(here[0].step.notes)) if here else None
 
     def find(self, grads_and_vars: Sequence) -> Step | None:
         """The step these gradients belong to, or None; it stays open."""

@@ -18,7 +18,6 @@ from npu_bridge.gradients.graph_mode import initialise_with_keras
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.open_steps import OpenSteps
 from npu_bridge.gradients.pipeline import Pipeline, variables_of
-from npu_bridge.gradients.several_scales import add_loss
 from npu_bridge.gradients.stage import Step
 from npu_bridge.gradients.step_report import StepReport, report_of
 
@@ -48,6 +47,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         self._pipeline = pipeline
         self._inner = adapt(optimizer, type(self).__name__)
         pipeline.optimizer_variables = lambda: self._inner.variables()
+        pipeline.slots_of = lambda variables: self._inner.make_slots(variables)
         if pipeline.combined is not None:
             pipeline.combined.key_of = self._inner.combine_key
         pipeline.restored_optimizer = lambda: self
@@ -114,14 +114,14 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
                 grad_loss=grad_loss,
             )
             if has_several:
-                add_loss(step, grads_and_vars, number)
+                step.add_gradients(grads_and_vars, number)
         # After the inner optimizer, so that of several around one another the outermost has the last word.
-        self._inner.tell_losses(losses, step.unscaled_losses)
+        self._inner.tell_losses(losses, step.losses.values)
         if not any(map(callable, losses)):
             collections.publish(collections.UNSCALED_LOSS, sum_in_order(losses) if has_several else loss)
         if has_several:
             return self._combined(step, step.grads_and_vars)
-        return self._combined(step, self._pipeline.computed(step, grads_and_vars))
+        return self._combined(step, self._pipeline.own_gradients(step, grads_and_vars))
 
     @property
     def last_step(self) -> StepReport:
@@ -166,10 +166,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             )
         self._last_step = step
         step.grads_and_vars = grads_and_vars
-        updated = [variable for grad, variable in grads_and_vars if grad is not None]
-        if updated:
-            self._inner.prepare(updated)
-        step.make_slots = lambda: self._inner.make_slots(updated)
+        if step.updated:
+            self._inner.prepare(step.updated)
         update = self._pipeline.apply(step, lambda pairs: self._inner.apply_gradients(pairs, global_step, name))
         collections.publish_learning_rate(self._inner.optimizer)
         collections.publish(collections.GRADIENTS, [grad for grad, _ in grads_and_vars if grad is not None])

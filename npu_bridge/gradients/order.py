@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.stage import PLACES, Stage
 
+_SHARED_PLACE = "transform"
+
 
 def in_order(stages: Sequence[Any], owner: str) -> tuple:
-    """Puts stages in the order of their places, and those at one place in the order that they state.
+    """Puts stages in the order of their places, and several of users' own in the order in which they are given.
 
     Args:
       stages: the stages, in any order.
       owner: what they are stages of, for messages.
     Raises:
       TypeError: something is no stage.
-      ValueError: a place is unknown, two stages reduce, two stages cannot be ordered, or a stage needs what none gives.
+      ValueError: a place is unknown or taken twice, two stages reduce, or a stage needs what none gives.
     """
     for stage in stages:
         check_stage(stage, owner)
@@ -28,15 +28,13 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
         problem = "gradients would be reduced more than once"
         expected = f"at most one stage that communicates, in the order {', '.join(PLACES)}"
         raise ValueError(message(owner, problem, expected, ", ".join(communicating), "Keep one of them."))
-    for first, second in itertools.combinations(stages, 2):
-        _check_pair(first, second, owner)
-    ordered = tuple(sorted(stages, key=functools.cmp_to_key(_compared)))
-    for first, second in itertools.combinations(ordered, 2):
-        if _compared(first, second) > 0:
-            got = f"a circle through {name_of(first)} and {name_of(second)}"
-            problem = "stages at one place stand before one another in a circle"
-            expected, fix = "one order of them", "Take one `stands_before` or `stands_after` away."
-            raise ValueError(message(owner, problem, expected, got, fix))
+    ordered = tuple(sorted(stages, key=lambda stage: PLACES.index(stage.place)))  # at one place as they are given
+    for first, second in zip(ordered, ordered[1:]):
+        if first.place == second.place != _SHARED_PLACE:
+            names = f"{name_of(first)} and {name_of(second)}"
+            problem = f"{names} stand at the same place, {first.place!r}"
+            expected = f"one stage there, in the order {', '.join(PLACES)}"
+            raise ValueError(message(owner, problem, expected, names, "Keep one of them."))
     _check_needs(ordered, owner)
     _check_left_out(ordered, owner)
     return ordered
@@ -60,40 +58,6 @@ def check_stage(stage: Any, owner: str) -> None:
 def name_of(stage: Stage) -> str:
     """What messages call a stage."""
     return type(stage).__name__
-
-
-def _check_pair(first, second, owner):
-    """Refuses two stages without an order, or with one that is not that of their places."""
-    forward, backward = _states_before(first, second), _states_before(second, first)
-    places = PLACES.index(first.place) - PLACES.index(second.place)
-    if places > 0:
-        first, second, forward, backward = second, first, backward, forward
-    names = f"{name_of(first)} and {name_of(second)}"
-    if backward and (places or forward):
-        problem = f"{names} cannot stand in the order that they state"
-        right = f"{name_of(first)} ({first.place}), then {name_of(second)} ({second.place})"
-        got = f"{name_of(second)} before {name_of(first)}"
-        fix = "Change `stands_before`, `stands_after` or `place` of one of them."
-        raise ValueError(message(owner, problem, right, got, fix))
-    if not places and not forward and not backward:
-        problem = f"{names} stand at the same place, {first.place!r}, and nothing says which comes first"
-        expected = f"one stage there, or a `stands_before` or `stands_after`, in the order {', '.join(PLACES)}"
-        raise ValueError(message(owner, problem, expected, names, "Keep one of them, or state their order."))
-
-
-def _states_before(first, second):
-    """True when one of the two says that `first` stands before `second`."""
-    return _is_meant(second, first.stands_before) or _is_meant(first, second.stands_after)
-
-
-def _is_meant(stage, classes):
-    names = {made_by.__name__ for made_by in type(stage).__mro__} - {"Stage", "object"}
-    return any((meant if isinstance(meant, str) else meant.__name__) in names for meant in classes)
-
-
-def _compared(first, second):
-    places = PLACES.index(first.place) - PLACES.index(second.place)
-    return places or _states_before(second, first) - _states_before(first, second)
 
 
 def _check_needs(stages, owner):

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message
 from npu_bridge.collective import agreement, exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
-from npu_bridge.gradients.branch_results import BranchResults
-from npu_bridge.gradients.graph_mode import building_graph, run_one, tensors_if, tensors_of
+from npu_bridge.gradients.graph_mode import building_graph, tensors_if, tensors_of
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
 from npu_bridge.gradients.resuming import watch_savers
-from npu_bridge.gradients.stage import PLACES, Stage, Step, called_too_early
-from npu_bridge.gradients.start_values import SeenVariables, watch_graph
+from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, changes_after_verdict
+from npu_bridge.gradients.stages.overflow import OverflowCheck
+from npu_bridge.gradients.start_values import SeenVariables, plan_of, watch_graph
+from npu_bridge.gradients.step_branches import BranchResults, update_of_group
 
 
 class Pipeline:
@@ -37,9 +36,10 @@ class Pipeline:
         ranks compare these too before the first step.
       combined: joins gradients into flat tensors, by what the optimizer says of its variables; None for none.
       restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
+      slots_of: gives the optimizer's slots of variables, making those that do not exist yet; set by the same.
     Raises:
       TypeError: something is no stage.
-      ValueError: more than one stage communicates, two stages cannot be ordered, or a stage lacks what it needs.
+      ValueError: more than one stage communicates, two stages stand at one place, or a stage lacks what it needs.
     Example:
       >>> step = pipeline.begin()
       >>> with tf.GradientTape() as tape:
@@ -51,6 +51,8 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage], owner: str = "Pipeline"):
         self._stages = in_order(stages, owner)
+        for stage in self._stages:
+            stage.pipeline = self._stages
         self._has_compared = False
         self._owner = ""
         self._exchanges_before = exchanges.Exchanges()
@@ -61,16 +63,12 @@ class Pipeline:
         self._seen = SeenVariables()
         has_own = any(type(stage).variables_of_this_rank is not Stage.variables_of_this_rank for stage in self._stages)
         self._rank_values = RankValues() if has_own else None
-        self._replicas = RankValues() if any(stage.keeps_replicas for stage in self._stages) else None
+        self._replicas = RankValues() if any(stage.differ_between_ranks for stage in self._stages) else None
         self._given_back: GivenBack | None = None
         self.optimizer_variables: Callable[[], Sequence] = list
         self.combined: Any = None
         self.restored_optimizer: Callable[[], Any] = lambda: None
-        self._transforming = [
-            stage
-            for stage in self._stages
-            if PLACES.index(stage.place) > PLACES.index("verdict") and type(stage).reduced is not Stage.reduced
-        ]
+        self.slots_of: Callable[[list], list] = lambda variables: []
 
     @property
     def scales_loss(self) -> bool:
@@ -101,8 +99,8 @@ class Pipeline:
     def needs_true_units(self) -> bool:
         """True when a stage works on gradients that must be those of the unscaled loss."""
         places = ("freeze", "accumulate", "local clip", "synchronise")
-        return bool(self._transforming) or any(
-            stage.needs_true_units or stage.place in places for stage in self._stages
+        return any(
+            stage.needs_true_units or stage.place in places or changes_after_verdict(stage) for stage in self._stages
         )
 
     @property
@@ -118,7 +116,8 @@ class Pipeline:
     def decide_together(self) -> None:
         """Makes decisions of this rank alone those of all ranks."""
         for stage in self._stages:
-            stage.decide_together()
+            if isinstance(stage, OverflowCheck):
+                stage.is_joint = True
 
     def state(self) -> dict:
         """What belongs into an object-based checkpoint, by name."""
@@ -134,34 +133,34 @@ class Pipeline:
         """The variables in `state`."""
         return variables_of(self.state())
 
-    def make_variables(self, variables: Sequence) -> None:
-        """Makes what stages keep for each trained variable now, instead of in the first step."""
+    def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
+        """Makes what stages keep for each trained variable, now instead of in the first step if there is no gradient.
+
+        Args, see `Stage.create_variables`.
+        """
         for stage in self._stages:
-            stage.make_variables(list(variables))
+            stage.create_variables(variables, gradients)
         if self._rank_values is not None:
             self._rank_values.make(self._of_this_rank())
-        self._make_replicas(Step([(variable, variable) for variable in variables]))
+        if gradients is None:
+            self._make_replicas(variables, list)
 
     # AutoGraph would translate this package when a user's tf.function calls into it: slowly, to no effect.
     @tf.autograph.experimental.do_not_convert
     def begin(self) -> Step:
         """Starts a step; call it once per step, before `scale`."""
-        step = Step()
         if self._replicas is not None and not building_graph():
             self._replicas.take()  # before the loss is computed from the weights; see `GivenBack` for graphs
-        for stage in self._stages:
-            stage.begin(step)
-        return step
+        return Step()
 
     @tf.autograph.experimental.do_not_convert
     def scale(self, loss: tf.Tensor, step: Step, loss_id: int = 0) -> tf.Tensor:
         """The loss to differentiate instead of `loss`; `loss_id` is the position of its manager among several."""
-        step.loss_id = loss_id
-        step.unscaled_losses.append(loss)
-        step.losses.append(loss)
+        step.losses.latest = loss_id
+        step.losses.values.append(loss)
         for stage in self._stages:
-            loss = stage.scale(loss, step)
-        step.losses.append(loss)
+            loss = stage.scale_loss(loss, step)
+        step.losses.scaled.append(loss)
         return loss
 
     @tf.autograph.experimental.do_not_convert
@@ -176,14 +175,16 @@ class Pipeline:
         Returns:
           List of gradients, to be given to `combine`; a None stays None.
         """
-        step.losses.append(loss)
-        return [grad for grad, _ in self.computed(step, zip(tape.gradient(loss, variables), variables))]
+        step.losses.scaled.append(loss)
+        return [grad for grad, _ in self.own_gradients(step, zip(tape.gradient(loss, variables), variables))]
 
-    def computed(self, step: Step, grads_and_vars: Sequence) -> list:
+    def own_gradients(self, step: Step, grads_and_vars: Sequence) -> list:
         """Takes gradients that were just computed, and that nobody else uses, before `combine`; returns such pairs."""
         step.grads_and_vars = list(grads_and_vars)
+        step.losses.is_backward_own = True
         for stage in self._stages:
-            stage.computed(step)
+            if stage.leaves_out:
+                stage.accumulate(step)
         return list(step.grads_and_vars)
 
     @tf.autograph.experimental.do_not_convert
@@ -200,34 +201,31 @@ class Pipeline:
         Ranks: collective when a stage communicates.
         """
         step.grads_and_vars = list(grads_and_vars)
-        step.is_transformed = bool(self._transforming)
-        step.needs_recheck = not all(stage.keeps_usable for stage in self._transforming)
         self._compare_with_other_ranks(step)
         with wire_names.noted() as transfers:
             self._prepare(step)
-            with tf.control_dependencies(step.waits_for):
+            with tf.control_dependencies(step.notes[self]):
                 for stage in self._stages:
-                    stage.collect(step)
+                    stage.accumulate(step)
                 self._reduce_if_due(step)
         self._watch_graph(step, transfers)
         step.delivered = [grad for grad, _ in step.grads_and_vars]
         return list(step.grads_and_vars)
 
     def _prepare(self, step):
-        for stage in self._stages:
-            stage.prepare(step)
-        if self._rank_values is not None:
-            self._rank_values.make(self._of_this_rank())
-            taken = self._rank_values.take()
-            step.waits_for = [] if taken is None or tf.executing_eagerly() else [taken]
+        """Makes what stages keep, and notes what must have run before that is read or changed: ops of a graph."""
+        trained = [pair for pair in step.grads_and_vars if pair[0] is not None]
+        self.create_variables([variable for _, variable in trained], [grad for grad, _ in trained])
+        taken = None if self._rank_values is None else self._rank_values.take()
+        step.notes[self] = [] if taken is None or tf.executing_eagerly() else [taken]
 
     def _reduce(self, step):
         for stage in self._stages:
-            stage.local(step)
+            stage.before_reduce(step)
         for stage in self._stages:
-            stage.reduce(step)
+            stage.all_reduce(step)
         for stage in self._stages:
-            stage.reduced(step)
+            stage.after_reduce(step)
 
     def _reduce_if_due(self, step):
         """The same inside a condition; in other steps the gradients are zeros, and sparse ones have no rows."""
@@ -237,7 +235,7 @@ class Pipeline:
         results = BranchResults(step)
 
         def reduce():
-            inside = dataclasses.replace(step, carried={})
+            inside = dataclasses.replace(step, notes=dict(step.notes))
             self._reduce_group(inside)
             return results.of(inside)
 
@@ -250,14 +248,14 @@ class Pipeline:
             return
         results = BranchResults(step)
 
-        def reduce(group):
-            trained = [(grad if step.trains(var, group) else None, var) for grad, var in step.grads_and_vars]
-            inside = dataclasses.replace(step, grads_and_vars=trained, group=None, carried={})
+        def reduce(number):
+            trained = [(grad if step.group.trains(var, number) else None, var) for grad, var in step.grads_and_vars]
+            inside = dataclasses.replace(step, grads_and_vars=trained, group=None, notes=dict(step.notes))
             self._reduce(inside)
             return results.of(inside)
 
-        branches = [functools.partial(reduce, group) for group in range(len(step.frozen))]
-        results.unpack(step, tensors_of(step.group, branches))
+        branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
+        results.unpack(step, tensors_of(step.group.number, branches))
 
     def _compare_with_other_ranks(self, step):
         # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
@@ -266,12 +264,10 @@ class Pipeline:
         if self._has_compared and not is_graph:
             return
         self._has_compared = True
-        plan = agreement.Plan(has_numbered_names=not is_graph)
-        for stage in self._stages:
-            stage.describe(step, plan)
+        ranks = collective.current()
+        plan = plan_of(self._stages if ranks.size > 1 else (), step.grads_and_vars, has_numbered_names=not is_graph)
         self._owner = plan.owner
         if plan.owner:
-            ranks = collective.current()
             agreement.of_this_process().check(plan, ranks.rank, ranks.size)
 
     @tf.autograph.experimental.do_not_convert
@@ -290,55 +286,41 @@ class Pipeline:
         self._watch_graph(step, ())
         if not self.communicates:
             exchanges.note_update(self._exchanges_before, [variable for _, variable in step.grads_and_vars])
-        self._make_replicas(step)
-        self.start_alike(step)
-        update_of = _noted(self._update_of(step, apply))
+        slots = functools.partial(self.slots_of, step.updated)
+        self._make_replicas(step.updated, slots)
+        self.start_alike(step.grads_and_vars, slots)
+        update_of = Update(_noted(update_of_group(step, apply)), step.updated, slots)
         for stage in reversed(self._stages):
-            update_of = functools.partial(stage.gate, step, update_of)
+            update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.noted() as transfers, exchanges.looked_at():
             update = update_of()
         self._give_back_replicas(set(transfers))
         collections.publish(collections.PIPELINES, self)
-        with tf.control_dependencies(step.waits_for):
-            state_updates = [op for op in (stage.after(step) for stage in self._stages) if op is not None]
+        with tf.control_dependencies(step.notes.get(self, [])):
+            state_updates = [op for op in (stage.after_update(step) for stage in self._stages) if op is not None]
         if update is None or not state_updates or tf.executing_eagerly():
             return update
         return tf.group(update, *state_updates)
 
-    def _update_of(self, step, apply):
-        """A function without arguments that updates what this step trains."""
-        takes_pairs = _takes_pairs(apply)
-        if step.group is None:
-            return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
-        if not takes_pairs:
-            problem = "a stage leaves variables out of some steps, and the update does not ask which"
-            expected = "a function of pairs of gradients and variables"
-            fix = "Write apply(step, optimizer.apply_gradients)."
-            raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", fix))
-
-        def update(group):
-            return apply([pair for pair in step.grads_and_vars if step.trains(pair[1], group)])
-
-        return lambda: run_one(step.group, [functools.partial(update, group) for group in range(len(step.frozen))])
-
-    def start_alike(self, step: Step) -> None:
+    def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], list]) -> None:
         """Gives all ranks the same values before the first update, where functions are traced or eager steps made.
 
         `apply` calls it; call it before the update where `apply` is not used.
 
         Args:
-          step: the step, its variables known.
+          grads_and_vars: the pairs of the update.
+          make_slots: gives the optimizer's slots of these variables, making those that do not exist yet.
         Ranks: collective, if these variables were not compared before.
         """
         if building_graph():
             return
         if self._owner:
-            trained = [variable for grad, variable in step.grads_and_vars if grad is not None]
-            step.make_slots()
+            trained = [variable for grad, variable in grads_and_vars if grad is not None]
+            make_slots()
             self._seen.compare(self._owner, [*trained, *self._own_variables()], self._of_this_rank())
         if not self._has_told:
             self._has_told = True
-            step.make_slots()
+            make_slots()
             with tf.init_scope():
                 optimizer, values = self.restored_optimizer(), [self._rank_values, self._replicas]
                 own = [each for each in values if each is not None]
@@ -372,9 +354,11 @@ class Pipeline:
         """Whether weights that `sync_all` has averaged in a session are each rank's own again."""
         return self._given_back is not None and self._given_back.is_done(session)
 
-    def _make_replicas(self, step):
+    def _make_replicas(self, variables, slots):
+        """Makes room for what differs between ranks; `slots` gives the optimizer's slots."""
         if self._replicas is not None and collective.current().size > 1:
-            own = [variable for stage in self._stages for variable in stage.replicas_of_this_rank(step)]
+            differing = {what for stage in self._stages for what in stage.differ_between_ranks}
+            own = [*(variables if "variables" in differing else []), *(slots() if "slots" in differing else [])]
             self._replicas.make([variable for variable in own if variable.shape.is_fully_defined()])
 
     def _give_back_replicas(self, transfers):
@@ -407,13 +391,6 @@ def _noted(update):
             return update(*arguments)
 
     return update_of
-
-
-def _takes_pairs(apply):
-    """True for a function that must be called with an argument."""
-    parameters = inspect.signature(apply).parameters.values()
-    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(parameter.kind in needed and parameter.default is parameter.empty for parameter in parameters)
 
 
 def variables_of(state: dict) -> list:

@@ -64,7 +64,7 @@ def pipeline_of(
     reducing = [stage for stage in added if stage.communicates]
     if reducing:
         _check_reducing(reducing[0], is_distributed, wire_dtype, is_sharded, owner)
-        reducing[0].named(name)
+        reducing[0].transfer_name = name
     elif is_distributed:
         made.append(AllReduce(name, wire_dtype))
     # A 16-bit wire format may itself cause an overflow, which must not get to a variable.
@@ -76,7 +76,7 @@ def pipeline_of(
         if is_joint is None:
             is_joint = is_exchanged or is_sharded
         made.append(
-            OverflowCheck(name, is_joint, judges_local=is_judged_here, decides_early=is_judged_here and is_tailed)
+            OverflowCheck(name, is_joint, is_judged_here, decides_early=is_judged_here and is_tailed, combined=combined)
         )
         made += [NarrowVariableGuard()] if is_scaled else []
         made += [record] if is_scaled and record is not None else []

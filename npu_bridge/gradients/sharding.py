@@ -24,8 +24,8 @@ class SharedUpdate(Stage):
 
     place = "update"
 
-    def describe(self, step, plan):
-        plan.settings["is_weight_update_sharding"] = True
+    def agreed_settings(self, grads_and_vars):
+        return {"is_weight_update_sharding": True}
 
 
 class ShardedOptimizer(InnerOptimizer):

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.flat_tensors import mapped
-from npu_bridge.collective.agreement import Plan
 from npu_bridge.gradients.arithmetic import map_values
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
+from npu_bridge.gradients.losses import Losses, sum_of_pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedGroup:
+    """Which variables a step trains, where it does not train all of them.
+
+    Attributes:
+      number: int32 scalar, the group of this step; a Python number when executed eagerly.
+      frozen: for each group the references of the variables that it does not train; group 0 trains all.
+    """
+
+    number: Any
+    frozen: tuple
+
+    def trains(self, variable: Any, number: int) -> bool:
+        """True for a variable that the group of this number trains."""
+        return variable.ref() not in self.frozen[number]
 
 
 @dataclasses.dataclass
 class Step:
-    """One training step's gradients, between the backward pass and the update.
+    """One training step's gradients, between the backward pass and the update: what several stages share.
 
     Attributes:
       grads_and_vars: list of (gradient, variable); a gradient is a tensor, `tf.IndexedSlices` or None.
-      loss_scale: float32 scalar the loss is multiplied by in this step, or None; with several scales the one that sums
-        of gradients have in common.
-      scales: the loss scales of all losses, or groups of variables.
-      loss_id: position of the scale of the loss that was scaled last.
-      unscaled_losses: the losses as the user computed them, in the order in which they were scaled.
-      judged: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
-        as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
-      delayed: gradients of backward passes that still have the scale of their loss, by its number.
+      losses: the losses of the step and the scales they are multiplied by.
       divisor: what the gradients are still multiplied by, as a Python number or a float32 scalar tensor; dividing by
         it gives them in true units (of the unscaled loss, averaged over the ranks). None when they are in true units.
       on_wire: what this rank sends of each gradient (rows that share an index added up, rounded to 16 bits where
@@ -35,51 +46,38 @@ class Step:
         None when it sends nothing. Local gradients are judged and transferred from here.
       is_usable_here: boolean scalar, this rank's own verdict on what it sends, or None.
       should_apply: boolean scalar, the decision whether this step's update happens, or None while it is open.
-      overflow: boolean scalar, whether this step should have updated the variables and does not; None as long as that
-        is open, or where nothing can skip a step.
-      make_slots: gives the optimizer's slots of the variables to be updated, making those that do not exist yet.
       delivered: the gradients as the pipeline handed them to the caller; what comes back may be clipped.
-      losses: what was differentiated, before and after it was scaled.
-      group: int32 scalar, which group of variables this step trains; None when it trains all of them.
-      frozen: for each group the references of the variables that it does not train; group 0 trains all.
+      group: which variables this step trains; None when it trains all of them.
       is_due: boolean scalar, whether this step exchanges and applies what was accumulated; None when every step does.
-      is_transformed: True when a stage after the verdict changes gradients.
-      needs_recheck: True when one of these does not promise that usable gradients stay usable.
-      notes: what a stage keeps for its later hooks, by stage.
-      combined: joins gradients into flat tensors, to be unscaled and judged at once; None where each is by itself.
-      waits_for: ops of a graph that must have run before what stages keep is read or changed.
-      carried: tensors of known shapes that `local`, `reduce` or `reduced` keep for `after`, by a key of the stage's.
+      notes: what a stage keeps for its later hooks, under a key of its own. What is added between `before_reduce` and
+        `after_reduce` must be tensors of known shapes, since they may come out of a condition.
     """
 
     grads_and_vars: list = dataclasses.field(default_factory=list)
-    loss_scale: tf.Tensor | None = None
-    scales: tuple = ()
-    loss_id: int = 0
-    unscaled_losses: list = dataclasses.field(default_factory=list)
-    judged: dict = dataclasses.field(default_factory=dict)
-    delayed: dict = dataclasses.field(default_factory=dict)
+    losses: Losses = dataclasses.field(default_factory=Losses)
     divisor: Any = None
     on_wire: list | None = None
     is_usable_here: tf.Tensor | None = None
     should_apply: tf.Tensor | None = None
-    overflow: tf.Tensor | None = None
-    make_slots: Callable[[], list] = list
     delivered: list = dataclasses.field(default_factory=list)
-    losses: list = dataclasses.field(default_factory=list)
-    group: tf.Tensor | None = None
-    frozen: tuple = ()
+    group: TrainedGroup | None = None
     is_due: tf.Tensor | None = None
-    is_transformed: bool = False
-    needs_recheck: bool = False
     notes: dict = dataclasses.field(default_factory=dict)
-    combined: Any = None
-    waits_for: list = dataclasses.field(default_factory=list)
-    carried: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def loss_scale(self) -> tf.Tensor | None:
+        """What sums of this step's gradients are multiplied by, a float32 scalar; None without loss scaling."""
+        return self.losses.common_scale
 
     @property
     def gradients(self) -> list:
         """The gradients that exist, without the Nones."""
         return [grad for grad, _ in self.grads_and_vars if grad is not None]
+
+    @property
+    def updated(self) -> list:
+        """The variables that have a gradient."""
+        return [variable for grad, variable in self.grads_and_vars if grad is not None]
 
     def map(self, transform: Callable[[Any], Any]) -> None:
         """Replaces every existing gradient by `transform(gradient)`."""
@@ -96,13 +94,13 @@ class Step:
         made = dict(zip(map(id, dense), mapped(dense, transform)))
         self.map(lambda grad: made[id(grad)] if isinstance(grad, tf.Tensor) else map_values(grad, transform))
 
+    def add_gradients(self, grads_and_vars: Sequence, number: int) -> None:
+        """Adds the gradients of one loss, multiplied by the scale of that number, to those of other losses."""
+        self.grads_and_vars = sum_of_pairs(self.grads_and_vars, self.losses.with_common_scale(grads_and_vars, number))
+
     def multiplied_by(self, factor: Any) -> None:
         """Notes that the gradients carry one more factor."""
         self.divisor = factor if self.divisor is None else self.divisor * factor
-
-    def trains(self, variable: Any, group: int) -> bool:
-        """True for a variable that a group trains."""
-        return not self.frozen or variable.ref() not in self.frozen[group]
 
     def when_due(self, make: Callable[[], list], otherwise: Callable[[], list]) -> list:
         """The tensors that `make` gives in a step that is due, and those of `otherwise` in any other."""
@@ -118,6 +116,24 @@ class Step:
         return is_left_out if self.is_due is None else tf.logical_and(self.is_due, is_left_out)
 
 
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The update of one step: call it to run it; it returns the op, or None when executed eagerly.
+
+    Attributes:
+      run: makes the update.
+      variables: those that have a gradient.
+      slots: gives the optimizer's slots of these variables, making those that do not exist yet.
+    """
+
+    run: Callable[[], Any]
+    variables: Sequence[Any] = ()
+    slots: Callable[[], list] = list
+
+    def __call__(self) -> Any:
+        return self.run()
+
+
 # Where a stage can stand, in the order in which gradients go through.
 PLACES = (
     "scale",  # the loss is multiplied, and the reduced gradients are divided
@@ -130,12 +146,29 @@ PLACES = (
     "clip by value",
     "clip by norm",
     "centralise",
-    "transform",
+    "transform",  # the place of users' own stages; several stand here in the order of the list
     "guard",  # old values are kept for an update that fails
     "update",
     "synchronise",  # after the update
     "record",
 )
+
+# What the hooks and attributes of a stage were called before there were eight of them.
+_FORMER_NAMES = {
+    "begin": "scale_loss",
+    "scale": "scale_loss",
+    "computed": "accumulate",
+    "prepare": "create_variables",
+    "make_variables": "create_variables",
+    "collect": "accumulate",
+    "local": "before_reduce",
+    "reduce": "all_reduce",
+    "reduced": "after_reduce",
+    "after": "after_update",
+    "describe": "agreed_settings",
+    "stands_before": "the order of the list",
+    "stands_after": "the order of the list",
+}
 
 
 class Stage(KnownKeywords):
@@ -143,48 +176,58 @@ class Stage(KnownKeywords):
 
     A pipeline calls each hook of all its stages before the next hook, in this order:
 
-        begin ─► scale ─► backward pass ─► computed ─► prepare ─► collect ─► local ─► reduce ─► reduced
-          ─► (caller clips) ─► gate ─► update
-                                └──► after
+        create_variables ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
+          ─► (caller clips) ─► gate ─► update ─► after_update
+
+    In steps that are not due (batches of a window before the last one), `before_reduce` to `after_reduce` do not run.
 
     Stages use TensorFlow ops only, so that one stage serves a TF 1 graph, a `tf.function` and eager execution. What a
     stage is made of is set at construction; what belongs to one step is kept in its `Step`.
 
-    The order of stages is that of `PLACES`, whatever the order in which they are given. Two stages at one place say
-    which of them comes first.
+    The order of stages is that of `PLACES`, whatever the order in which they are given. Only at "transform" can several
+    stand, in the order in which they are given.
 
     Attributes:
       place: one of `PLACES`.
-      stands_before: classes of stages, or their names, that must stand after this one.
-      stands_after: the same for stages that must stand before this one.
       gives: what other stages can rely on when this one is there.
       needs: what another stage of the pipeline must give.
       keeps_usable: True for a stage that never makes an unusable gradient of usable ones, and never hides one: then
-        its results need not be judged again. Only stages after the verdict are asked.
-      scales_loss: True for a stage whose `scale` changes the loss.
+        its results need not be judged again. Only stages that reduce, and those after the verdict, are asked.
+      scales_loss: True for a stage whose `scale_loss` changes the loss.
       communicates: True for a stage that keeps ranks together: by exchanging gradients, or variables after the update.
+      transfer_name: prefix of the names of its transfers between ranks; empty where it makes none.
       needs_variables: True for a stage that must know of which variables gradients are.
       spans_batches: True for a stage that makes one update of several batches.
-      leaves_out: True for a stage that leaves variables out of some steps.
+      leaves_out: True for a stage that leaves variables out of some steps. Its `accumulate` is also called before, with
+        gradients that the optimizer has just computed and that nobody else uses yet (`Losses.is_backward_own`).
       needs_true_units: True for a stage that must not get gradients that another optimizer's loss scale multiplies.
-      keeps_replicas: True for a stage that lets trained variables or their slots differ between ranks.
+      differ_between_ranks: "variables" (trained ones), "slots", both or nothing: what this stage lets ranks have
+        different values of. `sync_all` puts those of all ranks into rank 0's checkpoint, from which each gets its own.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
+      pipeline: the stages of the pipeline it is in, in their order; set by the pipeline.
     """
 
     place = "transform"
-    stands_before: tuple = ()
-    stands_after: tuple = ()
     gives: tuple = ()
     needs: tuple = ()
     keeps_usable = False
     scales_loss = False
     communicates = False
+    transfer_name = ""
     needs_variables = False
     spans_batches = False
     leaves_out = False
     needs_true_units = False
-    keeps_replicas = False
+    differ_between_ranks: tuple = ()
     copes_with_left_out = False
+    pipeline: tuple = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name, name_now in _FORMER_NAMES.items():
+            if name in vars(cls):
+                problem, fix = f"the stage defines {name}, which nothing calls", f"Use {name_now} instead."
+                raise TypeError(message(cls.__name__, problem, "the hooks of npu_bridge.stages.Stage", name, fix))
 
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
@@ -194,6 +237,14 @@ class Stage(KnownKeywords):
     def from_config(cls, config: dict) -> Stage:
         """The counterpart of `get_config`."""
         return cls(**config)
+
+    def agreed_settings(self, grads_and_vars: Sequence) -> dict:
+        """What all ranks must have alike before anything is transferred: texts, numbers and booleans, by name."""
+        return {type(self).__name__: str(self.get_config())} if self.get_config() else {}
+
+    def fragments(self, grads_and_vars: Sequence) -> list:
+        """Positions of the gradients that are sent together, a list for each transfer; all ranks must cut alike."""
+        return []
 
     def sent_bytes(self, others: float, ranks: int) -> float | None:
         """What this stage makes of the bytes that a rank sends, for `explain`.
@@ -206,70 +257,54 @@ class Stage(KnownKeywords):
         """
         return others
 
-    def named(self, name: str) -> None:
-        """Tells the stage the prefix of its transfers' names, if it has any; every optimizer has another one."""
-
     def state(self) -> dict:
         """Objects that hold variables of this stage, by name: what an object-based checkpoint saves."""
         return {}
 
-    def make_variables(self, variables: list) -> None:
-        """Makes what this stage keeps for each of the trained variables, where it must exist before the first step."""
-
     def variables_of_this_rank(self) -> list:
         """Variables of `state` whose values are this rank's own and differ between ranks.
 
-        They are there from `prepare` on. `sync_all` puts the values of all ranks into rank 0's checkpoint.
+        They are there after `create_variables`. `sync_all` puts the values of all ranks into rank 0's checkpoint.
         """
         return []
 
-    def replicas_of_this_rank(self, step: Step) -> list:
-        """Trained variables and slots that differ between ranks with this stage, asked for before an update is made.
+    def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
+        """Makes what this stage keeps for each variable, where it does not exist yet.
 
-        `sync_all` puts those of all ranks into rank 0's checkpoint, from which each rank gets its own.
+        Args:
+          variables: the trained ones, or those of a step.
+          gradients: that step's, in the same order; None before the first step, when they are not known.
         """
-        return []
 
-    def decide_together(self) -> None:
-        """Has what this stage decides for its rank alone decided by all ranks; called before the first step."""
-
-    def begin(self, step: Step) -> None:
-        """Reads the state that this step uses, before its loss is differentiated."""
-
-    def scale(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
+    def scale_loss(self, loss: tf.Tensor, step: Step) -> tf.Tensor:
         """Changes the loss before it is differentiated."""
         return loss
 
-    def describe(self, step: Step, plan: Plan) -> None:
-        """Writes down what other ranks must do alike, before anything is transferred; names the plan's owner if so."""
-        if self.get_config():
-            plan.settings[type(self).__name__] = str(self.get_config())
+    def accumulate(self, step: Step) -> None:
+        """Works on this rank's gradients of every batch, also of those after which nothing is exchanged."""
 
-    def computed(self, step: Step) -> None:
-        """Works on gradients that the optimizer itself has just computed, so that nobody else uses them yet."""
-
-    def prepare(self, step: Step) -> None:
-        """Makes what this stage keeps for the variables of these gradients, where it does not exist yet."""
-
-    def collect(self, step: Step) -> None:
-        """Works on this rank's gradients in every step, also in those that exchange nothing."""
-
-    def local(self, step: Step) -> None:
+    def before_reduce(self, step: Step) -> None:
         """Works on this rank's gradients before any communication."""
 
-    def reduce(self, step: Step) -> None:
+    def all_reduce(self, step: Step) -> None:
         """Combines the gradients of all ranks. At most one stage of a pipeline does this."""
 
-    def reduced(self, step: Step) -> None:
+    def after_reduce(self, step: Step) -> None:
         """Works on the combined gradients before the caller sees them."""
 
-    def gate(self, step: Step, apply: Callable[[], Any]) -> Any:
-        """Decides whether and when `apply` runs; returns the resulting op."""
-        return apply()
+    def gate(self, step: Step, update: Update) -> Any:
+        """Decides whether and when `update` runs; returns the resulting op."""
+        return update()
 
-    def after(self, step: Step) -> Any:
+    def after_update(self, step: Step) -> Any:
         """Moves the stage's own state on; returns an op, or None when there is nothing to run."""
         return None
+
+
+def changes_after_verdict(stage: Stage) -> bool:
+    """True for a stage that changes gradients after they were judged."""
+    is_after = PLACES.index(stage.place) > PLACES.index("verdict")
+    return is_after and type(stage).after_reduce is not Stage.after_reduce
 
 
 def gradients_from_elsewhere(owner: str, problem: str) -> ValueError:

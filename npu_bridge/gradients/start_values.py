@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -24,6 +24,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients.stage import Stage
 
 _LOG = logger(__name__)
 _SHOWN = 3
@@ -31,6 +32,27 @@ _IN_GRAPH = "session.run(broadcast_global_variables(0)) after the variables have
 _IN_FUNCTION = "NPUBroadcastGlobalVariablesCallback(0) to the callbacks, or hccl_ops.broadcast(variables, 0)"
 _MEETING = "start_values"
 _HELD_BYTES = 256 * 2**20
+
+
+def plan_of(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
+    """What these stages will transfer of these gradients, for ranks to compare before they do."""
+    plan = agreement.Plan(has_numbered_names=has_numbered_names)
+    for stage in stages:
+        plan.owner = stage.transfer_name or plan.owner
+        plan.settings.update(stage.agreed_settings(grads_and_vars))
+        if stage.communicates:
+            plan.gradients = [_description_of(grad, variable) for grad, variable in grads_and_vars]
+            plan.fragments = stage.fragments(grads_and_vars)
+    return plan
+
+
+def _description_of(grad, variable):
+    """What other ranks must have alike in one gradient."""
+    shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
+    if grad is None:
+        return agreement.Gradient(variable.name, shape, "no gradient", "")
+    kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
+    return agreement.Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
 def watch_graph(

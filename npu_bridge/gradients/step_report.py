@@ -10,6 +10,8 @@ from npu_bridge.base.errors import message
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stage import Step
 
+_OVERFLOW = "overflow"  # its place among the notes of a step
+
 
 class StepReport(NamedTuple):
     """One training step: tensors of a TF 1 graph or function, or numbers of the last step that was run.
@@ -31,14 +33,19 @@ def report_of(step: Step | None, owner: str) -> StepReport:
     Raises:
       ValueError: there is no step, or its loss is not known because gradients came from elsewhere.
     """
-    if step is None or not step.unscaled_losses:
+    if step is None or not step.losses.values:
         problem, expected = "there is no step to report", "a step whose loss was given to the optimizer"
         got = "none so far" if step is None else "gradients from elsewhere"
         raise ValueError(message(owner, problem, expected, got, "Ask after minimize or apply_gradients."))
-    scales = step.scales or (tf.constant(1.0) if step.loss_scale is None else step.loss_scale,)
-    if step.overflow is None:
-        step.overflow = tf.constant(False) if step.should_apply is None else step.is_skipped()
-    return StepReport(_one_or_all(step.unscaled_losses), step.overflow, _one_or_all(scales))
+    scales = step.losses.scales or (tf.constant(1.0),)
+    return StepReport(_one_or_all(step.losses.values), overflow_of(step), _one_or_all(scales))
+
+
+def overflow_of(step: Step) -> tf.Tensor:
+    """Whether a step should have updated the variables and does not, as one tensor however often it is asked for."""
+    if _OVERFLOW not in step.notes:
+        step.notes[_OVERFLOW] = tf.constant(False) if step.should_apply is None else step.is_skipped()
+    return step.notes[_OVERFLOW]
 
 
 class KeptReport:
@@ -50,7 +57,7 @@ class KeptReport:
 
     def note(self, step: Step) -> None:
         """Keeps the report of a step, where its loss is known."""
-        if not step.unscaled_losses or tf.distribute.has_strategy():
+        if not step.losses.values or tf.distribute.has_strategy():
             return
         report = report_of(step, "last_step")
         if building_graph():

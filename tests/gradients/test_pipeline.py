@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,9 +13,20 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
-from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage
+from npu_bridge.gradients import AllReduce, LossScaling, NarrowVariableGuard, OverflowCheck, Pipeline, Stage, Step
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from tests.training import OPTIMIZERS, in_graph
+
+HOOKS = (
+    "create_variables",
+    "scale_loss",
+    "accumulate",
+    "before_reduce",
+    "all_reduce",
+    "after_reduce",
+    "gate",
+    "after_update",
+)
 
 
 class Recorder(Stage):
@@ -21,13 +34,13 @@ class Recorder(Stage):
 
     def __init__(self, name, calls, place):
         self.place = place
-        for hook in ("begin", "scale", "collect", "local", "reduce", "reduced", "gate", "after"):
+        for hook in HOOKS:
             setattr(self, hook, self._recording(hook, f"{name}.{hook}", calls))
 
     def _recording(self, hook, entry, calls):
         def record(first, second=None):
             calls.append(entry)
-            if hook == "scale":
+            if hook == "scale_loss":
                 return first
             return second() if hook == "gate" else None
 
@@ -41,13 +54,29 @@ def test_stages_meet_a_gradient_in_order():
     pipeline.scale(tf.constant(1.0), step)
     pipeline.combine(step, [(tf.constant(1.0), "variable")])
     pipeline.apply(step, lambda: calls.append("update"))
-    hooks = ["begin", "scale", "collect", "local", "reduce", "reduced", "gate"]
+    before_update = ["scale_loss", "create_variables", *HOOKS[2:7]]
     assert calls == [
-        *(f"{stage}.{hook}" for hook in hooks for stage in "ab"),
+        *(f"{stage}.{hook}" for hook in before_update for stage in "ab"),
         "update",
-        "a.after",
-        "b.after",
+        "a.after_update",
+        "b.after_update",
     ]
+
+
+def test_the_protocol_stays_small():
+    """A stage is a few hooks and declarations, and a step what several of them share."""
+    declarations = {"agreed_settings", "fragments", "from_config", "get_config", "sent_bytes", "state"}
+    declarations |= {"variables_of_this_rank"}
+    methods = {name for name, found in vars(Stage).items() if callable(found) and not name.startswith("_")}
+    methods |= {name for name, found in vars(Stage).items() if isinstance(found, classmethod)} - {"__init_subclass__"}
+    assert methods - declarations == set(HOOKS) and len(HOOKS) <= 8
+    assert len(dataclasses.fields(Step)) <= 10
+
+
+@pytest.mark.parametrize("name", ["reduced", "local", "stands_before"])
+def test_a_stage_with_a_hook_that_nothing_calls_is_refused_where_it_is_defined(name):
+    with pytest.raises(TypeError, match=f"{name}, which nothing calls.* Use "):
+        type("Old", (Stage,), {name: lambda self, step: None})
 
 
 def test_gradients_are_reduced_once():

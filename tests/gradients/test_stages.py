@@ -239,7 +239,7 @@ def test_one_list_of_stages_serves_several_optimizers():
 
 def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
     class Squared(stages.Stage):
-        def reduced(self, step):
+        def after_reduce(self, step):
             step.map(lambda grad: grad * grad)
 
     with tf.Graph().as_default():

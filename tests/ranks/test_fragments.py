@@ -101,8 +101,8 @@ def random_strategy(random, count):
 def _reduced(name, grads_and_vars, wire, is_scaled):
     step = Step(list(grads_and_vars), divisor=8.0 if is_scaled else None)
     stage = AllReduce(name, wire)
-    stage.local(step)
-    stage.reduce(step)
+    stage.before_reduce(step)
+    stage.all_reduce(step)
     return [grad for grad, _ in step.grads_and_vars]
 
 

@@ -62,7 +62,7 @@ class CurrentPipelineOptimizer(PipelineMixin, tf.keras.optimizers.Optimizer):
     def build(self, var_list):
         """Makes the slots of the variables, and what stages keep for them."""
         self._optimizer.build(self._pipeline.inner.stand_ins.of(var_list))
-        self._pipeline.pipeline.make_variables(var_list)
+        self._pipeline.pipeline.create_variables(var_list)
 
     @tf.autograph.experimental.do_not_convert
     def finalize_variable_values(self, var_list):

@@ -78,7 +78,7 @@ class LegacyPipelineOptimizer(PipelineMixin, _Base):
 
     def _create_all_weights(self, var_list):
         create_all_weights(self._optimizer, self._pipeline.inner.stand_ins.of(var_list))
-        self._pipeline.pipeline.make_variables(var_list)
+        self._pipeline.pipeline.create_variables(var_list)
 
     def _create_or_restore_slot_variable(self, slot_variable_position, slot_name, variable):
         (seen,) = self._pipeline.inner.stand_ins.of([variable])

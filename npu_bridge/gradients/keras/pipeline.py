@@ -41,7 +41,7 @@ class KerasPipeline:
         self.pipeline = pipeline
         self.inner = inner
         if inner is not None:
-            pipeline.optimizer_variables = inner.variables
+            pipeline.optimizer_variables, pipeline.slots_of = inner.variables, inner.make_slots
             if pipeline.combined is not None:
                 pipeline.combined.key_of = inner.combine_key
         self._owner = owner
@@ -68,7 +68,7 @@ class KerasPipeline:
             collections.publish(collections.UNSCALED_LOSS, loss)
             with contextlib.nullcontext() if tape is None or not self.pipeline.scales_loss else tape:
                 scaled = self.pipeline.scale(loss, step)
-        return self._combine(step, self.pipeline.computed(step, differentiate(scaled, tape)))
+        return self._combine(step, self.pipeline.own_gradients(step, differentiate(scaled, tape)))
 
     def combine_once(self, grads_and_vars: Sequence) -> list:
         """This rank's gradients to those of the job, unless they are that already; then they stay what they are."""
@@ -83,16 +83,14 @@ class KerasPipeline:
 
     def start_alike(self, grads_and_vars: Sequence, make_slots: Callable[[], Any]) -> None:
         """As `Pipeline.start_alike`, for an update that does not go through `apply`."""
-        self.pipeline.start_alike(Step(list(grads_and_vars), make_slots=make_slots))
+        self.pipeline.start_alike(grads_and_vars, make_slots)
 
     def apply(self, grads_and_vars: Sequence, update: Callable[[list], Any]) -> Any:
         """Calls `update` with pairs, if the pipeline's stages agree; returns as `Pipeline.apply`."""
         pairs = list(grads_and_vars)
         step = self._open_steps.take(pairs) or self._step_of_unscaled_loss()
         step.grads_and_vars = pairs
-        updated = [variable for grad, variable in pairs if grad is not None]
         self.inner.prepare([variable for _, variable in pairs])
-        step.make_slots = lambda: self.inner.make_slots(updated)
         return self.pipeline.apply(step, lambda trained: self.inner.stand_ins.update(trained, update))
 
     def scale_loss(self, loss: Any) -> Any:
@@ -114,7 +112,11 @@ class KerasPipeline:
             expected, got = "pairs of gradients and variables", "get_unscaled_gradients"
             fix = "Call minimize or compute_gradients, or give the tape's gradients to apply_gradients."
             raise ValueError(message(self._owner, problem, expected, got, fix))
-        step = self._open_steps.take_scaled() or self.pipeline.begin()
+        step = self._open_steps.take_scaled()
+        if step is None:  # the caller has multiplied the loss by the scale
+            step = self.pipeline.begin()
+            self.pipeline.scale(tf.ones([]), step)
+            step.losses.values.clear()
         pairs = [(grad, _UnknownVariable(position, grad)) for position, grad in enumerate(gradients)]
         return [grad for grad, _ in self._combine(step, pairs, has_variables=False)]
 
@@ -123,7 +125,7 @@ class KerasPipeline:
         self._check_execution()
         pairs = list(grads_and_vars)
         if has_variables:  # those that `build` would make, so that a saved optimizer has the same ones either way
-            self.pipeline.make_variables([variable for _, variable in pairs])
+            self.pipeline.create_variables([variable for _, variable in pairs])
         combined = self.pipeline.combine(step, pairs)
         self._open_steps.keep(step, [variable for _, variable in pairs] if has_variables else None, may_be_left)
         return combined

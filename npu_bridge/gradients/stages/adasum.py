@@ -14,7 +14,7 @@ from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows, values_of
 from npu_bridge.gradients.graph_mode import building_graph, value_before_update
-from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, static_bytes, when_ready
+from npu_bridge.gradients.stages.all_reduce import AllReduce, static_bytes, when_ready
 from npu_bridge.gradients.start_values import watch_graph
 
 
@@ -61,29 +61,22 @@ class Adasum(AllReduce):
             raise ValueError(message("Adasum", "on is unknown", expected, shown(on), fix))
         self._averaged_ranks = averaged_ranks
         self._is_of_weights = on == "weights"
-        self.keeps_replicas = self._is_of_weights
+        self.keeps_usable = self._is_of_weights  # a sum of gradients may be too large where none of them is
+        self.differ_between_ranks = ("slots",) if self._is_of_weights else ()  # weights are alike after each update
         if self._is_of_weights:
             self.place, self.gives = "synchronise", ()
 
     def get_config(self):
         return {"averaged_ranks": self._averaged_ranks, "on": "weights" if self._is_of_weights else "gradients"}
 
-    def named(self, name: str) -> None:
-        """Sets the prefix of the transfers' names."""
-        self._name = name
-
-    def describe(self, step, plan):
-        super().describe(step, plan)
+    def agreed_settings(self, grads_and_vars):
         ranks = collective.current()
-        if ranks.size > 1:
-            config = {**self.get_config(), "averaged_ranks": _averaged(self._averaged_ranks, ranks)}
-            plan.settings["Adasum"] = str(config)
+        if ranks.size == 1:
+            return {}
+        config = {**self.get_config(), "averaged_ranks": _averaged(self._averaged_ranks, ranks)}
+        return {**super().agreed_settings(grads_and_vars), "Adasum": str(config)}
 
-    def collect(self, step):
-        if collective.current().size > 1 and not self._is_of_weights:
-            step.needs_recheck = True
-
-    def reduce(self, step):
+    def all_reduce(self, step):
         ranks = collective.current()
         if ranks.size == 1:
             return
@@ -91,42 +84,37 @@ class Adasum(AllReduce):
         if self._is_of_weights and tree.averaged_ranks == 1:
             return
         combined, of_sparse = (tree.mean, _sparse_mean) if self._is_of_weights else (tree.combined, _sparse)
-        with tf.name_scope(f"{self._name}_Adasum"):
+        with tf.name_scope(f"{self.transfer_name}_Adasum"):
             sent = [None if grad is None else _wide(grad, step.divisor) for grad in when_ready(step.on_wire)]
-            gradients, names = [grad for grad, _ in step.grads_and_vars], [var.name for _, var in step.grads_and_vars]
-            cut = fragments_of(gradients, names, self.split.strategy())
-            results = _dense(sent, cut, combined, f"{self._name}_adasum")
+            results = _dense(sent, self.fragments(step.grads_and_vars), combined, f"{self.transfer_name}_adasum")
             for position, grad in enumerate(sent):
                 if isinstance(grad, tf.IndexedSlices):
-                    results[position] = of_sparse(grad, tree, f"{self._name}_adasum_sparse_{position}")
+                    results[position] = of_sparse(grad, tree, f"{self.transfer_name}_adasum_sparse_{position}")
             step.grads_and_vars = [
                 (None if grad is None else _with_dtype_of(grad, results[position]), variable)
                 for position, (grad, variable) in enumerate(step.grads_and_vars)
             ]
         step.divisor = None
 
-    def replicas_of_this_rank(self, step):
-        return step.make_slots() if self._is_of_weights else []  # weights are alike after each update
-
-    def gate(self, step, apply):
+    def gate(self, step, update):
         ranks = collective.current()
         if not self._is_of_weights or ranks.size == 1:
-            return apply()
+            return update()
         tree = AdasumTree(ranks, _averaged(self._averaged_ranks, ranks))
         if tree.groups == 1:  # all have the same gradients, and so the same updates
-            return apply()
-        variables = [variable for grad, variable in step.grads_and_vars if grad is not None]
+            return update()
+        variables = update.variables
         old_values = [value_before_update(variable) for variable in variables]
         with tf.control_dependencies(old_values):
-            update = apply()
-        is_op = not (update is None or tf.executing_eagerly())
-        with tf.name_scope(f"{self._name}_Adasum"), wire_names.noted() as transfers:
-            with tf.control_dependencies([update] if is_op else []):
+            updated = update()
+        is_op = not (updated is None or tf.executing_eagerly())
+        with tf.name_scope(f"{self.transfer_name}_Adasum"), wire_names.noted() as transfers:
+            with tf.control_dependencies([updated] if is_op else []):
                 assigned = self._combine_updates(variables, old_values, tree)
         if building_graph():
             # Ranks start alike here too, though no gradients may have been sent.
-            watch_graph(self._name, lambda: variables, transfers)
-        return tf.group(update, *assigned) if is_op else update
+            watch_graph(self.transfer_name, lambda: variables, transfers)
+        return tf.group(updated, *assigned) if is_op else updated
 
     def _combine_updates(self, variables, old_values, tree):
         old_values = [_wide(value, None) for value in old_values]
@@ -137,7 +125,7 @@ class Adasum(AllReduce):
             for variable, delta in zip(variables, deltas)
         ]
         cut = [range(len(finite))] if finite else []
-        combined = _dense(finite, cut, tree.combined_of_groups, f"{self._name}_adasum_weights")
+        combined = _dense(finite, cut, tree.combined_of_groups, f"{self.transfer_name}_adasum_weights")
         return [
             variable.assign(
                 tf.ensure_shape(tf.cast(old - combined[position], variable.dtype.base_dtype), variable.shape)

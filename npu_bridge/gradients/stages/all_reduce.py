@@ -10,7 +10,6 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.collective.agreement import Gradient
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
@@ -48,30 +47,33 @@ class AllReduce(Stage):
     place = "reduce"
     gives = ("reduced gradients",)
     communicates = True
+    keeps_usable = True  # so is a mean of usable gradients
 
     def __init__(self, name: str, wire_dtype: tf.DType | None = None):
-        self._name = name
+        self.transfer_name = name
         self._wire_dtype = wire_dtype
         self.split = OwnSplit()
 
     def sent_bytes(self, others, ranks):
         return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
 
-    def describe(self, step, plan):
-        if collective.current().size == 1:
-            return
-        plan.owner = self._name
-        plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
-        gradients = [grad for grad, _ in step.grads_and_vars]
-        plan.fragments = fragments_of(gradients, [gradient.name for gradient in plan.gradients], self.split.strategy())
-        plan.settings["wire"] = "none" if self._wire_dtype is None else self._wire_dtype.name
-        plan.settings["hcom_parallel"] = _overlaps_backward_pass()
-        plan.settings["FUSION_TENSOR_SIZE"] = fragments.flight_bytes(collective.current().size)
-        plan.settings["NPU_TRANSFERS_IN_FLIGHT"] = fragments.most_in_flight()
+    def fragments(self, grads_and_vars):
+        gradients = [grad for grad, _ in grads_and_vars]
+        return fragments_of(gradients, [variable.name for _, variable in grads_and_vars], self.split.strategy())
 
-    def local(self, step):
+    def agreed_settings(self, grads_and_vars):
+        if collective.current().size == 1:
+            return {}
+        return {
+            "wire": "none" if self._wire_dtype is None else self._wire_dtype.name,
+            "hcom_parallel": _overlaps_backward_pass(),
+            "FUSION_TENSOR_SIZE": fragments.flight_bytes(collective.current().size),
+            "NPU_TRANSFERS_IN_FLIGHT": fragments.most_in_flight(),
+        }
+
+    def before_reduce(self, step):
         if collective.current().size > 1:
-            with tf.name_scope(f"{self._name}_Sent"):
+            with tf.name_scope(f"{self.transfer_name}_Sent"):
                 step.on_wire = [grad if grad is None else self._as_sent(grad) for grad, _ in step.grads_and_vars]
 
     def _as_sent(self, grad):
@@ -79,7 +81,7 @@ class AllReduce(Stage):
             grad = sum_repeated_rows(grad)
         return grad if self._wire_dtype is None else map_values(grad, lambda x: wire.rounded(x, self._wire_dtype))
 
-    def reduce(self, step):
+    def all_reduce(self, step):
         communicator = collective.current()
         if communicator.size == 1:
             return
@@ -89,14 +91,11 @@ class AllReduce(Stage):
             method = _FiniteSum(communicator)
         else:
             method = _Mean(communicator)
-        with tf.name_scope(f"{self._name}_Allreduce"):
-            gradients = [grad for grad, _ in step.grads_and_vars]
-            sent = when_ready(step.on_wire)
-            names = [variable.name for _, variable in step.grads_and_vars]
-            cut = fragments_of(gradients, names, self.split.strategy())
+        with tf.name_scope(f"{self.transfer_name}_Allreduce"):
+            sent, cut = when_ready(step.on_wire), self.fragments(step.grads_and_vars)
             reduced = {
                 # Different ranks may send the same row: only with these added up is the norm right to clip by.
-                position: sum_repeated_rows(method.gather(grad, f"{self._name}_sparse_{position}"))
+                position: sum_repeated_rows(method.gather(grad, f"{self.transfer_name}_sparse_{position}"))
                 for position, grad in enumerate(sent)
                 if isinstance(grad, tf.IndexedSlices)
             }
@@ -120,7 +119,7 @@ class AllReduce(Stage):
             if decision is not None and positions[0] in waits_for_decision:
                 waits_for.append(decision)
             tensors = [gradients[position] for position in positions]
-            reduced = method.reduce(tensors, f"{self._name}_fragment_{number}", waits_for)
+            reduced = method.reduce(tensors, f"{self.transfer_name}_fragment_{number}", waits_for)
             sent.append(reduced[0])
             results.update(zip(positions, reduced))
         return results
@@ -257,15 +256,6 @@ def _overlaps_backward_pass():
 def static_bytes(tensor: tf.Tensor) -> int:
     """Bytes of a tensor by its static shape; 0 for an unknown shape."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
-
-
-def description_of(grad, variable):
-    """What other ranks must have alike in one gradient."""
-    shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
-    if grad is None:
-        return Gradient(variable.name, shape, "no gradient", "")
-    kind = "a sparse gradient" if isinstance(grad, tf.IndexedSlices) else "a dense gradient"
-    return Gradient(variable.name, shape, kind, grad.dtype.name)
 
 
 def replace_gradients(step: Step, reduced: dict) -> None:

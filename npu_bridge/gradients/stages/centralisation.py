@@ -39,7 +39,7 @@ class CentralizeGradients(Stage):
     def get_config(self):
         return {"skip": list(self._skip)}
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         with tf.name_scope("CentralizeGradients"):
             step.grads_and_vars = [
                 (self._centralised(grad, variable), variable) for grad, variable in step.grads_and_vars

@@ -37,7 +37,7 @@ class ClipByGlobalNorm(Stage):
     def get_config(self):
         return {"clip_norm": self._clip_norm}
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         with tf.name_scope("ClipByGlobalNorm"):
             step.map(_with_rows_once)  # only then is the norm that of the dense gradient
             if not step.gradients:
@@ -73,7 +73,7 @@ class ClipByValue(Stage):
     def get_config(self):
         return {"low": self._low, "high": self._high}
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         with tf.name_scope("ClipByValue"):
             step.map(_with_rows_once)
             step.map_elements(lambda values: bounded(values, self._low, self._high))
@@ -88,13 +88,13 @@ class ClipLocally(ClipByValue):
 
     place = "local clip"
 
-    def local(self, step):
+    def before_reduce(self, step):
         factor = 1.0 if step.divisor is None else step.divisor
         with tf.name_scope("ClipLocally"):
             step.map(_with_rows_once)
             step.map(lambda grad: map_values(grad, lambda values: bounded(values, self._low, self._high, factor)))
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from npu_bridge.base.errors import message
 from npu_bridge.gradients.arithmetic import nothing_like
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
 from npu_bridge.gradients.graph_mode import state_variable
-from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
+from npu_bridge.gradients.stage import Stage, TrainedGroup, gradients_from_elsewhere
 from npu_bridge.gradients.stopped_backward import stop_backward
 
 
@@ -61,60 +62,55 @@ class Freeze(Stage):
             self._counter = state_variable(lambda: tf.zeros([], tf.int64), "freeze_updates")
         return {"freeze_updates": self._counter}
 
-    def make_variables(self, variables):
+    def create_variables(self, variables, gradients=None):
         self.state()
 
-    def describe(self, step, plan):
-        config = self._schedule.get_config()
-        config["sequence"] = self._schedule.digest()  # what is drawn, or a long list
-        plan.settings["Freeze"] = str(config)
+    def agreed_settings(self, grads_and_vars):
+        # The digest stands for what is drawn, or for a long list.
+        return {"Freeze": str({**self._schedule.get_config(), "sequence": self._schedule.digest()})}
 
-    def computed(self, step):
-        self._choose(step)
-        with tf.name_scope("Freeze"):
-            step.grads_and_vars = stop_backward(step.grads_and_vars, self._last_groups(step), step.group, step.losses)
-
-    def collect(self, step):
+    def accumulate(self, step):
         if step.group is None:
-            self._choose(step)
+            last_groups = self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
+            step.group = self._chosen(step.grads_and_vars, last_groups)
+            if step.losses.is_backward_own:
+                losses = [*step.losses.values, *step.losses.scaled]
+                with tf.name_scope("Freeze"):
+                    step.grads_and_vars = stop_backward(step.grads_and_vars, last_groups, step.group.number, losses)
         if tf.executing_eagerly():
+            is_trained = functools.partial(step.group.trains, number=step.group.number)
             step.grads_and_vars = [
-                (grad if grad is None or step.trains(variable, step.group) else nothing_like(grad, variable), variable)
+                (grad if grad is None or is_trained(variable) else nothing_like(grad, variable), variable)
                 for grad, variable in step.grads_and_vars
             ]
 
-    def gate(self, step, apply):
+    def gate(self, step, update):
         if step.group is None:
             raise gradients_from_elsewhere("Freeze", "it is not known which variables this step trains")
-        return apply()
+        return update()
 
-    def after(self, step):
+    def after_update(self, step):
         counter = self.state()["freeze_updates"]
         is_updated = tf.constant(True) if step.should_apply is None else step.should_apply
         if step.is_due is not None:
             is_updated = tf.logical_and(is_updated, step.is_due)
-        with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group]):
+        with tf.name_scope("Freeze"), tf.control_dependencies([] if tf.executing_eagerly() else [step.group.number]):
             return counter.assign_add(tf.cast(is_updated, tf.int64))
 
-    def _choose(self, step):
-        """Says which group this step trains."""
-        last_groups = self._last_groups(step)
+    def _chosen(self, grads_and_vars, last_groups):
+        """The group that this step trains; `last_groups` says of each variable which is the last group that does."""
         count = self._schedule.group_count
-        step.frozen = tuple(
-            frozenset(variable.ref() for (_, variable), last in zip(step.grads_and_vars, last_groups) if last < group)
+        frozen = tuple(
+            frozenset(variable.ref() for (_, variable), last in zip(grads_and_vars, last_groups) if last < group)
             for group in range(count)
         )
-        if not any(grad is not None and last == count - 1 for (grad, _), last in zip(step.grads_and_vars, last_groups)):
+        if not any(grad is not None and last == count - 1 for (grad, _), last in zip(grads_and_vars, last_groups)):
             problem = f"group {count - 1} trains no variable on which the loss depends"
-            expected, got = "a gradient in each group", f"none in {len(step.grads_and_vars)} variables"
+            expected, got = "a gradient in each group", f"none in {len(grads_and_vars)} variables"
             raise ValueError(message("Freeze", problem, expected, got, "Use fewer groups, or name them in lists."))
         with tf.name_scope("Freeze"):
-            updates = self.state()["freeze_updates"].read_value()
+            updates, sequence = self.state()["freeze_updates"].read_value(), self._schedule.sequence
             if tf.executing_eagerly():
-                step.group = int(self._schedule.sequence[int(updates) % len(self._schedule.sequence)])
-            else:
-                groups = tf.constant(self._schedule.sequence)
-                step.group = tf.cast(tf.gather(groups, updates % np.int64(len(self._schedule.sequence))), tf.int32)
-
-    def _last_groups(self, step):
-        return self._schedule.last_groups([variable.name for _, variable in step.grads_and_vars])
+                return TrainedGroup(int(sequence[int(updates) % len(sequence)]), frozen)
+            number = tf.gather(tf.constant(sequence), updates % np.int64(len(sequence)))
+            return TrainedGroup(tf.cast(number, tf.int32), frozen)

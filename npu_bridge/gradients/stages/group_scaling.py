@@ -9,7 +9,7 @@ import tensorflow as tf
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.several_scales import fine_scales, judge, scale_in_common
+from npu_bridge.gradients.losses import least_scale
 from npu_bridge.gradients.stage import Stage
 from npu_bridge.gradients.stages.loss_scaling import unscale
 
@@ -38,36 +38,34 @@ class GroupScaling(Stage):
     def state(self):
         return {"loss_scale": self.managers[0]}
 
-    def describe(self, step, plan):
+    def agreed_settings(self, grads_and_vars):
         (manager,) = self.managers
-        plan.settings["loss_scale_manager"] = type(manager).__name__
-        plan.settings.update(manager.agreed_constants())
+        return {"loss_scale_manager": type(manager).__name__, **manager.agreed_constants()}
 
-    def collect(self, step):
+    def accumulate(self, step):
         (manager,) = self.managers
         groups = [manager.group_of(variable) for _, variable in step.grads_and_vars]
         scales = tf.convert_to_tensor(manager.get_loss_scale())
         scales = tf.raw_ops.DeepCopy(x=scales) if building_graph() else scales
-        step.scales = tuple(tf.unstack(scales))
-        step.loss_scale = scale_in_common(scales)
-        step.multiplied_by(step.loss_scale)
-        step.combined = self._combined
-        collections.publish(collections.LOSS_SCALE, step.loss_scale)
+        losses = step.losses
+        losses.scales, losses.common_scale = tuple(tf.unstack(scales)), least_scale(scales)
+        step.multiplied_by(losses.common_scale)
+        collections.publish(collections.LOSS_SCALE, losses.common_scale)
         pairs = step.grads_and_vars
-        for number, scale in enumerate(step.scales):
+        for number, scale in enumerate(losses.scales):
             own = [grad for group, (grad, _) in zip(groups, pairs) if group == number and grad is not None]
-            judge(step, number, own, scale)
-        ratios = [scale / step.loss_scale for scale in step.scales]
+            losses.judge(number, own, scale)
+        ratios = [scale / losses.common_scale for scale in losses.scales]
         step.grads_and_vars = [
             (grad if grad is None else in_true_units(grad, ratios[group]), variable)
             for group, (grad, variable) in zip(groups, pairs)
         ]
 
-    def reduced(self, step):
-        unscale(step)
+    def after_reduce(self, step):
+        unscale(step, self._combined)
 
-    def after(self, step):
-        if not step.judged:  # gradients from elsewhere
+    def after_update(self, step):
+        if not step.losses.usable:  # gradients from elsewhere
             return None
-        fine = fine_scales(step)
-        return self.managers[0].update_loss_scale(tf.stack([fine[number] for number in range(len(fine))]))
+        right = step.losses.right_scales(step.should_apply, step.is_due)
+        return self.managers[0].update_loss_scale(tf.stack([right[number] for number in range(len(right))]))

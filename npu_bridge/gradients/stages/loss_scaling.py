@@ -12,18 +12,18 @@ from npu_bridge.base.errors import message, say_once
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.several_scales import add_loss, fine_scales, scale_in_common
+from npu_bridge.gradients.losses import least_scale
 from npu_bridge.gradients.stage import Stage, Step
 
 _first_users = weakref.WeakKeyDictionary()  # the stage that each manager was used in first
 
 
-def unscale(step: Step) -> None:
-    """Takes the gradients of a step to true units, in flat tensors where it has something that joins them."""
-    if step.combined is None or step.divisor is None:
+def unscale(step: Step, combined: Any) -> None:
+    """Takes the gradients of a step to true units, in flat tensors where `combined` joins them."""
+    if combined is None or step.divisor is None:
         step.map(lambda grad: in_true_units(grad, step.divisor))
     else:
-        step.combined.unscale(step)
+        combined.unscale(step)
     step.divisor = None
 
 
@@ -53,43 +53,45 @@ class LossScaling(Stage):
         names = ["loss_scale", *(f"loss_scale_{number}" for number in range(1, len(self.managers)))]
         return {name: each for name, each in zip(names, self.managers) if isinstance(each, tf.Module)}
 
-    def begin(self, step):
+    def agreed_settings(self, grads_and_vars):
+        settings = {}
+        for number, manager in enumerate(self.managers):
+            of_loss = f" of loss {number}" if len(self.managers) > 1 else ""
+            settings[f"loss_scale_manager{of_loss}"] = type(manager).__name__
+            constants = getattr(manager, "agreed_constants", dict)()
+            settings.update({f"{name}{of_loss}": value for name, value in constants.items()})
+        return settings
+
+    def scale_loss(self, loss, step):
+        if not step.losses.scales:
+            self._read_scales(step)
+        return loss * tf.cast(step.losses.scales[step.losses.latest], loss.dtype)
+
+    def _read_scales(self, step):
         self._warn_of_sharing()
         scales = [tf.convert_to_tensor(manager.get_loss_scale()) for manager in self.managers]
         # A TF 1 reference variable gives out its own buffer: a late reader would see the value after the update.
-        step.scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
-        step.loss_scale = step.scales[0] if len(step.scales) == 1 else scale_in_common(step.scales)
-        step.multiplied_by(step.loss_scale)
-        step.combined = self._combined
-        collections.publish(collections.LOSS_SCALE, step.loss_scale)
+        scales = tuple(tf.raw_ops.DeepCopy(x=scale) if building_graph() else scale for scale in scales)
+        step.losses.scales = scales
+        step.losses.common_scale = scales[0] if len(scales) == 1 else least_scale(scales)
+        step.multiplied_by(step.losses.common_scale)
+        collections.publish(collections.LOSS_SCALE, step.losses.common_scale)
 
-    def describe(self, step, plan):
-        for number, manager in enumerate(self.managers):
-            of_loss = f" of loss {number}" if len(self.managers) > 1 else ""
-            plan.settings[f"loss_scale_manager{of_loss}"] = type(manager).__name__
-            constants = getattr(manager, "agreed_constants", dict)()
-            plan.settings.update({f"{name}{of_loss}": value for name, value in constants.items()})
+    def accumulate(self, step):
+        if len(step.losses.scales) > 1 and not step.losses.usable:  # gradients of one loss, which nobody has judged
+            step.grads_and_vars = step.losses.with_common_scale(step.grads_and_vars, step.losses.latest)
 
-    def scale(self, loss, step):
-        return loss * tf.cast(step.scales[step.loss_id], loss.dtype)
+    def after_reduce(self, step):
+        unscale(step, self._combined)
 
-    def collect(self, step):
-        if len(step.scales) > 1 and not step.judged:  # gradients of one of the losses, which nobody has added up
-            pairs, step.grads_and_vars = step.grads_and_vars, []
-            add_loss(step, pairs, step.loss_id)
-
-    def reduced(self, step):
-        unscale(step)
-
-    def after(self, step):
-        if step.judged:
-            moved = [self.managers[number].update_loss_scale(fine) for number, fine in fine_scales(step).items()]
+    def after_update(self, step):
+        if step.losses.usable:
+            right = step.losses.right_scales(step.should_apply, step.is_due)
+            moved = [self.managers[number].update_loss_scale(is_right) for number, is_right in right.items()]
             return None if tf.executing_eagerly() else tf.group(*moved)
-        is_unchecked = step.should_apply is None
+        manager, is_unchecked = self.managers[step.losses.latest], step.should_apply is None
         return step.run_when_due(
-            lambda: self.managers[step.loss_id].update_loss_scale(
-                tf.constant(True) if is_unchecked else step.should_apply
-            )
+            lambda: manager.update_loss_scale(tf.constant(True) if is_unchecked else step.should_apply)
         )
 
     def _warn_of_sharing(self):

@@ -16,9 +16,9 @@ from npu_bridge.collective.this_process import place_in_job
 from npu_bridge.gradients import collections
 from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units, values_of
 from npu_bridge.gradients.graph_mode import building_graph, run_if, value_before_update
-from npu_bridge.gradients.stage import Stage
+from npu_bridge.gradients.stage import Stage, changes_after_verdict
 from npu_bridge.gradients.stand_ins import is_narrow
-from npu_bridge.gradients.step_report import KeptReport
+from npu_bridge.gradients.step_report import KeptReport, overflow_of
 from npu_bridge.graph.operators import sources_among
 
 # The name under which the NPU stack's documentation and scripts know the decision.
@@ -42,6 +42,9 @@ class OverflowCheck(Stage):
       judges_local: judge what this rank sends, before communication; needs a stage before this one that reduces.
       decides_early: take the joint decision from the local verdicts, before the last fragment is reduced, so that
         nothing but that fragment's own updates waits for it. A changed gradient (clipped, say) is checked again.
+      combined: a `CombinedGradients` to judge many gradients at once; None for each by itself.
+    Attributes:
+      is_joint: as above.
     Graph: publishes `collections.STEP_SKIPPED`; a boolean tensor `overflow_status_reduce_all:0` in the caller's name
       scope is True when the step happens. Scripts fetch it by this name.
     """
@@ -49,57 +52,64 @@ class OverflowCheck(Stage):
     place = "verdict"
     gives = ("a verdict",)
 
-    def __init__(self, name: str, is_joint: bool, judges_local: bool = False, decides_early: bool = False):
+    def __init__(
+        self,
+        name: str,
+        is_joint: bool,
+        judges_local: bool = False,
+        decides_early: bool = False,
+        combined: Any = None,
+    ):
         self.needs = ("reduced gradients",) if judges_local else ()
+        self.is_joint = is_joint
         self._name = name
-        self._is_joint = is_joint
         self._judges_local = judges_local
         self._decides_early = decides_early
+        self._combined = combined
 
-    def decide_together(self):
-        self._is_joint = True
+    @property
+    def transfer_name(self):
+        return self._name if self.is_joint else ""
 
-    def describe(self, step, plan):
-        if self._is_joint and collective.current().size > 1:
-            plan.owner = self._name
-            plan.settings["is_tailing_optimization"] = self._decides_early
+    def agreed_settings(self, grads_and_vars):
+        return {"is_tailing_optimization": self._decides_early} if self.is_joint else {}
 
-    def collect(self, step):
-        # What moves each of several loss scales.
-        if step.judged and self._is_joint and collective.current().size > 1:
+    def accumulate(self, step):
+        usable = step.losses.usable  # what moves each of several loss scales
+        if usable and self.is_joint and collective.current().size > 1:
             with tf.name_scope(f"{self._name}_OverflowCheck"):
-                agreed = tf.unstack(self._agree(tf.stack(list(step.judged.values())), "each"))
-            step.judged = dict(zip(step.judged, agreed))
+                agreed = tf.unstack(self._agree(tf.stack(list(usable.values())), "each"))
+            step.losses.usable = dict(zip(usable, agreed))
 
-    def local(self, step):
+    def before_reduce(self, step):
         if not self._judges_local or collective.current().size == 1:
             return
         with tf.name_scope(f"{self._name}_Allreduce"):
             # Only values: adding up rows here once more would judge another tensor than the one that is sent.
             sent = [values_of(grad) for grad in step.on_wire if grad is not None]
-            sent = sent if step.combined is None else step.combined.joined(sent)
+            sent = sent if self._combined is None else self._combined.joined(sent)
             step.is_usable_here = _are_usable([in_true_units(values, step.divisor) for values in sent], step)
             if self._decides_early and step.gradients:
                 step.should_apply = self._agree(step.is_usable_here, "early")
 
-    def reduced(self, step):
+    def after_reduce(self, step):
         # What other stages make of the gradients may be usable although these are not.
-        if step.is_transformed and step.is_usable_here is None:
+        if step.is_usable_here is None and any(map(changes_after_verdict, self.pipeline)):
             step.is_usable_here = _are_usable(step.gradients, step)
 
-    def gate(self, step, apply):
+    def gate(self, step, update):
         with tf.name_scope(f"{self._name}_OverflowCheck"):
             (step.should_apply,) = step.when_due(lambda: [self._decide(step)], lambda: [tf.constant(False)])
             if building_graph():
-                step.overflow = step.is_skipped()
-                collections.publish(collections.STEP_SKIPPED, step.overflow)
+                collections.publish(collections.STEP_SKIPPED, overflow_of(step))
         if building_graph():
             tf.identity(step.should_apply, name=_FETCHED_NAME)
-        return run_if(step.should_apply, apply)
+        return run_if(step.should_apply, update)
 
     def _decide(self, step):
         changed, sources = _changed_and_their_sources(step)
-        if step.needs_recheck:
+        is_every_one_checked = any(map(_may_spoil, self.pipeline))
+        if is_every_one_checked:
             changed = step.gradients
         if step.should_apply is not None and not changed:
             return step.should_apply
@@ -109,19 +119,24 @@ class OverflowCheck(Stage):
                 return self._agree(tf.identity(step.is_usable_here), "final")
         verdict = _are_usable(step.gradients + sources, step)
         # Gradients that were added up in variables may be applied when there is no batch to judge any more.
-        is_of_this_batch = sources or step.needs_recheck or len(changed) < len(step.gradients)
+        is_of_this_batch = sources or is_every_one_checked or len(changed) < len(step.gradients)
         for earlier in (step.is_usable_here, step.should_apply) if is_of_this_batch else ():
             if earlier is not None:
                 verdict = tf.logical_and(verdict, earlier)
         return self._agree(verdict, "final")
 
     def _agree(self, verdict, moment):
-        return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self._is_joint else verdict
+        return collective.current().all_true(verdict, f"{self._name}_{moment}_decision") if self.is_joint else verdict
 
 
 def _are_usable(gradients, step):
     """Whether these can be used, and what they are the sum of."""
-    return functools.reduce(tf.logical_and, step.judged.values(), has_finite_norm(with_flats(gradients)))
+    return functools.reduce(tf.logical_and, step.losses.usable.values(), has_finite_norm(with_flats(gradients)))
+
+
+def _may_spoil(stage):
+    """True for a stage that may make unusable gradients of those that were judged."""
+    return (stage.place == "reduce" or changes_after_verdict(stage)) and not stage.keeps_usable
 
 
 def _changed_and_their_sources(step):
@@ -143,20 +158,19 @@ class NarrowVariableGuard(Stage):
 
     place = "guard"
 
-    def gate(self, step, apply):
-        updated = [variable for grad, variable in step.grads_and_vars if grad is not None]
-        if not any(is_narrow(variable) for variable in updated):
-            return apply()
-        narrow = [variable for variable in [*updated, *step.make_slots()] if is_narrow(variable)]
+    def gate(self, step, update):
+        if not any(is_narrow(variable) for variable in update.variables):
+            return update()
+        narrow = [variable for variable in [*update.variables, *update.slots()] if is_narrow(variable)]
         old_values = [value_before_update(variable) for variable in narrow]
         with tf.control_dependencies(old_values):
-            update = apply()
+            updated = update()
         kept = []
-        with tf.control_dependencies([] if update is None else [update]):
+        with tf.control_dependencies([] if updated is None else [updated]):
             for variable, old in zip(narrow, old_values):
                 new = variable.read_value()
                 kept.append(variable.assign(tf.where(tf.math.is_finite(tf.cast(new, tf.float32)), new, old)))
-        return update if update is None or tf.executing_eagerly() else tf.group(update, *kept)
+        return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *kept)
 
 
 class SkipRecord(Stage):
@@ -182,7 +196,7 @@ class SkipRecord(Stage):
     def state(self):
         return {"skipped_steps": self.skipped_steps, "last_step_skipped": self.last_step_skipped}
 
-    def after(self, step):
+    def after_update(self, step):
         self.report.note(step)
         if step.should_apply is None:
             return None
@@ -214,7 +228,7 @@ class DropNotice(Stage):
     def __init__(self, words: str):
         self._words = words
 
-    def after(self, step):
+    def after_update(self, step):
         if step.should_apply is None:
             return None
         if tf.executing_eagerly():

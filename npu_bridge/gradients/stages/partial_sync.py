@@ -12,7 +12,6 @@ from npu_bridge.base.errors import check_count, message
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import Stage, called_too_early
-from npu_bridge.gradients.stages.all_reduce import description_of
 from npu_bridge.gradients.start_values import watch_graph
 
 
@@ -42,12 +41,12 @@ class PartialSync(Stage):
     place = "synchronise"
     needs = ("a verdict",)
     communicates = True
-    keeps_replicas = True
+    differ_between_ranks = ("variables", "slots")
 
     def __init__(self, threshold: int = 2**21):
         fix = "Use 1 to average one variable after each update."
         self._threshold = check_count("PartialSync", "threshold", threshold, fix, what="a number of values")
-        self._name = type(self).__name__
+        self.transfer_name = type(self).__name__
         self._counter: tf.Variable | None = None
         self._variables: list = []
 
@@ -60,32 +59,19 @@ class PartialSync(Stage):
     def sent_bytes(self, others, ranks):
         return None  # one partition of the variables, and with each update another one
 
-    def named(self, name: str) -> None:
-        """Sets the prefix of the transfers' names."""
-        self._name = name
-
     def state(self):
         if self._counter is None:
             self._counter = state_variable(lambda: tf.zeros([], tf.int64), "partial_sync_updates")
         return {"partial_sync_updates": self._counter}
 
-    def describe(self, step, plan):
-        super().describe(step, plan)
-        if collective.current().size > 1:
-            plan.owner = self._name
-            plan.gradients = [description_of(grad, variable) for grad, variable in step.grads_and_vars]
-
-    def replicas_of_this_rank(self, step):
-        return [*(variable for grad, variable in step.grads_and_vars if grad is not None), *step.make_slots()]
-
-    def gate(self, step, apply):
-        update = apply()
+    def gate(self, step, update):
+        updated = update()
         if collective.current().size == 1:
-            return update
-        self._variables = [variable for grad, variable in step.grads_and_vars if grad is not None]
+            return updated
+        self._variables = update.variables
         parts = partitions(self._variables, self._threshold)
-        with tf.name_scope(f"{self._name}_PartialSync"), wire_names.noted() as transfers:
-            with tf.control_dependencies([] if update is None or tf.executing_eagerly() else [update]):
+        with tf.name_scope(f"{self.transfer_name}_PartialSync"), wire_names.noted() as transfers:
+            with tf.control_dependencies([] if updated is None or tf.executing_eagerly() else [updated]):
                 counter = self.state()["partial_sync_updates"]
                 turn = counter.read_value() % max(1, len(parts))
                 averaged = [
@@ -96,8 +82,8 @@ class PartialSync(Stage):
                 counted = counter.assign_add(1)
         if building_graph():
             # Ranks start alike here too, though no gradients are sent.
-            watch_graph(self._name, lambda: self._variables, transfers)
-        return update if update is None or tf.executing_eagerly() else tf.group(update, *averaged, counted)
+            watch_graph(self.transfer_name, lambda: self._variables, transfers)
+        return updated if updated is None or tf.executing_eagerly() else tf.group(updated, *averaged, counted)
 
     def sync_all(self) -> Any:
         """Averages all variables that were trained with this stage; returns the op, None when executed eagerly."""
@@ -109,7 +95,7 @@ class PartialSync(Stage):
 
     def _average(self, variables, number):
         values = [variable.read_value() for variable in variables]
-        means = collective.current().all_reduce(values, f"{self._name}_partition_{number}")
+        means = collective.current().all_reduce(values, f"{self.transfer_name}_partition_{number}")
         assigned = [variable.assign(mean) for variable, mean in zip(variables, means)]
         return None if tf.executing_eagerly() else tf.group(*assigned)
 

@@ -14,7 +14,7 @@ from npu_bridge.base.errors import message, say_once, shown
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
-from npu_bridge.gradients.stages.all_reduce import AllReduce, fragments_of, replace_gradients, static_bytes
+from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
 from npu_bridge.gradients.stages.clipping import positive
 
 # Gradients of so many values are sampled, every so manyth value, unless more than such a share is sent.
@@ -45,10 +45,6 @@ class _Sparsified(AllReduce, abc.ABC):
     def __copy__(self):
         return type(self).from_config(self.get_config())
 
-    def named(self, name: str) -> None:
-        """Sets the prefix of the transfers' names."""
-        self._name = name
-
     def state(self):
         if not self._has_feedback:
             return {}
@@ -56,54 +52,50 @@ class _Sparsified(AllReduce, abc.ABC):
             self._residuals = tf.Module(name="not_sent")
         return {"not_sent": self._residuals}
 
-    def make_variables(self, variables):
-        for variable in variables if self._has_feedback and self._is_used() else []:
-            self._residual(variable)
+    def create_variables(self, variables, gradients=None):
+        if self._is_used() and self._has_feedback:
+            for position, variable in enumerate(variables):
+                if gradients is None or isinstance(gradients[position], tf.Tensor):
+                    self._residual(variable)
 
     def variables_of_this_rank(self):
         return list(self._residual_of.values())
 
-    def describe(self, step, plan):
-        super().describe(step, plan)
-        plan.settings[type(self).__name__] = str(self.get_config())
+    def agreed_settings(self, grads_and_vars):
+        return {**super().agreed_settings(grads_and_vars), type(self).__name__: str(self.get_config())}
 
-    def prepare(self, step):
-        if self._is_used() and self._has_feedback:
-            for grad, variable in step.grads_and_vars:
-                if isinstance(grad, tf.Tensor):
-                    self._residual(variable)
-
-    def reduce(self, step):
+    def all_reduce(self, step):
         if not self._is_used():
-            super().reduce(step)
+            super().all_reduce(step)
             return
         ranks = collective.current()
-        with tf.name_scope(f"{self._name}_Sparsified"):
+        with tf.name_scope(f"{self.transfer_name}_Sparsified"):
             wide = [None if sent is None else _in_float32(sent, step.divisor) for sent in step.on_wire]
-            gradients, variables = zip(*step.grads_and_vars) if step.grads_and_vars else ((), ())
+            variables = [variable for _, variable in step.grads_and_vars]
             means = {
-                position: mean_of_rows(grad, ranks.all_gather, ranks.size, f"{self._name}_sparse_{position}")
+                position: mean_of_rows(grad, ranks.all_gather, ranks.size, f"{self.transfer_name}_sparse_{position}")
                 for position, grad in enumerate(wide)
                 if isinstance(grad, tf.IndexedSlices)
             }
-            cut = fragments_of(gradients, [variable.name for variable in variables], self.split.strategy())
+            cut = self.fragments(step.grads_and_vars)
             sizes_bytes = [0 if isinstance(grad, tf.IndexedSlices) else static_bytes(grad) for grad in wide]
             for number, positions in enumerate(fragments.cut_for_flight(cut, sizes_bytes, ranks.size)):
                 pairs = [(wide[position], variables[position]) for position in positions]
-                means.update(zip(positions, self._means(pairs, step, ranks, f"{self._name}_values_{number}")))
+                means.update(zip(positions, self._means(pairs, step, ranks, f"{self.transfer_name}_values_{number}")))
             replace_gradients(step, means)
         step.divisor = None
 
-    def after(self, step):
-        if not step.carried:
+    def after_update(self, step):
+        kept = [(residual, step.notes.get((self, key))) for key, residual in self._residual_of.items()]
+        kept = [(residual, left) for residual, left in kept if left is not None]
+        if not kept:
             return None
 
         def keep():
-            kept = [(residual, step.carried[key]) for key, residual in self._residual_of.items() if key in step.carried]
             assigned = [residual.assign(left) for residual, left in kept]
             return None if tf.executing_eagerly() else tf.group(*assigned)
 
-        with tf.name_scope(f"{self._name}_Sparsified"):
+        with tf.name_scope(f"{self.transfer_name}_Sparsified"):
             return run_if(step.should_apply, keep)
 
     def _means(self, pairs, step, ranks, name):
@@ -126,7 +118,7 @@ class _Sparsified(AllReduce, abc.ABC):
                 left = tf.tensor_scatter_nd_update(vector, selected[:, tf.newaxis], tf.zeros_like(chosen[-1]))
                 for number, part in zip(unit, _split(left, [sizes[number] for number in unit])):
                     variable = pairs[number][1]
-                    step.carried[variable.ref()] = tf.reshape(part, variable.shape)
+                    step.notes[self, variable.ref()] = tf.reshape(part, variable.shape)
         # Bits of the values beside their positions, so that both come in one transfer.
         rows = tf.stack([tf.bitcast(tf.concat(chosen, axis=0), tf.int32), tf.concat(positions, axis=0)], axis=1)
         of_ranks = ranks.all_gather(rows, name)

@@ -1,0 +1,165 @@
+"""The variables in which gradients of several batches are added up, and one window of such batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from npu_bridge.gradients.arithmetic import map_values, values_of
+from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
+from npu_bridge.gradients.stage import Step
+from npu_bridge.gradients.stages.all_reduce import readiness_of
+
+
+class Sums:
+    """The variables of one optimizer's accumulation.
+
+    Attributes:
+      module: holds all of them, for checkpoints.
+      counter: batches of the window so far, an int32 scalar.
+    """
+
+    def __init__(self):
+        self._kept: dict = {}
+        self.module = tf.Module(name="accumulated")
+        self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
+
+    def of(self, variable: Any, may_be_sparse: bool) -> _Sum:
+        """What is kept for a trained variable, made now if it does not exist yet."""
+        kept = self._kept.get(variable.ref())
+        if kept is None:
+            kept = self._kept[variable.ref()] = _Sum(variable)
+            setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
+        if may_be_sparse:
+            kept.make_sparse()
+        return kept
+
+
+class Window:
+    """The batches since the last update, with the one of this step.
+
+    Args:
+      sums: the variables that hold the sums of the batches before.
+      steps: batches of a window.
+      grads_and_vars: this batch's pairs.
+      addend: what to add for a gradient, called with it and the dtype of the sum.
+    Attributes:
+      is_last: boolean scalar, whether this batch is the last one of its window.
+    """
+
+    def __init__(self, sums: Sums, steps: int, grads_and_vars: Sequence, addend: Callable[[Any, tf.DType], Any]):
+        self._counter, self._counted = sums.counter, sums.counter.read_value()
+        self.is_last = self._counted >= steps - 1  # more than that in a window which began with more steps
+        kept = [
+            None if grad is None else sums.of(variable, may_be_sparse=isinstance(grad, tf.IndexedSlices))
+            for grad, variable in grads_and_vars
+        ]
+        self._sums: list = [None] * len(kept)
+        gradients = [grad for grad, _ in grads_and_vars]
+        # In the order in which the backward pass delivers: what reduces them looks for that order.
+        for position in sorted(range(len(kept)), key=readiness_of(gradients)):
+            if kept[position] is not None:
+                self._sums[position] = kept[position].added(addend(gradients[position], kept[position].sum.dtype))
+
+    def totals(self, step: Step) -> list:
+        """Pairs with the sums so far, multiplied as the gradients of this batch are."""
+
+        def as_computed(position, grad):
+            total = self._sums[position].total()
+            if step.divisor is not None:  # multiplied again, to be all-reduced
+                total = map_values(total, lambda values: values * tf.cast(step.divisor, values.dtype))
+            return map_values(total, lambda values: tf.cast(values, values_of(grad).dtype))
+
+        return [
+            (None if grad is None else as_computed(position, grad), variable)
+            for position, (grad, variable) in enumerate(step.grads_and_vars)
+        ]
+
+    def keep(self) -> Any:
+        """Keeps the sums for the next batch, or empties them after the last one; returns the op."""
+        counted = self._counter.assign(tf.where(self.is_last, 0, self._counted + 1))
+        kept = [each.keep(self.is_last) for each in self._sums if each is not None]
+        return None if tf.executing_eagerly() else tf.group(counted, *kept)
+
+
+class _Sum(tf.Module):
+    """The sum of one variable's gradients.
+
+    Attributes:
+      sum: what was added up in this window, in true units.
+      touched: for each row whether a sparse gradient had it; None where no gradient was sparse.
+    """
+
+    def __init__(self, variable):
+        super().__init__(name="sum")
+        self._name = variable.name.partition(":")[0]
+        dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
+        self.sum = variable_like(variable, "Accumulate", "accumulated", dtype)
+        self.touched = None
+
+    def make_sparse(self):
+        if self.touched is None:
+            name = f"accumulated/{self._name}_rows"
+            self.touched = state_variable(lambda: tf.zeros(self.sum.shape[:1], tf.bool), name)
+
+    def added(self, addend):
+        """The sum with one more gradient, which `keep` keeps."""
+        return (_SparseSum if isinstance(addend, tf.IndexedSlices) else _DenseSum)(self, addend)
+
+
+class _DenseSum:
+    """A sum with the dense gradient of one more batch."""
+
+    def __init__(self, kept, addend):
+        self._kept = kept
+        self._total = kept.sum.read_value() + addend
+
+    def total(self):
+        return self._total
+
+    def keep(self, is_due):
+        (value,) = tensors_if(is_due, lambda: [tf.zeros_like(self._total)], lambda: [tf.identity(self._total)])
+        return self._kept.sum.assign(value)
+
+
+class _SparseSum:
+    """A sum with the sparse gradient of one more batch."""
+
+    def __init__(self, kept, addend):
+        self._kept = kept
+        self._addend = addend
+
+    def total(self):
+        """The rows that this window has touched, each once and in ascending order."""
+        indices = tf.cast(self._addend.indices, tf.int64)
+        rows = tf.where(self._with_own_rows(self._kept.touched.read_value()))[:, 0]
+        positions = tf.searchsorted(rows, indices)[:, tf.newaxis]
+        values = tf.tensor_scatter_nd_add(tf.gather(self._kept.sum, rows), positions, self._addend.values)
+        shape = self._kept.sum.shape.as_list()
+        return tf.IndexedSlices(values, tf.cast(rows, self._addend.indices.dtype), tf.constant(shape))
+
+    def keep(self, is_due):
+        added = run_if(tf.logical_not(is_due), self._add)
+        cleared = run_if(is_due, self._clear)
+        return None if tf.executing_eagerly() else tf.group(added, cleared)
+
+    def _with_own_rows(self, touched):
+        indices = self._addend.indices[:, tf.newaxis]
+        return tf.tensor_scatter_nd_update(touched, indices, tf.ones_like(self._addend.indices, tf.bool))
+
+    def _add(self):
+        kept = self._kept
+        touched = kept.touched.assign(self._with_own_rows(kept.touched.read_value()))
+        added = kept.sum.scatter_add(self._addend)
+        return None if tf.executing_eagerly() else tf.group(touched, added)
+
+    def _clear(self):
+        kept = self._kept
+        rows = tf.where(kept.touched.read_value())[:, 0]
+        zeros = tf.zeros([tf.size(rows), *kept.sum.shape[1:]], kept.sum.dtype)
+        cleared = kept.sum.scatter_update(tf.IndexedSlices(zeros, rows))
+        with tf.control_dependencies([rows]):
+            forgotten = kept.touched.assign(tf.zeros_like(kept.touched))
+        return None if tf.executing_eagerly() else tf.group(cleared, forgotten)

@@ -1,0 +1,97 @@
+"""The losses of one training step, what each is multiplied by, and whether its gradients can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.gradients.arithmetic import has_finite_norm, in_true_units
+
+
+@dataclasses.dataclass
+class Losses:
+    """The losses of one step, and their scales.
+
+    Attributes:
+      values: the losses as the user computed them, in the order in which they were scaled.
+      scaled: what was differentiated instead of them.
+      scales: float32 scalars, the loss scales of all losses, or of all groups of variables; empty without loss scaling.
+      common_scale: the scale that sums of gradients have in common; None without loss scaling.
+      latest: position of the scale of the loss that was scaled last.
+      usable: whether the gradients of each loss or group can be used by themselves, by its number: on this rank, and
+        as soon as the ranks have agreed on all of them. Empty where the gradients are judged as a whole only.
+      is_backward_own: the optimizer itself has computed the gradients, so that nobody else uses them yet.
+    """
+
+    values: list = dataclasses.field(default_factory=list)
+    scaled: list = dataclasses.field(default_factory=list)
+    scales: tuple = ()
+    common_scale: tf.Tensor | None = None
+    latest: int = 0
+    usable: dict = dataclasses.field(default_factory=dict)
+    is_backward_own: bool = False
+
+    def judge(self, number: int, gradients: Sequence, scale: Any) -> None:
+        """Notes whether gradients that are multiplied by a scale can be used; those of one number all have to be."""
+        usable = has_finite_norm([in_true_units(grad, scale) for grad in gradients])
+        earlier = self.usable.get(number)
+        self.usable[number] = usable if earlier is None else tf.logical_and(earlier, usable)
+
+    def with_common_scale(self, grads_and_vars: Sequence, number: int) -> list:
+        """Judges the gradients of one loss by themselves, and gives them the scale that all have in common.
+
+        Powers of two lose no bits on the way.
+        """
+        pairs = list(grads_and_vars)
+        if len(self.scales) < 2:
+            return pairs
+        self.judge(number, [grad for grad, _ in pairs if grad is not None], self.scales[number])
+        ratio = self.scales[number] / self.common_scale
+        return [(grad if grad is None else in_true_units(grad, ratio), variable) for grad, variable in pairs]
+
+    def right_scales(self, should_apply: tf.Tensor | None, is_due: tf.Tensor | None) -> dict:
+        """Of each scale whose gradients were judged by themselves, whether it was right for this step.
+
+        When the step is skipped although all of them were usable, their sum was not, and no scale was right.
+        """
+        if should_apply is None:
+            return {number: tf.constant(True) for number in self.usable}
+        if is_due is not None:  # the step is that of a window, of which other batches were judged before
+            return self.usable
+        all_usable = tf.reduce_all(tf.stack(list(self.usable.values())))
+        blames_all = tf.logical_and(all_usable, tf.logical_not(should_apply))
+        return {number: tf.logical_and(usable, tf.logical_not(blames_all)) for number, usable in self.usable.items()}
+
+
+def least_scale(scales: Any) -> tf.Tensor:
+    """The scale of sums of gradients with several: the least of them, so that none overflows, but not below 1."""
+    return tf.maximum(tf.reduce_min(tf.convert_to_tensor(scales)), 1.0)
+
+
+def sum_of_pairs(pairs: Sequence, others: Sequence) -> list:
+    """Gradients added up by variable, in the order in which variables come first; sums of sparse ones are sparse."""
+    if not pairs:
+        return list(others)
+    sums: dict = {}
+    for grad, variable in [*pairs, *others]:
+        earlier = sums.get(id(variable), (None, variable))[0]
+        sums[id(variable)] = (_sum(earlier, grad), variable)
+    return list(sums.values())
+
+
+def _sum(first, second):
+    if first is None or second is None:
+        return second if first is None else first
+    if not isinstance(first, tf.IndexedSlices) and not isinstance(second, tf.IndexedSlices):
+        return first + second
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        indices = [first.indices, second.indices]
+        if first.indices.dtype != second.indices.dtype:
+            indices = [tf.cast(rows, tf.int64) for rows in indices]
+        shape = second.dense_shape if first.dense_shape is None else first.dense_shape
+        return tf.IndexedSlices(tf.concat([first.values, second.values], 0), tf.concat(indices, 0), shape)
+    dense, sparse = (second, first) if isinstance(first, tf.IndexedSlices) else (first, second)
+    return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)

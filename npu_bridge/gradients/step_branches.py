@@ -1,0 +1,97 @@
+"""Runs parts of a step in branches: for steps that are due, and for the group of variables that a step trains.
+
+All branches of a condition must give the same kinds of tensors, dense or sparse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import message
+from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
+from npu_bridge.gradients.graph_mode import run_one
+from npu_bridge.gradients.stage import Step
+
+
+def update_of_group(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
+    """A function without arguments that updates what this step trains.
+
+    Args:
+      apply: makes the update of the pairs that it is called with, or, where all variables are trained, of all.
+    """
+    takes_pairs = _takes_pairs(apply)
+    if step.group is None:
+        return functools.partial(apply, step.grads_and_vars) if takes_pairs else apply
+    if not takes_pairs:
+        problem = "a stage leaves variables out of some steps, and the update does not ask which"
+        expected = "a function of pairs of gradients and variables"
+        fix = "Write apply(step, optimizer.apply_gradients)."
+        raise ValueError(message("Pipeline.apply", problem, expected, "one without arguments", fix))
+
+    def branch(number):
+        return apply([pair for pair in step.grads_and_vars if step.group.trains(pair[1], number)])
+
+    branches = [functools.partial(branch, number) for number in range(len(step.group.frozen))]
+    return lambda: run_one(step.group.number, branches)
+
+
+def _takes_pairs(apply):
+    """True for a function that must be called with an argument."""
+    parameters = inspect.signature(apply).parameters.values()
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(parameter.kind in needed and parameter.default is parameter.empty for parameter in parameters)
+
+
+class BranchResults:
+    """What stages make of the gradients of the step around several branches, of which one is run."""
+
+    def __init__(self, step: Step):
+        self._given = step.grads_and_vars
+        self._notes = step.notes
+        self._made: Step | None = None
+
+    def of(self, inside: Step) -> list:
+        """The tensors of a branch: verdicts, what stages have noted, and gradients; zeros where it has no gradient.
+
+        The first step that comes from a branch says which tensors there are; it has all gradients.
+        """
+        pairs = [
+            (nothing_like(given, variable) if grad is None and given is not None else grad, variable)
+            for (grad, variable), (given, _) in zip(inside.grads_and_vars, self._like())
+        ]
+        if self._made is None:
+            new = {key: note for key, note in inside.notes.items() if key not in self._notes}
+            self._made = dataclasses.replace(inside, grads_and_vars=pairs, notes=new)
+        verdicts = [verdict for verdict in (inside.is_usable_here, inside.should_apply) if verdict is not None]
+        noted = [inside.notes[key] for key in self._made.notes]
+        return [*verdicts, *noted, *(part for grad, _ in pairs if grad is not None for part in parts_of(grad))]
+
+    def nothing(self) -> list:
+        """The tensors of a branch that makes nothing of the gradients."""
+        made = self._made
+        if made is None:  # executed eagerly, where the other branch was never run
+            self._made = made = Step(grads_and_vars=self._given)
+        verdicts = [tf.constant(False) for verdict in (made.is_usable_here, made.should_apply) if verdict is not None]
+        noted = [tf.zeros(tensor.shape, tensor.dtype) for tensor in made.notes.values()]
+        zeros = [nothing_like(grad, variable) for grad, variable in self._like() if grad is not None]
+        return [*verdicts, *noted, *(part for grad in zeros for part in parts_of(grad))]
+
+    def unpack(self, step: Step, tensors: list) -> None:
+        """Gives a step the tensors of the branch that was run."""
+        made, parts = self._made, iter(tensors)
+        step.is_usable_here = None if made.is_usable_here is None else next(parts)
+        step.should_apply = None if made.should_apply is None else next(parts)
+        step.notes.update({key: next(parts) for key in made.notes})
+        step.divisor = None
+        step.grads_and_vars = [
+            (None if grad is None else rebuilt(grad, variable, parts), variable)
+            for grad, variable in made.grads_and_vars
+        ]
+
+    def _like(self):
+        return self._given if self._made is None else self._made.grads_and_vars
