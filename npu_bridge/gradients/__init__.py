@@ -1,8 +1,13 @@
 """Gradient transformations between the backward pass and the update, around any optimizer.
 
-`stage.py` defines a transformation (`Stage`) and what one training step hands from one to the next (`Step`); those
-there are stand in `stages/`, a file for each kind, and a new one is a new file beside them. `pipeline.py` calls them,
-`optimizer.py` puts a pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers.
+    loss ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
+                                                                                          │
+    after_update ◄─ update ◄─ gate ◄───────────── apply_gradients ◄── the caller may clip ◄┘
+
+`stage.py` defines a transformation (`Stage`, whose hooks these are) and what one training step hands from one to the
+next (`Step`). `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks; `optimizer.py` puts a pipeline
+around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and the small
+modules of arithmetic; `recipe.py`, `pipeline.py` and what is above them import the stages, never the other way round.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer
