@@ -12,15 +12,13 @@ import atexit
 import contextlib
 import json
 import os
-import re
 import secrets
 import socket
 import threading
 import time
-from typing import Any, NamedTuple
 
-from npu_bridge.base import environment
 from npu_bridge.base.files import remove_text
+from npu_bridge.base.lock_owners import Owner, describe_this_process, read_owner
 from npu_bridge.base.terminal import logger
 
 __all__ = ["BEAT_SECS", "SILENT_SECS", "FolderHeldError", "Hold", "hold_folder"]
@@ -30,23 +28,11 @@ _LOG = logger(__name__)
 BEAT_SECS, SILENT_SECS = 10.0, 60.0
 _POLL_SECS = 0.5
 _TAKEOVER = ".takeover"
-_UNKNOWN = "unknown"  # when a process started that runs
 _GUARD_TRIES = 200
-# What tells jobs of several ranks apart, one for each launcher.
-_JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMIX_NAMESPACE",), ("PMI_JOBID",))
 
 
 class FolderHeldError(RuntimeError):
     """Another job uses the folder; the message says which, since when, and what to do."""
-
-
-class _Owner(NamedTuple):
-    """Who wrote a lock file, and how long ago, in seconds, it last gave a sign of life."""
-
-    facts: dict[str, Any]
-    text: str
-    silent_secs: float
-    modified: float
 
 
 class _Lock:
@@ -214,7 +200,7 @@ _HELD = _Held()
 
 def _acquire(path: str, what: str) -> _Lock | None:
     """Makes the lock file; None where no file can be made."""
-    text = json.dumps({**_this_process(), "what": what, "token": secrets.token_hex(8)})
+    text = json.dumps({**describe_this_process(), "what": what, "token": secrets.token_hex(8)})
     own = _name_beside(path)
     try:
         _write_new(own, text)
@@ -237,15 +223,15 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
     for _ in range(_GUARD_TRIES):
         if _place(own, path, text):
             return _Lock(path, text)
-        owner = _owner_of(path, own)
+        owner = read_owner(path, own)
         if owner is None:
             continue  # it was released this moment
-        if own_job and owner.facts.get("job") == own_job and not _is_gone(owner) and owner.silent_secs < SILENT_SECS:
+        if own_job and owner.facts.get("job") == own_job and not owner.is_gone() and owner.silent_secs < SILENT_SECS:
             return _Lock(path, "")  # another rank holds it for all of them
         if _is_alive(owner, path, own):
-            raise FolderHeldError(_explain(owner, os.path.dirname(path)))
+            raise FolderHeldError(owner.explain(os.path.dirname(path)))
         if _take_over(path, own, text, owner):
-            _LOG.info("%s: taken over from %s.", os.path.dirname(path), _name_of(owner.facts))
+            _LOG.info("%s: taken over from %s.", os.path.dirname(path), owner.name)
             return _Lock(path, text, owner.modified)
         time.sleep(0.01)
     raise FolderHeldError(
@@ -253,12 +239,12 @@ def _acquire_with(path: str, own: str, text: str) -> _Lock | None:
     )
 
 
-def _take_over(path: str, own: str, text: str, dead: _Owner) -> bool:
+def _take_over(path: str, own: str, text: str, dead: Owner) -> bool:
     """Removes a dead process's lock and makes one, while nobody else does; False to look again."""
     guard = f"{path}{_TAKEOVER}"
     if not _place(own, guard, text):
-        other = _owner_of(guard, own)
-        if other is not None and (_is_gone(other) or other.silent_secs > SILENT_SECS):
+        other = read_owner(guard, own)
+        if other is not None and (other.is_gone() or other.silent_secs > SILENT_SECS):
             _remove(guard, other.text)
         return False
     try:
@@ -296,101 +282,19 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def _owner_of(path: str, own: str) -> _Owner | None:
-    """Who wrote a lock; ages are by the clock of the file system, which has just dated `own`."""
-    try:
-        os.utime(own)
-        with open(path, encoding="utf-8", errors="replace") as file:  # opening asks a file server anew
-            text, modified = file.read(), os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
-        return None
-    try:
-        facts = json.loads(text)
-        facts = facts if isinstance(facts, dict) else {}
-    except ValueError:
-        facts = {}
-    return _Owner(facts, text, os.stat(own).st_mtime - modified, modified)
-
-
-def _is_alive(owner: _Owner, path: str, own: str) -> bool:
+def _is_alive(owner: Owner, path: str, own: str) -> bool:
     """Whether who holds a lock still runs; of a process elsewhere the next sign of life is waited for."""
-    if owner.facts.get("machine") == _machine() and owner.facts.get("host") == socket.gethostname():
-        return not _is_gone(owner)
-    seen: _Owner | None = owner
+    if owner.is_here():
+        return not owner.is_gone()
+    seen: Owner | None = owner
     if owner.silent_secs < SILENT_SECS:
-        _LOG.warning("%s: waiting for a sign of life of %s.", os.path.dirname(path), _name_of(owner.facts))
+        _LOG.warning("%s: waiting for a sign of life of %s.", os.path.dirname(path), owner.name)
     while seen is not None and seen.text == owner.text and seen.silent_secs < SILENT_SECS:
         if seen.modified != owner.modified:
             return True
         time.sleep(_POLL_SECS)
-        seen = _owner_of(path, own)
+        seen = read_owner(path, own)
     return False  # or another one's by now, which is found out when it is to be taken over
-
-
-def _is_gone(owner: _Owner) -> bool:
-    """Whether a process of this machine has ended, or its number is another one's now."""
-    if owner.facts.get("machine") != _machine() or owner.facts.get("host") != socket.gethostname():
-        return False
-    process = owner.facts.get("process")
-    return not isinstance(process, int) or _start_of(process) not in (owner.facts.get("started"), _UNKNOWN)
-
-
-def _this_process() -> dict[str, Any]:
-    jobs = (tuple(map(environment.read_variable, names)) for names in _JOBS)
-    return {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "process": os.getpid(),
-        "started": _start_of(os.getpid()),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "job": next((":".join(found) for found in jobs if all(found)), ""),
-    }
-
-
-def _machine() -> str:
-    """What tells apart machines of one name, starts of one machine, and containers on it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
-def _start_of(process: int) -> str | None:
-    """When a process started, in the kernel's words; None for one that has ended."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    except (OSError, IndexError):
-        pass  # there is no such process, or no such file, or it is hidden from other users
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return None
-    except OSError:
-        pass
-    return _UNKNOWN
-
-
-def _name_of(facts: dict[str, Any]) -> str:
-    return f"process {_shown(facts, 'process')} on {_shown(facts, 'host')}"
-
-
-def _shown(facts: dict[str, Any], key: str) -> str:
-    """What a lock file says, if it is words and numbers only: anybody can write one, and people copy what they read."""
-    text = str(facts.get(key))
-    return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
-
-
-def _explain(owner: _Owner, folder: str) -> str:
-    facts, process, host = owner.facts, _shown(owner.facts, "process"), _shown(owner.facts, "host")
-    stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
-    known = f" ({stop})" if process.isdigit() else ""
-    return (
-        f"{folder} is in use. Expected a folder that no other job uses; got {_shown(facts, 'what')}, "
-        f"{_name_of(facts)}, since {_shown(facts, 'since')}. Wait for its end, stop it{known}, or name another folder."
-    )
 
 
 def _read_text(path: str) -> str:

@@ -1,0 +1,110 @@
+"""Who holds a lock file: what a process writes there of itself, and whether the one that wrote it still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from typing import Any, NamedTuple
+
+from npu_bridge.base import environment
+
+# What tells jobs of several ranks apart, one for each launcher.
+_JOBS = (("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"), ("PMIX_NAMESPACE",), ("PMI_JOBID",))
+_UNKNOWN = "unknown"  # when a process started that runs
+
+
+class Owner(NamedTuple):
+    """Who wrote a lock file, and how long ago, in seconds, it last gave a sign of life."""
+
+    facts: dict[str, Any]
+    text: str
+    silent_secs: float
+    modified: float
+
+    @property
+    def name(self) -> str:
+        """The process, for messages."""
+        return f"process {self._shown('process')} on {self._shown('host')}"
+
+    def is_here(self) -> bool:
+        """Whether it was a process of this machine, since its start, and of this container."""
+        return self.facts.get("machine") == _machine() and self.facts.get("host") == socket.gethostname()
+
+    def is_gone(self) -> bool:
+        """Whether a process of this machine has ended, or its number is another one's now."""
+        process = self.facts.get("process")
+        known = (self.facts.get("started"), _UNKNOWN)
+        return self.is_here() and (not isinstance(process, int) or _start_of(process) not in known)
+
+    def explain(self, folder: str) -> str:
+        """The message that refuses a folder which it holds."""
+        process, host = self._shown("process"), self._shown("host")
+        stop = f"kill {process}" if host == socket.gethostname() else f"ssh {host} kill {process}"
+        known = f" ({stop})" if process.isdigit() else ""
+        return (
+            f"{folder} is in use. Expected a folder that no other job uses; got {self._shown('what')}, {self.name}, "
+            f"since {self._shown('since')}. Wait for its end, stop it{known}, or name another folder."
+        )
+
+    def _shown(self, key):
+        """What the file says, if that is words and numbers only: anybody can write one, and people copy what they read."""
+        text = str(self.facts.get(key))
+        return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
+
+
+def read_owner(path: str, own: str) -> Owner | None:
+    """Who wrote a lock; ages are by the clock of the file system, which has just dated `own`."""
+    try:
+        os.utime(own)
+        with open(path, encoding="utf-8", errors="replace") as file:  # opening asks a file server anew
+            text, modified = file.read(), os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return None
+    try:
+        facts = json.loads(text)
+        facts = facts if isinstance(facts, dict) else {}
+    except ValueError:
+        facts = {}
+    return Owner(facts, text, os.stat(own).st_mtime - modified, modified)
+
+
+def describe_this_process() -> dict[str, Any]:
+    """What this process writes into a lock file, so that others know it."""
+    jobs = (tuple(map(environment.read_variable, names)) for names in _JOBS)
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "process": os.getpid(),
+        "started": _start_of(os.getpid()),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "job": next((":".join(found) for found in jobs if all(found)), ""),
+    }
+
+
+def _machine() -> str:
+    """What tells apart machines of one name, starts of one machine, and containers on it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _start_of(process: int) -> str | None:
+    """When a process started, in the kernel's words; None for one that has ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    except (OSError, IndexError):
+        pass  # there is no such process, or no such file, or it is hidden from other users
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except OSError:
+        pass
+    return _UNKNOWN
