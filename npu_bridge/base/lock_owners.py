@@ -50,7 +50,7 @@ class Owner(NamedTuple):
         )
 
     def _shown(self, key):
-        """What the file says, if that is words and numbers only: anybody can write one, and people copy what they read."""
+        """What the file says, if that is words and numbers: anybody can write one, and people copy what they read."""
         text = str(self.facts.get(key))
         return text if re.fullmatch(r"[\w.: -]{1,100}", text) else "unknown"
 

@@ -5,9 +5,10 @@
     after_update ◄─ update ◄─ gate ◄───────────── apply_gradients ◄── the caller may clip ◄┘
 
 `stage.py` defines a transformation (`Stage`, whose hooks these are) and what one training step hands from one to the
-next (`Step`). `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks; `optimizer.py` puts a pipeline
-around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and the small
-modules of arithmetic; `recipe.py`, `pipeline.py` and what is above them import the stages, never the other way round.
+next (`Step`). `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks; `optimizer.py` puts a
+pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and the
+small modules of arithmetic; `recipe.py`, `pipeline.py` and what is above them import the stages, never the other way
+round.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer
