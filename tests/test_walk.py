@@ -1,4 +1,4 @@
-"""The functions that docs/architecture.md lists for one step exist, and each calls those listed below it."""
+"""The functions that docs/one_step.md lists for one step exist, and each calls those listed below it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_FILES = 15
 
 def walk():
     """The list as (name, position of its caller in the list or None), in order."""
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
-    section = page.partition("### Function by function\n")[2].partition("\n## ")[0]
+    page = (REPOSITORY / "docs" / "one_step.md").read_text()
+    section = page.partition("## Function by function\n")[2].partition("\n## ")[0]
     items, open_items = [], []
     for indent, name in re.findall(r"^( *)- `([\w.]+)`", section, re.MULTILINE):
         del open_items[len(indent) // 2 :]
