@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.arguments import (
-    check_choice,
-    check_list,
-    check_number,
-    check_pattern,
-    check_switch,
-    is_number,
-)
+from npu_bridge.base.arguments import check_choice, check_list, check_number, check_pattern, check_switch, is_number
 from npu_bridge.base.errors import KnownKeywords, message, shown
 
 
