@@ -1,4 +1,4 @@
-"""What is written beside a training, read from files and printed goes one way each; the syntax trees say so."""
+"""What is written beside a training, read, printed, and checked of arguments goes one way each; syntax trees say so."""
 
 from __future__ import annotations
 
@@ -40,6 +40,21 @@ READING = (*BESIDE, "boost", "options", "optimizers", "tensorflow1_compat")
 # The way itself, then: a tool that writes a page of the docs, the module that is copied, what a process of the doctor
 # tells the one that has started it, and prints of scripts for TensorFlow 1.
 PRINT_OTHERWISE = {"base/terminal.py", "options/docs_page.py", "launch/trials/replay_tf1.py", "launch/doctor/trial.py"}
+
+# Where a boolean or a number is told from something else otherwise than for the check of an argument.
+TOLD_OTHERWISE = {
+    "amp/levels.py": "words such as 'True' are taken too",
+    "boost/config.py": "the rows of its table say what is legal",
+    "estimator/npu/checks.py": "a documented conversion, which refuses nothing",
+    "estimator/npu/npu_scope.py": "which field of an attribute holds the value",
+    "launch/bisect.py": "a field of a file",
+    "operators/dropping.py": "a boolean counts as the number that it is, and a tensor is not looked at",
+    "optimizers/hypers.py": "what JSON can hold",
+    "options/kinds.py": "a kind returns what is wrong, and an option's map holds no numbers of numpy",
+    "options/reading.py": "which slot of an option's map holds the value",
+    "session/precision/batch_norm.py": "a tensor is taken too",
+    "session/precision/opt_level.py": "words such as 'True' are taken too",
+}
 
 
 def calls_in(packages):
@@ -126,3 +141,14 @@ def test_lines_are_printed_in_one_way():
         if (is_print or is_stream or is_logger) and path not in PRINT_OTHERWISE and path != "launch/table.py":
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
     assert not found, "print it through npu_bridge.base.terminal, rows of tables through launch/table.py"
+
+
+def test_numbers_are_told_from_booleans_in_one_way():
+    found = {}
+    for path, _, call in calls_in([""]):
+        if name_of(call) == "isinstance" and {"bool", "bool_", "Real", "Integral"} & named_in(call.args[1]):
+            found.setdefault(path, f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert found.pop("base/arguments.py")
+    extra = [text for path, text in found.items() if path not in TOLD_OTHERWISE]
+    assert not extra, "check it through npu_bridge.base.arguments"
+    assert set(found) >= set(TOLD_OTHERWISE), "no longer done there; take it off the list"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_bridge import collective
+from npu_bridge.base.arguments import is_integer
 from npu_bridge.collective import groups
 from npu_bridge.collective.groups import WORLD
 
@@ -133,7 +134,7 @@ def get_group_rank_from_world_rank(world_rank_id: int, group: str) -> int:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_integer(value) and value >= 0
 
 
 def _error(function: str, problem: str, expected: str, got: Any) -> ValueError:

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from npu_bridge.amp.configuration import configure
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, say_once, shown
-from npu_bridge.estimator.npu.npu_loss_scale_manager import check_step_count
 
 _OWNER = "amp.initialize"
 _OTHER_NAMES = {"patch_torch_functions": "patch_functions"}
@@ -47,7 +47,7 @@ def initialize(
         if isinstance(value, (list, tuple)):
             fix = "Call amp.configure for each of them."
             raise TypeError(message(_OWNER, f"{name} is a list", "one of them", shown(value), fix))
-    check_step_count(_OWNER, "ddp_replica_count", ddp_replica_count)
+    check_count(_OWNER, "ddp_replica_count", ddp_replica_count)
     if enabled:
         overrides = {_OTHER_NAMES.get(name, name): value for name, value in overrides.items()}
         _check_combined(opt_level, combine_grad, combine_ddp, overrides.get("master_weights"))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.session.precision.op_lists import OpLists
 from npu_bridge.session.precision.rewriter import has_floating_type
@@ -76,9 +77,7 @@ def _register(function: str, name: Any, kind: str) -> str:
     where, expected = f"amp.{function}", "an operator type with a floating dtype, or the class of a Keras layer"
     if kind == _PROMOTE:
         expected = "an operator type with a floating dtype"
-    if not isinstance(name, str):
-        fix = 'Pass "Softmax" or "Dense", for example.'
-        raise TypeError(message(where, "the name is no text", expected, shown(name), fix))
+    check_instance(where, "the name", name, str, "a text", 'Pass "Softmax" or "Dense", for example.', expected)
     if not _is_operator(name) and not (_is_layer(name) and kind != _PROMOTE):
         layers = [] if kind == _PROMOTE else [each for each in dir(tf.keras.layers) if _is_layer(each)]
         known = [*filter(has_floating_type, dir(tf.raw_ops)), *layers]

@@ -13,6 +13,7 @@ import tensorflow as tf
 from npu_bridge.amp.casts import registered_casts
 from npu_bridge.amp.levels import DYNAMIC, LOW_DTYPES, Properties, properties_of, read_dtype
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, LossScaleManager
@@ -258,7 +259,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
     scale_arguments = {_SCALE_ARGUMENTS[name]: given.pop(name) for name in list(given) if name in _SCALE_ARGUMENTS}
     check_apex(_OWNER, {own: name for name, own in _SCALE_ARGUMENTS.items()}, **scale_arguments)
     optimizer_arguments = {name: given.pop(name) for name in list(given) if name in _OPTIMIZER_ARGUMENTS}
-    num_losses = _read_count(given.pop("num_losses", 1))
+    num_losses = check_count(_OWNER, "num_losses", given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)
     asked = given.pop("low_dtype", None)
     properties = properties_of(level, given)
@@ -292,9 +293,3 @@ def _check_user_cast(level: str, properties: Properties, value: Any) -> None:
     if value is not True:
         problem = "user_cast_preferred=False would cast twice, by the list and by what was registered"
         raise ValueError(message(_OWNER, problem, "True", shown(value), "Leave it out: operators are cast once here."))
-
-
-def _read_count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(message(_OWNER, "num_losses is no count", "an int from 1 on", shown(value), "Pass 1."))
-    return value

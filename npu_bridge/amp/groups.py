@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.amp.loss_scale import scale_rule
+from npu_bridge.base.arguments import check_count, check_number, check_pattern
 from npu_bridge.base.errors import message, shown
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE
 
 __all__ = ["GroupLossScaleManager", "scale_boundary"]
@@ -67,18 +68,18 @@ class GroupLossScaleManager(MovingLossScaleManager):
         if len(scales) != len(members):
             problem, expected = "init does not go with the groups", f"one number, or {len(members)}"
             raise ValueError(message(owner, problem, expected, shown(init), "Give one for each group."))
-        for scale in scales:
-            check_number(owner, "init", scale, rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE)
+        lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
+        scales = [check_number(owner, "init", scale, at_least=lowest, at_most=highest) for scale in scales]
         constants = {
             "groups": len(members),
-            "init": [float(scale) for scale in scales],
+            "init": scales,
             "growth_factor": rule.growth_factor,
             "backoff_factor": rule.backoff_factor,
             "growth_interval": rule.growth_interval,
             "min_loss_scale": rule.min_scale,
             "max_loss_scale": rule.max_scale,
         }
-        super().__init__("group_loss_scale", rule, [float(scale) for scale in scales], constants)
+        super().__init__("group_loss_scale", rule, scales, constants)
         self._members = lambda: members  # a list of layers would become part of checkpoints
         with tf.init_scope():
             if tf.executing_eagerly():
@@ -139,10 +140,8 @@ def scale_boundary(x: tf.Tensor, i: int, j: int, manager: GroupLossScaleManager 
       ValueError: one of them is negative.
     """
     for name, number in (("i", i), ("j", j)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            kind = ValueError if isinstance(number, int) and not isinstance(number, bool) else TypeError
-            problem, expected = f"{name} is not the number of a group", "1, 2, ..., or 0 for none"
-            raise kind(message("scale_boundary", problem, expected, shown(number), "Count groups from 1."))
+        fix = "Count groups from 1; 0 is outside of them."
+        check_count("scale_boundary", name, number, fix, at_least=0, what="the number of a group")
 
     @tf.custom_gradient
     def boundary(x):
@@ -181,19 +180,11 @@ def _checked_groups(owner, groups):
     members = [list(group) if isinstance(group, (list, tuple)) else [group] for group in groups]
     for member in (member for group in members for member in group):
         if isinstance(member, str):
-            _check_pattern(owner, member)
+            check_pattern(owner, "what belongs to a group", member)
         elif not hasattr(member, "trainable_variables") and not isinstance(member, tf.Variable):
             expected = "a regular expression, a variable, a Keras layer, or a list of them"
             raise TypeError(message(owner, "that is no part of a group", expected, shown(member), "Pass one of these."))
     return members
-
-
-def _check_pattern(owner, pattern):
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        problem, fix = f"that is no regular expression: {error}", "Escape special characters with a backslash."
-        raise ValueError(message(owner, problem, "a regular expression", shown(pattern), fix)) from error
 
 
 def _has(member, variable):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number, check_step_count
-from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, SMALLEST_SCALE, ScaleRule
+from npu_bridge.base.arguments import check_count, check_number, check_switch
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
+from npu_bridge.gradients.loss_scale_rule import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    ScaleRule,
+    check_backoff,
+    check_growth,
+    check_scale,
+)
 
 __all__ = ["DynamicLossScaleManager"]
-
-# How numbers of each kind are checked, whatever the argument is called.
-_CHECKS = {
-    "scale": functools.partial(check_number, lowest=SMALLEST_SCALE, highest=LARGEST_SCALE),
-    "growth": functools.partial(check_number, lowest=1, highest=LARGEST_SCALE),
-    "backoff": functools.partial(check_number, lowest=0, highest=1, lowest_is_allowed=False),
-    "steps": check_step_count,
-}
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -70,9 +68,9 @@ class DynamicLossScaleManager(MovingLossScaleManager):
             max_loss_scale,
         )
         lowest, highest = rule.min_scale or SMALLEST_SCALE, rule.max_scale or LARGEST_SCALE
-        check_number(owner, "init_loss_scale", init_loss_scale, lowest, highest)
+        first = check_number(owner, "init_loss_scale", init_loss_scale, at_least=lowest, at_most=highest)
         constants = {
-            "init_loss_scale": float(init_loss_scale),
+            "init_loss_scale": first,
             "growth_factor": rule.growth_factor,
             "backoff_factor": rule.backoff_factor,
             "growth_interval": rule.growth_interval,
@@ -81,7 +79,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
             "min_loss_scale": rule.min_scale,
             "max_loss_scale": rule.max_scale,
         }
-        super().__init__("dynamic_loss_scale", rule, float(init_loss_scale), constants)
+        super().__init__("dynamic_loss_scale", rule, first, constants)
 
     @classmethod
     def apex(
@@ -129,9 +127,9 @@ class DynamicLossScaleManager(MovingLossScaleManager):
           TypeError, ValueError: as the constructor.
         """
         owner = "DynamicLossScaleManager.mindspore"
-        check_number(owner, "init_loss_scale", init_loss_scale, 1, LARGEST_SCALE)
-        _CHECKS["growth"](owner, "scale_factor", scale_factor)
-        _CHECKS["steps"](owner, "scale_window", scale_window)
+        check_number(owner, "init_loss_scale", init_loss_scale, at_least=1, at_most=LARGEST_SCALE)
+        check_growth(owner, "scale_factor", scale_factor)
+        check_count(owner, "scale_window", scale_window)
         return cls(init_loss_scale, scale_factor, 1.0 / scale_factor, scale_window, 1, False, 1.0, None)
 
     @classmethod
@@ -144,8 +142,8 @@ class DynamicLossScaleManager(MovingLossScaleManager):
           TypeError, ValueError: as the constructor.
         """
         owner = "DynamicLossScaleManager.keras"
-        check_number(owner, "initial_scale", initial_scale, 1, LARGEST_SCALE)
-        _CHECKS["steps"](owner, "dynamic_growth_steps", dynamic_growth_steps)
+        check_number(owner, "initial_scale", initial_scale, at_least=1, at_most=LARGEST_SCALE)
+        check_count(owner, "dynamic_growth_steps", dynamic_growth_steps)
         return cls(initial_scale, 2.0, 0.5, dynamic_growth_steps, 1, False, 1.0, None)
 
     @classmethod
@@ -157,7 +155,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         Raises:
           TypeError, ValueError: as the constructor.
         """
-        _CHECKS["scale"]("DynamicLossScaleManager.constant", "loss_scale", loss_scale)
+        check_scale("DynamicLossScaleManager.constant", "loss_scale", loss_scale)
         return cls(loss_scale, 1.0, 1.0, 1, 1, False, None, None)
 
 
@@ -177,21 +175,20 @@ def check_apex(
       TypeError: an argument is of another type.
       ValueError: one is out of its range.
     """
-    _CHECKS["growth"](owner, names.get("growth_factor", "growth_factor"), growth_factor)
-    _CHECKS["backoff"](owner, names.get("backoff_factor", "backoff_factor"), backoff_factor)
-    _CHECKS["steps"](owner, names.get("scale_window", "scale_window"), scale_window)
-    _check_bounds(owner, min_loss_scale, max_loss_scale)
-    _CHECKS["scale"](owner, "max_loss_scale", max_loss_scale)
-    check_number(
-        owner, names.get("init_scale", "init_scale"), init_scale, min_loss_scale or SMALLEST_SCALE, LARGEST_SCALE
-    )
+    check_growth(owner, names.get("growth_factor", "growth_factor"), growth_factor)
+    check_backoff(owner, names.get("backoff_factor", "backoff_factor"), backoff_factor)
+    check_count(owner, names.get("scale_window", "scale_window"), scale_window)
+    lowest, _ = _bounds(owner, min_loss_scale, max_loss_scale)
+    check_scale(owner, "max_loss_scale", max_loss_scale)
+    check_scale(owner, names.get("init_scale", "init_scale"), init_scale, at_least=lowest or SMALLEST_SCALE)
 
 
-def _check_bounds(owner, lowest, highest):
+def _bounds(owner, lowest, highest):
     if lowest is not None:
-        _CHECKS["scale"](owner, "min_loss_scale", lowest)
+        lowest = check_scale(owner, "min_loss_scale", lowest)
     if highest is not None:
-        check_number(owner, "max_loss_scale", highest, lowest or SMALLEST_SCALE, LARGEST_SCALE)
+        highest = check_scale(owner, "max_loss_scale", highest, at_least=lowest or SMALLEST_SCALE)
+    return lowest, highest
 
 
 def scale_rule(
@@ -210,20 +207,14 @@ def scale_rule(
       TypeError: one is of another type.
       ValueError: one is out of its range.
     """
-    _CHECKS["growth"](owner, "growth_factor", growth_factor)
-    _CHECKS["backoff"](owner, "backoff_factor", backoff_factor)
-    _CHECKS["steps"](owner, "growth_interval", growth_interval)
-    _CHECKS["steps"](owner, "bad_steps", bad_steps)
-    if not isinstance(consecutive_bad_steps, bool):
-        problem, got = "consecutive_bad_steps is no boolean", shown(consecutive_bad_steps)
-        raise TypeError(message(owner, problem, "True or False", got, "Name the arguments."))
-    _check_bounds(owner, min_loss_scale, max_loss_scale)
+    fix = "Name the arguments."
+    lowest, highest = _bounds(owner, min_loss_scale, max_loss_scale)
     return ScaleRule(
-        growth_interval=int(growth_interval),
-        bad_steps=int(bad_steps),
-        growth_factor=float(growth_factor),
-        backoff_factor=float(backoff_factor),
-        min_scale=None if min_loss_scale is None else float(min_loss_scale),
-        max_scale=None if max_loss_scale is None else float(max_loss_scale),
-        counts_in_a_row=consecutive_bad_steps,
+        growth_interval=check_count(owner, "growth_interval", growth_interval),
+        bad_steps=check_count(owner, "bad_steps", bad_steps),
+        growth_factor=check_growth(owner, "growth_factor", growth_factor),
+        backoff_factor=check_backoff(owner, "backoff_factor", backoff_factor),
+        min_scale=lowest,
+        max_scale=highest,
+        counts_in_a_row=check_switch(owner, "consecutive_bad_steps", consecutive_bad_steps, fix),
     )

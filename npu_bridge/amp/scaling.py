@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import did_you_mean, message, shown
 from npu_bridge.base.terminal import logger
-from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager, check_number
+from npu_bridge.estimator.npu.npu_loss_scale_manager import MovingLossScaleManager
 from npu_bridge.gradients.backward_passes import BackwardPasses, checked_loss_id
-from npu_bridge.gradients.loss_scale_rule import LARGEST_SCALE, MOST_COUNTED_STEPS, SMALLEST_SCALE
+from npu_bridge.gradients.loss_scale_rule import MOST_COUNTED_STEPS, check_scale
 from npu_bridge.gradients.stage import Step
 
 __all__ = ["ScaledLoss", "load_state_dict", "scale_loss", "state_dict", "unscaled_gradients"]
@@ -208,9 +209,8 @@ def _number_of(owner, key):
 
 
 def _check_mapping(owner, name, value):
-    if not isinstance(value, Mapping):
-        expected, fix = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
-        raise TypeError(message(owner, f"{name} is not a dictionary", expected, shown(value), fix))
+    expected, fix = "a dictionary, as state_dict gives it", "Pass what state_dict returned."
+    check_instance(owner, name, value, Mapping, "a dictionary", fix, expected)
 
 
 def _check_numbers(owner, manager, values):
@@ -249,7 +249,7 @@ def _check_state(owner, manager, values):
         manager.check_state((values["loss_scale"], values["unskipped"], values.get("bad_steps", 0)), owner)
         return
     own = manager.agreed_constants().get("loss_scale")
-    check_number(owner, "loss_scale", values["loss_scale"], SMALLEST_SCALE, LARGEST_SCALE)
+    check_scale(owner, "loss_scale", values["loss_scale"])
     if own is not None and own != values["loss_scale"]:
         fix = "Make the manager with that scale."
         problem, got = "a fixed loss scale cannot be set", shown(values["loss_scale"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,35 +83,6 @@ def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
     """How to fix an unknown word: by the nearest known one, or as `otherwise` says when none is near."""
     near = nearest(word, known)
     return f"Did you mean {near!r}?" if near else otherwise
-
-
-def check_count(owner: str, name: str, value: Any, fix: str, least: int = 1, what: str = "a whole number") -> int:
-    """A count of at least `least`, as an int.
-
-    Args:
-      what: what is counted, for the message.
-    Raises:
-      TypeError: it is no integer.
-      ValueError: it is below.
-    """
-    expected = f"{what}, at least {least}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix))
-    if value < least:
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))
-    return int(value)
-
-
-def check_switch(owner: str, name: str, value: Any) -> bool:
-    """True or False, from a boolean of Python or numpy, or from 1 or 0.
-
-    Raises:
-      TypeError: it is something else.
-    """
-    is_boolean = type(value).__name__ in ("bool", "bool_")  # numpy's need not be loaded here
-    if not is_boolean and not (isinstance(value, numbers.Integral) and value in (0, 1)):
-        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
-    return bool(value)
 
 
 def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:

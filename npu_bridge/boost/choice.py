@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals.training import compile_arguments
@@ -94,9 +95,8 @@ def _wrapped(optimizer, manager, is_distributed, stages, starts):
     options = {"stages": stages, "gradient_split_groups": starts}
     if isinstance(optimizer, (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)):
         return npu_keras_optimizer(optimizer, manager, is_distributed, **options)
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        expected, fix = "a Keras model or an optimizer", "Pass the object itself."
-        raise TypeError(message("boost.apply", "that cannot be trained faster", expected, shown(optimizer), fix))
+    kind, what, fix = tf.compat.v1.train.Optimizer, "a Keras model or an optimizer", "Pass the object itself."
+    check_instance("boost.apply", "model_or_optimizer", optimizer, kind, what, fix)
     return NPUOptimizer(optimizer, manager, is_distributed, manager is not None, **options)
 
 

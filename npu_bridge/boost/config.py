@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from npu_bridge.base.arguments import check_instance, is_number
 from npu_bridge.base.errors import did_you_mean, message, option_error, shown
 from npu_bridge.base.reading import read_text
 from npu_bridge.collective.fragments import are_ascending_positions
@@ -28,7 +29,7 @@ def _is_whole(least):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _is_path(value):
@@ -193,9 +194,7 @@ class BoostConfig:
 
 
 def _check_mapping(value, what, expected):
-    if not isinstance(value, Mapping):
-        fix = "Write keys and values."
-        raise TypeError(message("BoostConfig", f"{what} is no mapping", expected, shown(value), fix))
+    check_instance("BoostConfig", what, value, Mapping, "a mapping", "Write keys and values.", expected)
 
 
 def _check_known(name, known, what, place):

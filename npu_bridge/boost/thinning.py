@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.boost.batch_norm_of_graphs import thin_graph
 from npu_bridge.boost.batch_norm_of_models import thinned, why_not_functional, without_layers
 from npu_bridge.boost.batch_norm_patterns import ThinningReport
@@ -42,9 +42,8 @@ def less_batch_norm(model: Any) -> Thinned:
     """
     if isinstance(model, tf.Graph):
         return Thinned(model, thin_graph(model))
-    if not isinstance(model, tf.keras.Model):
-        expected, fix = "a Keras model or a tf.Graph", "Pass the model, or tf.compat.v1.get_default_graph()."
-        raise TypeError(message("less_batch_norm", "that has no layers", expected, shown(model), fix))
+    fix = "Pass the model, or tf.compat.v1.get_default_graph()."
+    check_instance("less_batch_norm", "model", model, tf.keras.Model, "a Keras model or a tf.Graph", fix)
     return Thinned(*thinned(model))
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npu_bridge.base.arguments import is_number
 from npu_bridge.collective.cost_model import shortest_sizes
 from npu_bridge.collective.fragments import flight_bytes
 
@@ -40,7 +41,7 @@ class Speeds:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if not isinstance(value, (int, float)) or not 0.0 <= value < float("inf"):
+            if not is_number(value) or not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} is no time. Expected a number of seconds, not negative; got {value!r}")
 
     def as_text(self) -> str:

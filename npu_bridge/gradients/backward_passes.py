@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
 from npu_bridge.gradients.losses import sum_of_pairs
 from npu_bridge.gradients.open_steps import OpenSteps
@@ -82,9 +83,8 @@ def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
       TypeError: it is no integer.
       ValueError: there is no such manager.
     """
-    if isinstance(loss_id, bool) or not isinstance(loss_id, int):
-        fix = "Leave it out for the first manager."
-        raise TypeError(message(owner, "loss_id is not an integer", "a manager's position", shown(loss_id), fix))
+    fix = "Leave it out for the first manager."
+    loss_id = check_count(owner, "loss_id", loss_id, fix, at_least=None, what="a manager's position")
     count = max(1, len(pipeline.loss_scale_managers))
     if not 0 <= loss_id < count and pipeline.loss_scale_managers:
         problem, expected = "there is no loss-scale manager of that number", f"0 <= loss_id < {count}"

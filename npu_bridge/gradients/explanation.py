@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.gradients.keras.shared import PipelineMixin
 from npu_bridge.gradients.optimizer import PipelineOptimizer
 from npu_bridge.gradients.order import name_of
@@ -89,9 +89,8 @@ def pipelines_of(optimizer: Any) -> list:
         return [optimizer]
     if isinstance(optimizer, PipelineMixin):
         return [optimizer._pipeline.pipeline]
-    if not isinstance(optimizer, PipelineOptimizer):
-        expected, fix = "an optimizer of npu_bridge, or a Pipeline", "Pass what NPUOptimizer(...) returned."
-        raise TypeError(message("explain", "that has no stages", expected, shown(optimizer), fix))
+    what, fix = "an optimizer of npu_bridge or a Pipeline", "Pass what NPUOptimizer(...) returned."
+    check_instance("explain", "optimizer", optimizer, PipelineOptimizer, what, fix)
     inner = optimizer._inner.optimizer
     around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
     return [*(pipelines_of(inner) if around else []), optimizer._pipeline]

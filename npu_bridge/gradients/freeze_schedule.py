@@ -9,6 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from npu_bridge.base.arguments import (
+    check_choice,
+    check_count,
+    check_instance,
+    check_list,
+    check_number,
+    check_pattern,
+    is_number,
+)
 from npu_bridge.base.errors import KnownKeywords, did_you_mean, message, shown
 
 KINDS = ("interval", "continuous", "explicit")
@@ -52,20 +61,12 @@ class FreezeSchedule(KnownKeywords):
         seed: int = 0,
         sequence: Sequence[int] | None = None,
     ):
-        self._patterns = None if isinstance(groups, int) else _patterns_of(groups)
-        self.group_count = _whole("groups", groups, 1) if self._patterns is None else len(self._patterns)
-        if kind not in KINDS:
-            fix = did_you_mean(kind, KINDS if isinstance(kind, str) else (), "Use 'interval' to draw the groups.")
-            raise ValueError(message(_OWNER, "unknown kind", f"one of {', '.join(KINDS)}", shown(kind), fix))
-        if isinstance(full_share, bool) or not isinstance(full_share, (int, float)):
-            problem, expected, fix = "full_share is not a number", "0 < full_share <= 1", "Leave it out for 0.7."
-            raise TypeError(message(_OWNER, problem, expected, shown(full_share), fix))
-        if not 0 < full_share <= 1:
-            fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
-            problem, expected, got = "full_share is out of range", "0 < full_share <= 1", shown(full_share)
-            raise ValueError(message(_OWNER, problem, expected, got, fix))
-        self._kind, self._full_share = kind, float(full_share)
-        self._total_steps, self._seed = _whole("total_steps", total_steps, 1), _whole("seed", seed, 0)
+        self._patterns = None if is_number(groups) else _patterns_of(groups)
+        self.group_count = _count("groups", groups) if self._patterns is None else len(self._patterns)
+        self._kind = check_choice(_OWNER, "kind", kind, KINDS, "Use 'interval' to draw the groups.")
+        fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
+        self._full_share = check_number(_OWNER, "full_share", full_share, fix, above=0, at_most=1)
+        self._total_steps, self._seed = _count("total_steps", total_steps), _count("seed", seed, 0)
         self._explicit = _explicit(sequence, kind, self.group_count)
         self.sequence = self._made()
 
@@ -89,9 +90,8 @@ class FreezeSchedule(KnownKeywords):
         """
         if isinstance(given, cls):
             return given
-        if not isinstance(given, Mapping):
-            expected, fix = "a FreezeSchedule", "Write Freeze(FreezeSchedule(groups=10))."
-            raise TypeError(message("Freeze", "schedule is none", expected, shown(given), fix))
+        fix = "Write Freeze(FreezeSchedule(groups=10))."
+        check_instance("Freeze", "schedule", given, Mapping, "a FreezeSchedule", fix)
         known = ("groups", "kind", "full_share", "total_steps", "seed", "sequence")
         for key in given:
             if key not in known:
@@ -190,27 +190,18 @@ def blocks_of(names: Sequence[str]) -> list[int]:
     return blocks
 
 
-def _whole(name, value, least):
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(message(_OWNER, f"{name} is not an integer", f"at least {least}", shown(value), "Pass an int."))
-    if not least <= value < 2**31:
-        expected, fix = f"at least {least} and below 2**31", "Leave it out for the usual one."
-        raise ValueError(message(_OWNER, f"{name} is out of range", expected, shown(value), fix))
-    return value
+def _count(name, value, least=1):
+    return check_count(_OWNER, name, value, "Leave it out for the usual one.", at_least=least, at_most=2**31 - 1)
 
 
 def _patterns_of(groups):
     """For each part regular expressions."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
-    if isinstance(groups, (str, Mapping)) or not hasattr(groups, "__iter__"):
-        fix = "Leave it out for 10 groups."
-        raise TypeError(message(_OWNER, "groups is neither a number nor a list", expected, shown(groups), fix))
     parts = []
-    for part in groups:
-        if isinstance(part, (str, Mapping)) or not hasattr(part, "__iter__"):
-            fix = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
-            raise TypeError(message(_OWNER, "an entry of groups is no list", expected, shown(part), fix))
-        parts.append(tuple(_pattern_of(entry, expected) for entry in part))
+    for part in check_list(_OWNER, "groups", groups, "Leave it out for 10 groups.", "a number or a list", expected):
+        fix = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
+        entries = check_list(_OWNER, "an entry of groups", part, fix, expected=expected)
+        parts.append(tuple(_pattern_of(entry, expected) for entry in entries))
     if not parts or not all(parts):
         raise ValueError(message(_OWNER, "groups has an empty list", expected, shown(groups), "Leave it out."))
     return tuple(parts)
@@ -219,16 +210,9 @@ def _patterns_of(groups):
 def _pattern_of(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
         return f"^{re.escape(entry.name.partition(':')[0])}$"
-    if not isinstance(entry, str):
-        fix = "Write a part of a variable's name."
-        raise TypeError(message(_OWNER, "groups names what is no variable", expected, shown(entry), fix))
-    try:
-        re.compile(entry)
-    except re.error as error:
-        problem = f"groups has a text that is no regular expression ({error})"
-        fix = "Escape special characters with a backslash."
-        raise ValueError(message(_OWNER, problem, expected, shown(entry), fix)) from None
-    return entry
+    fix, what = "Write a part of a variable's name.", "a variable or a regular expression"
+    check_instance(_OWNER, "what is in a list of groups", entry, str, what, fix, expected)
+    return check_pattern(_OWNER, "what is in a list of groups", entry)
 
 
 def _explicit(sequence, kind, count):
@@ -239,16 +223,11 @@ def _explicit(sequence, kind, count):
     if sequence is None:
         return None
     expected = f"a list of groups, each 0 to {count - 1}"
-    if isinstance(sequence, (str, Mapping)) or not hasattr(sequence, "__iter__"):
-        raise TypeError(message(_OWNER, "sequence is no list", expected, shown(sequence), "Write [0, 1, 2]."))
-    entries = list(sequence)
-    for position, entry in enumerate(entries):
-        if isinstance(entry, (bool, np.bool_)) or not isinstance(entry, (int, np.integer)):
-            problem = f"entry {position} of sequence is no integer"
-            raise TypeError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
-        if not 0 <= entry < count:
-            problem = f"entry {position} of sequence is no group"
-            raise ValueError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
+    entries = check_list(_OWNER, "sequence", sequence, "Write [0, 1, 2].", expected=expected)
     if not entries:
         raise ValueError(message(_OWNER, "sequence is empty", expected, "[]", "Write [0] to train all layers."))
+    for position, entry in enumerate(entries):
+        if check_count(_OWNER, f"entry {position} of sequence", entry, "Correct it.", at_least=0) >= count:
+            problem = f"entry {position} of sequence is not a group"
+            raise ValueError(message(_OWNER, problem, expected, shown(entry), "Correct it."))
     return [int(entry) for entry in entries]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 from npu_bridge.base.tf_internals.graphs import call_by
 from npu_bridge.gradients import collections
@@ -15,6 +17,10 @@ from npu_bridge.gradients import collections
 LARGEST_SCALE = 3.4e38  # a little below the largest float32; no scale grows beyond
 SMALLEST_SCALE = 1e-37  # a little above the smallest normal float32; below it a scale would be 0 or lose bits
 MOST_COUNTED_STEPS = 2**31 - 1  # of the counters, int32 in every checkpoint there is
+# How numbers of each kind are checked, whatever the argument is called.
+check_scale = functools.partial(check_number, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+check_growth = functools.partial(check_number, at_least=1, at_most=LARGEST_SCALE)
+check_backoff = functools.partial(check_number, above=0, at_most=1)
 
 
 class ScaleState(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_list
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.order import check_stage
 from npu_bridge.gradients.pipeline import Pipeline
@@ -123,11 +124,7 @@ def copies_of(stages: Any, owner: str) -> list:
     Raises:
       TypeError: it is no list of stages.
     """
-    if isinstance(stages, (str, dict, Stage)) or not hasattr(stages, "__iter__"):
-        problem = "stages is not a list"
-        fix = "Write stages=[...]."
-        raise TypeError(message(owner, problem, "a list of npu_bridge.stages", shown(stages), fix))
-    stages = list(stages)
+    stages = check_list(owner, "stages", stages, "Write stages=[...].", expected="a list of npu_bridge.stages")
     for stage in stages:
         check_stage(stage, owner)
     return [copy.copy(stage) for stage in stages]

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import pipelines_of
 
@@ -77,7 +78,8 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
 
     def __init__(self, save_steps: int | None = None, is_saving: bool = True):
         if save_steps is not None:
-            _check_interval(save_steps)
+            fix = "Give it the save_steps of the saver."
+            save_steps = check_count("SyncBeforeSavingHook", "save_steps", save_steps, fix)
         self._interval = (save_steps or _AT_THE_END) if is_saving else _NEVER
         self._sync = None
 
@@ -122,12 +124,3 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def _run(self, session, step):
         session.run(self._sync)
         self._synced_at = step
-
-
-def _check_interval(save_steps):
-    owner, expected = "SyncBeforeSavingHook", "a number of steps, at least 1, or None"
-    fix = "Give it the save_steps of the saver."
-    if isinstance(save_steps, bool) or not isinstance(save_steps, int):
-        raise TypeError(message(owner, "save_steps is not an integer", expected, shown(save_steps), fix))
-    if save_steps < 1:
-        raise ValueError(message(owner, "save_steps is out of range", expected, shown(save_steps), fix))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
+from npu_bridge.base.arguments import is_integer
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.collective import groups
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
@@ -145,11 +145,6 @@ class Call:
             expected = f"count plus displacement up to the {elements} elements of send_data"
             got, fix = f"{known.tolist()}, one sum per rank", "Counts and displacements are in elements."
             raise self.error("blocks to send reach beyond send_data", expected, got, fix)
-
-
-def is_integer(value: Any) -> bool:
-    """True for a Python or numpy integer that is not a boolean."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def addresses_needed(op: str, alternative: str) -> NotImplementedError:

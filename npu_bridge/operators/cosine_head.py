@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_count, check_number
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -27,7 +25,8 @@ class CosineHead(tf.keras.layers.Layer):
       multiplier: what s starts as.
       **keywords: those of every Keras layer.
     Raises:
-      ValueError: `units` is not a number of at least 1.
+      TypeError: `units` is not an integer, or `multiplier` not a number.
+      ValueError: `units` is below 1, or `multiplier` not finite.
     """
 
     def __init__(
@@ -41,20 +40,12 @@ class CosineHead(tf.keras.layers.Layer):
         **keywords: Any,
     ):
         super().__init__(**keywords)
-        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-            fix = "Give the number of classes."
-            raise ValueError(message("CosineHead", "units is no number of outputs", "at least 1", shown(units), fix))
-        self.units = units
+        self.units = check_count("CosineHead", "units", units, "Give the number of classes.")
         self.activation = tf.keras.activations.get(activation)
         self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
         self.kernel_regularizer = tf.keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = tf.keras.constraints.get(kernel_constraint)
-        is_number = isinstance(multiplier, numbers.Real) and not isinstance(multiplier, bool)
-        if not is_number or not math.isfinite(multiplier):
-            problem, fix = "multiplier is no number", "Leave it out for 1.0."
-            kind = ValueError if is_number else TypeError
-            raise kind(message("CosineHead", problem, "a finite number", shown(multiplier), fix))
-        self.start = float(multiplier)
+        self.start = check_number("CosineHead", "multiplier", multiplier, "Leave it out for 1.0.")
 
     def build(self, input_shape):
         self.kernel = self.add_weight(

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_number
 from npu_bridge.base.errors import message
 
 _MASK_BITS = 128  # a device's masks are so many bits long, or a multiple
@@ -114,6 +115,6 @@ def _floating(x: Any, where: str) -> tf.Tensor:
 
 def _check_probability(value: Any, name: str, where: str) -> None:
     """ValueError for a number outside (0, 1]; a tensor is not looked at."""
-    if isinstance(value, numbers.Real) and not 0 < value <= 1:
+    if isinstance(value, numbers.Real):
         fix = "It is the probability to keep an element, not to drop it."
-        raise ValueError(message(where, f"{name} is no probability", "a number in (0, 1]", repr(value), fix))
+        check_number(where, name, +value, fix, above=0, at_most=1)  # True is 1 here

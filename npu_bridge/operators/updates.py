@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message
+from npu_bridge.base.arguments import check_instance
 
 
 class Moments(NamedTuple):
@@ -113,7 +113,5 @@ def _next_moments(first, second, gradient, moments):
 
 def _check_variables(variables, where):
     for variable in variables:
-        if not isinstance(variable, tf.Variable):
-            got = type(variable).__name__
-            raise TypeError(message(where, "an input that is updated is none", "a tf.Variable", got, "Pass variables."))
+        check_instance(where, "an input that is updated", variable, tf.Variable, "a tf.Variable", "Pass variables.")
     return variables

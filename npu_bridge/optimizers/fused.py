@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import message
+from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.flat_tensors import joined, run_of
 from npu_bridge.optimizers import flat_slots, kernels, unfused
 from npu_bridge.optimizers.groups import Treatment
@@ -28,9 +27,7 @@ FLAT_ELEMENTS = 2**17
 
 def check_fused(owner: str, fused: Any) -> bool:
     """The argument `fused` of an optimizer, which must be a boolean; None is False."""
-    if fused is not None and not isinstance(fused, (bool, np.bool_)):
-        raise TypeError(message(owner, "fused is a switch", "True or False", repr(fused), "Give one of them."))
-    return bool(fused)
+    return fused is not None and check_switch(owner, "fused", fused)
 
 
 @dataclasses.dataclass

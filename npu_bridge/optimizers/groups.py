@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_pattern
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.tf_internals.graphs import original_of
 from npu_bridge.optimizers import rules
@@ -92,12 +93,7 @@ class ParameterGroups:
                 raise ValueError(message(where, f"unknown hyper-parameter {name!r}", "one of the rule's", name, fix))
         match = group["match"]
         if isinstance(match, str):
-            try:
-                re.compile(match)
-            except re.error as error:
-                raise ValueError(
-                    message(where, f"its match cannot be read ({error})", "a regular expression", match, "Correct it.")
-                ) from error
+            check_pattern(where, "its match", match)
         else:
             match = tuple(variable.ref() for variable in match)
         return match, dataclasses.replace(self.rule, **values) if own is None else made_by(**values)

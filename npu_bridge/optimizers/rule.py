@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import numbers
-import re
+import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import KnownKeywords, message
+from npu_bridge.base.arguments import check_choice, check_list, check_number, check_pattern, check_switch, is_number
+from npu_bridge.base.errors import KnownKeywords, message, shown
 
 
 class PerTensor:
@@ -34,12 +34,12 @@ class PerTensor:
 ONE_TENSOR = PerTensor()
 
 
-def hyper(default: float | None, low: float = 0.0, below: float | None = None, optional: bool = False) -> Any:
+def hyper(default: float | None, low: float = 0.0, below: float = math.inf, optional: bool = False) -> Any:
     """A hyper-parameter: a number of at least `low` and less than `below`, or a schedule of numbers.
 
     Args:
       default: value when none is given; None with `optional=False` means that one must be given.
-      low, below: bounds; `below=None` is none. Schedules are not checked.
+      low, below: bounds. Schedules are not checked.
       optional: None is allowed, and means that the option is off.
     """
     missing = default is None and not optional
@@ -48,7 +48,7 @@ def hyper(default: float | None, low: float = 0.0, below: float | None = None, o
 
 def number(default: float | None, low: float = 0.0, optional: bool = False) -> Any:
     """A number of at least `low` that is the same in all updates; None is allowed where it is `optional`."""
-    return _field(default, _check_number, low=low, below=None, optional=optional)
+    return _field(default, _check_number, low=low, below=math.inf, optional=optional)
 
 
 def flag(default: bool) -> Any:
@@ -153,11 +153,6 @@ def _field(default, check, **metadata):
     return dataclasses.field(default=default, metadata={"check": check, **metadata})
 
 
-def is_number(value: Any) -> bool:
-    """True for Python and numpy numbers, not for booleans."""
-    return isinstance(value, (numbers.Real, np.number)) and not isinstance(value, (bool, np.bool_))
-
-
 def is_schedule(value: Any) -> bool:
     """True for what gives another number at each update: schedules, callables, tensors and variables."""
     return callable(value) or isinstance(value, (tf.Tensor, tf.Variable)) or hasattr(value, "handle")
@@ -170,20 +165,12 @@ def _check_hyper(owner, field, value):
     if value is None and metadata["optional"]:
         return None
     if is_number(value):
-        bounds = f"at least {metadata['low']:g}" + (
-            "" if metadata["below"] is None else f" and less than {metadata['below']:g}"
-        )
-        is_inside = float(value) >= metadata["low"] and np.isfinite(float(value))
-        if not is_inside or (metadata["below"] is not None and float(value) >= metadata["below"]):
-            problem, expected = f"{field.name} is out of range", f"a number of {bounds}"
-            raise ValueError(message(owner, problem, expected, repr(value), "Change it."))
-        return float(value)
+        return check_number(owner, field.name, value, at_least=metadata["low"], below=metadata["below"])
     if is_schedule(value):
         return value
     problem = f"{field.name} is of the wrong type"
     expected = "a number, a tf.keras.optimizers.schedules.LearningRateSchedule, a callable or a tensor"
-    got, fix = f"{value!r} of type {type(value).__name__}", "Give a number such as 0.1."
-    raise TypeError(message(owner, problem, expected, got, fix))
+    raise TypeError(message(owner, problem, expected, shown(value), "Give a number such as 0.1."))
 
 
 def _check_number(owner, field, value):
@@ -194,29 +181,16 @@ def _check_number(owner, field, value):
 
 
 def _check_flag(owner, field, value):
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(message(owner, f"{field.name} is a switch", "True or False", repr(value), "Give one of them."))
-    return bool(value)
+    return check_switch(owner, field.name, value)
 
 
 def _check_choice(owner, field, value):
-    choices = field.metadata["choices"]
-    if value not in choices:
-        expected = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-        raise ValueError(message(owner, f"{field.name} is unknown", expected, repr(value), "Choose one."))
-    return value
+    return check_choice(owner, field.name, value, field.metadata["choices"])
 
 
 def _check_patterns(owner, field, value):
     if value is None:
         return None
-    given = [value] if isinstance(value, str) else list(value)
-    for pattern in given:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            expected = "regular expressions that are searched for in names of variables"
-            raise ValueError(
-                message(owner, f"{field.name} cannot be read ({error})", expected, repr(pattern), "Correct it.")
-            ) from error
-    return tuple(given)
+    what = "a list of regular expressions that are searched for in names of variables"
+    given = [value] if isinstance(value, str) else check_list(owner, field.name, value, "Write [...].", expected=what)
+    return tuple(check_pattern(owner, field.name, pattern) for pattern in given)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_instance, is_integer
 from npu_bridge.base.errors import did_you_mean, message, shown
 
 _COUNT = "step_counter"
@@ -80,15 +80,15 @@ def _check_form(owner, states, count):
     if not isinstance(states, Mapping):
         raise TypeError(message(owner, "the states are not a dictionary", "one by slots", shown(states), _FIX))
     for slot, by_name in states.items():
-        if slot != _COUNT and not isinstance(by_name, Mapping):
+        if slot != _COUNT:
             expected = "a dictionary of arrays by variable"
-            raise TypeError(message(owner, f"{slot} is not a dictionary", expected, shown(by_name), _FIX))
+            check_instance(owner, slot, by_name, Mapping, "a dictionary", _FIX, expected)
     if _COUNT not in states:
         return
     value = states[_COUNT]
     expected = f"a whole number from 0 to {count.dtype.base_dtype.max}"
-    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_number and (not hasattr(value, "dtype") or np.asarray(value).dtype.kind not in "iu" or np.shape(value)):
+    is_scalar = hasattr(value, "dtype") and np.asarray(value).dtype.kind in "iu" and not np.shape(value)
+    if not is_integer(value) and not is_scalar:
         raise TypeError(message(owner, f"{_COUNT} is not a number of updates", expected, shown(value), _FIX))
     if not 0 <= int(value) <= count.dtype.base_dtype.max:
         raise ValueError(message(owner, f"{_COUNT} is out of range", expected, shown(value), _FIX))

@@ -7,12 +7,12 @@ documents but never enforces are `enforced=False`: outside them the value is kep
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
+from npu_bridge.base.arguments import is_number
 from npu_bridge.base.errors import did_you_mean
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
@@ -248,7 +248,7 @@ class Number(Kind):
         return f"{number} above 0" if self.above_zero else f"{number} of at least 0"
 
     def problem(self, value: Any) -> Problem | None:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's numbers are real numbers, too
+        if not is_number(value):
             return Problem(TypeError, "Pass a number.", says="has the wrong type")
         if not (value > 0 if self.above_zero else value >= 0):
             return Problem(ValueError, f"Use {int(self.above_zero)} or more.")

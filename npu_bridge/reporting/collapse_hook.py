@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import check_count
+from npu_bridge.base.arguments import check_count
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of

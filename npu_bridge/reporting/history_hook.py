@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_count
+from npu_bridge.base.arguments import check_count
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.thinning import Thinning

@@ -10,7 +10,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_count
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of

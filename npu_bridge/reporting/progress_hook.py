@@ -9,7 +9,7 @@ from typing import Callable, TextIO
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_count
+from npu_bridge.base.arguments import check_count
 from npu_bridge.reporting.output import PlainOutput, choose_output
 from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from npu_bridge.base.arguments import check_switch
 from npu_bridge.base.errors import message
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager, FixedLossScaleManager
 from npu_bridge.gradients.keras.optimizer import SCALING_OPTIMIZERS, keras_optimizer
@@ -61,9 +62,7 @@ NpuExperimentalLossScaleOptimizer = unavailable(
 
 def _manager(dynamic, initial_scale, growth_steps):
     where = "NpuLossScaleOptimizer"
-    if not isinstance(dynamic, bool):
-        got = f"{dynamic!r} ({type(dynamic).__name__})"
-        raise TypeError(message(where, "dynamic is no boolean", "True or False", got, "Name the arguments."))
+    check_switch(where, "dynamic", dynamic, "Name the arguments.")
     if dynamic:
         scale = _INITIAL_SCALE if initial_scale is None else initial_scale
         steps = _GROWTH_STEPS if growth_steps is None else growth_steps

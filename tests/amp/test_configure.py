@@ -109,7 +109,7 @@ def test_registered_functions_go_into_the_lists_of_levels_made_after():
         (amp.float_function, "LayerNormalisation", "Did you mean 'LayerNormalization'"),
         (amp.promote_function, "LayerNormalization", "nothing of this name"),
         (amp.half_function, "NoOp", "nothing of this name"),
-        (amp.half_function, 7, "no text"),
+        (amp.half_function, 7, "not a text"),
     ],
 )
 def test_names_that_are_not_known(register, name, blamed):

@@ -146,7 +146,7 @@ def in_step(groups):
         (lambda: GroupLossScaleManager([]), ValueError, ["no list of groups", "[]"]),
         (lambda: GroupLossScaleManager("first"), TypeError, ["no list of groups", "'first'"]),
         (lambda: GroupLossScaleManager([3]), TypeError, ["no part of a group", "3 (int)"]),
-        (lambda: GroupLossScaleManager(["("]), ValueError, ["no regular expression", "'('"]),
+        (lambda: GroupLossScaleManager(["("]), ValueError, ["cannot be read", "'('"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0]), ValueError, ["one number, or 2", "[1.0]"]),
         (lambda: GroupLossScaleManager(["a", "b"], [1.0, "x"]), TypeError, ["init", "'x'"]),
         (lambda: GroupLossScaleManager(["a"], 0.0), ValueError, ["init", "1e-37 <="]),

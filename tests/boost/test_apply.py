@@ -254,7 +254,7 @@ def test_cosine_head_is_what_numpy_computes():
     again.set_weights(head.get_weights())
     np.testing.assert_array_equal(again(inputs), outputs)
     assert [variable.shape.rank for variable in head.trainable_variables] == [2, 0]
-    with pytest.raises(ValueError, match="units is no number of outputs"):
+    with pytest.raises(ValueError, match="units is out of range"):
         boost.CosineHead(0)
 
 

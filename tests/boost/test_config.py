@@ -102,8 +102,8 @@ def test_levels_and_presets_are_not_mutated_by_a_configuration():
         ({"boost": {"grad_freez": True}}, ValueError, r"unknown key of boost.*Did you mean 'grad_freeze'\?"),
         ({"common": {"freeze_p": 0.5}}, ValueError, r"'common.freeze_p'.*Did you mean 'grad_freeze.freeze_p'\?"),
         ({"less_bn": {"whatever": 1}}, ValueError, r"one of fn_flag, gc_flag; got 'whatever' \(str\)\. Remove it"),
-        ({"boost": True}, TypeError, r"section boost is no mapping"),
-        ([], TypeError, r"the configuration is no mapping"),
+        ({"boost": True}, TypeError, r"section boost is not a mapping"),
+        ([], TypeError, r"the configuration is not a mapping"),
         ({"common": {"gradient_split_groups": 50}}, TypeError, r"a list of ascending positions.*got 50 \(int\)"),
     ],
 )

@@ -289,9 +289,9 @@ def test_an_estimator_goes_on_where_it_stopped(tmp_path):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ({"rho": 1.0}, (ValueError, "rho is wrong. Expected a number above 0 and below 1")),
-        ({"gamma": "0.9"}, (TypeError, "gamma is wrong")),
-        ({"trials": 0}, (ValueError, "trials is wrong")),
+        ({"rho": 1.0}, (ValueError, "rho is out of range. Expected 0 < rho < 1")),
+        ({"gamma": "0.9"}, (TypeError, "gamma is not a number")),
+        ({"trials": 0}, (ValueError, "trials is out of range")),
         ({"basis": np.eye(3)}, (TypeError, "compute_pca_basis")),
     ],
 )

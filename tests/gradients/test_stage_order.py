@@ -150,8 +150,12 @@ def test_stages_are_drawn_over_their_own_picture_and_over_no_other(tmp_path):
         (lambda: stages.TopK(0.1, per="bucket"), ValueError, "'tensor' or 'fragment'"),
         (lambda: stages.Threshold(-1), ValueError, "got -1"),
         (lambda: stages.CentralizeGradients("bias"), TypeError, "'bias' (str)"),
-        (lambda: stages.CentralizeGradients(1), TypeError, "skip is no list of texts. Expected a list of texts; got 1"),
-        (lambda: stages.CentralizeGradients({}), TypeError, "skip is no list of texts"),
+        (
+            lambda: stages.CentralizeGradients(1),
+            TypeError,
+            "skip is not a list of texts. Expected a list of texts; got 1",
+        ),
+        (lambda: stages.CentralizeGradients({}), TypeError, "skip is not a list of texts"),
     ],
 )
 def test_bad_arguments_are_refused_at_construction(make, kind, part):

@@ -27,7 +27,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("value", [1.0, -0.5, 1.5])
     def test_betas_are_below_one(self, value):
-        with pytest.raises(ValueError, match="Adam: beta_1 is out of range.*less than 1"):
+        with pytest.raises(ValueError, match="Adam: beta_1 is out of range.*beta_1 < 1"):
             keras.Adam(beta_1=value)
 
     def test_numpy_numbers_are_numbers(self):

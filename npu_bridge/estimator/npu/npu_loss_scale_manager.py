@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import functools
-import numbers
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import KnownKeywords, check_switch, message, shown
+from npu_bridge.base.arguments import check_count, check_number, check_switch, is_number
+from npu_bridge.base.errors import KnownKeywords, message, shown
 from npu_bridge.base.tf_internals.graphs import current_control_flow_context
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.loss_scale_rule import (
@@ -18,6 +18,9 @@ from npu_bridge.gradients.loss_scale_rule import (
     SMALLEST_SCALE,
     ScaleRule,
     ScaleState,
+    check_backoff,
+    check_growth,
+    check_scale,
     counter_variable,
     read_values,
     scale_variable,
@@ -78,11 +81,11 @@ class FixedLossScaleManager(_Saved):
 
     def __init__(self, loss_scale: float, enable_overflow_check: bool = True):
         super().__init__(name="fixed_loss_scale")
-        check_number("FixedLossScaleManager", "loss_scale", loss_scale, lowest=1, highest=LARGEST_SCALE)
+        owner = "FixedLossScaleManager"
+        self._value = check_number(owner, "loss_scale", loss_scale, at_least=1, at_most=LARGEST_SCALE)
         self._enable_overflow_check = check_switch(
-            "FixedLossScaleManager", "enable_overflow_check", enable_overflow_check
+            owner, "enable_overflow_check", enable_overflow_check, takes_numbers=True
         )
-        self._value = float(loss_scale)
         self._tensor = self._constant()
 
     def get_loss_scale(self):
@@ -195,7 +198,7 @@ class MovingLossScaleManager(_Saved):
         """Sets the scale and its counters to what `get_state` gave; `session` as in `set_loss_scale`.
 
         Raises:
-          TypeError: a number is none.
+          TypeError: a value is not a number.
           ValueError: the scale is out of range, a counter is negative, or there is no session.
         """
         owner = f"{type(self).__name__}.set_state"
@@ -206,14 +209,14 @@ class MovingLossScaleManager(_Saved):
         state = ScaleState(*state)
         for name, steps in zip(state._fields[1:], state[1:]):
             for number in np.ravel(steps):
-                check_step_count(owner, name, number.item(), lowest=0)
+                check_count(owner, name, number.item(), at_least=0)
         return state._replace(scale=self._checked_scale(owner, state.scale))
 
     def _checked_scale(self, owner, loss_scale):
         """A scale in the form of the variable's, if it is one."""
         scale = np.asarray(loss_scale)
         if scale.dtype.kind not in "iuf":
-            check_number(owner, "loss_scale", loss_scale, SMALLEST_SCALE, LARGEST_SCALE)
+            check_scale(owner, "loss_scale", loss_scale)
         shape = tuple(self._loss_scale.shape)
         if scale.shape not in ((), (1,), shape):
             expected, fix = f"the shape () or {shape or (1,)}", "Pass one number."
@@ -223,7 +226,7 @@ class MovingLossScaleManager(_Saved):
         if lowest is None or self._may_start_below_lowest:
             lowest = SMALLEST_SCALE
         for number in np.ravel(scale):
-            check_number(owner, "loss_scale", number.item(), lowest, highest or LARGEST_SCALE)
+            check_number(owner, "loss_scale", number.item(), at_least=lowest, at_most=highest or LARGEST_SCALE)
         return np.broadcast_to(scale.reshape(shape if scale.size > 1 else ()), shape)
 
     def _state_variables(self):
@@ -262,20 +265,22 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
 
     def __init__(self, init_loss_scale, incr_every_n_steps, decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8):
         owner = "ExponentialUpdateLossScaleManager"
-        check_number(owner, "init_loss_scale", init_loss_scale, lowest=SMALLEST_SCALE, highest=LARGEST_SCALE)
-        check_step_count(owner, "incr_every_n_steps", incr_every_n_steps)
-        check_step_count(owner, "decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-        check_number(owner, "incr_ratio", incr_ratio, lowest=1, highest=LARGEST_SCALE)
-        check_number(owner, "decr_ratio", decr_ratio, lowest=0, highest=1, lowest_is_allowed=False)
+        first = check_scale(owner, "init_loss_scale", init_loss_scale)
+        rule = ScaleRule(
+            growth_interval=check_count(owner, "incr_every_n_steps", incr_every_n_steps),
+            bad_steps=check_count(owner, "decr_every_n_nan_or_inf", decr_every_n_nan_or_inf),
+            growth_factor=check_growth(owner, "incr_ratio", incr_ratio),
+            backoff_factor=check_backoff(owner, "decr_ratio", decr_ratio),
+            min_scale=1.0,
+        )
         constants = {
-            "init_loss_scale": float(init_loss_scale),
-            "incr_every_n_steps": int(incr_every_n_steps),
-            "decr_every_n_nan_or_inf": int(decr_every_n_nan_or_inf),
-            "incr_ratio": float(incr_ratio),
-            "decr_ratio": float(decr_ratio),
+            "init_loss_scale": first,
+            "incr_every_n_steps": rule.growth_interval,
+            "decr_every_n_nan_or_inf": rule.bad_steps,
+            "incr_ratio": rule.growth_factor,
+            "decr_ratio": rule.backoff_factor,
         }
-        rule = ScaleRule(*list(constants.values())[1:], min_scale=1.0)
-        super().__init__("exponential_update_loss_scale", rule, float(init_loss_scale), constants)
+        super().__init__("exponential_update_loss_scale", rule, first, constants)
 
 
 def check_manager(owner: str, manager: Any) -> None:
@@ -299,29 +304,8 @@ def check_manager(owner: str, manager: Any) -> None:
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
-    is_scale = isinstance(manager, numbers.Real) and not isinstance(manager, bool) and len(shown(manager)) < 40
+    is_scale = is_number(manager) and len(shown(manager)) < 40
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
     fix = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))
-
-
-def check_number(owner, name, value, lowest, highest, lowest_is_allowed=True):
-    """Refuses what is no number from `lowest` to `highest`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        fix = f"Pass a number such as {max(lowest, 0.5)}."
-        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), fix))
-    if not (lowest <= value if lowest_is_allowed else lowest < value) or not value <= highest:
-        expected = f"{lowest:g} {'<=' if lowest_is_allowed else '<'} {name} <= {highest:g}"
-        fix = "Choose a number in that range."
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))
-
-
-def check_step_count(owner, name, value, lowest=1):
-    """Refuses what is no number of steps from `lowest` on."""
-    expected = f"whole steps, at least {lowest}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), "Pass an int."))
-    if value < lowest:
-        fix = "Use 1 to act on every such step."
-        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix))

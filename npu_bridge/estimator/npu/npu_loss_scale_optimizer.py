@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.base.errors import check_switch
+from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.recipe import pipeline_of
@@ -29,7 +29,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
-        is_distributed = check_switch("NPULossScaleOptimizer", "is_distributed", is_distributed)
+        is_distributed = check_switch("NPULossScaleOptimizer", "is_distributed", is_distributed, takes_numbers=True)
         managers = loss_scale_manager if isinstance(loss_scale_manager, (list, tuple)) else [loss_scale_manager]
         pipeline = pipeline_of(
             name,

@@ -8,7 +8,8 @@ import logging
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_switch, message, say_once, shown, unknown_keyword
+from npu_bridge.base.arguments import check_switch
+from npu_bridge.base.errors import message, say_once, unknown_keyword
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
@@ -121,9 +122,9 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     Returns:
       The manager, None where the loss is not scaled; the dtype on the wire, None for that of the gradients.
     """
-    is_distributed = check_switch(owner, "is_distributed", is_distributed)
-    is_loss_scale = check_switch(owner, "is_loss_scale", is_loss_scale)
-    is_tailing_optimization = check_switch(owner, "is_tailing_optimization", is_tailing_optimization)
+    is_distributed = check_switch(owner, "is_distributed", is_distributed, takes_numbers=True)
+    is_loss_scale = check_switch(owner, "is_loss_scale", is_loss_scale, takes_numbers=True)
+    is_tailed = check_switch(owner, "is_tailing_optimization", is_tailing_optimization, takes_numbers=True)
     if is_loss_scale or manager is not None:
         check_manager(owner, manager)
     if manager is not None and not is_loss_scale:
@@ -135,15 +136,14 @@ def check_arguments(owner, manager, is_distributed, is_loss_scale, is_tailing_op
     wire_dtype = wire_formats.wire_dtype(wire, owner)
     if wire_dtype is not None and not is_distributed:
         _LOG.info("%s: wire=%r has no effect because is_distributed is False.", owner, wire)
-    of_graph.built_with("is_tailing_optimization", is_tailing_optimization)
+    of_graph.built_with("is_tailing_optimization", is_tailed)
     return (manager if is_loss_scale else None), wire_dtype
 
 
 def check_combined(owner, manager, combine_grad, check_combined_tensors):
     """What joins the gradients of an optimizer; None where each is by itself."""
-    for name, value in (("combine_grad", combine_grad), ("check_combined_tensors", check_combined_tensors)):
-        if not isinstance(value, bool):
-            raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), "Give one of them."))
+    combine_grad = check_switch(owner, "combine_grad", combine_grad)
+    check_combined_tensors = check_switch(owner, "check_combined_tensors", check_combined_tensors)
     if check_combined_tensors and not combine_grad:
         problem, got = "check_combined_tensors has nothing to check", "combine_grad=False"
         raise ValueError(message(owner, problem, "combine_grad=True", got, "Set it, or leave the check out."))
@@ -185,7 +185,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         name = name or "Distributed" + type(optimizer).__name__
         wire_dtype = wire_formats.wire_dtype(wire, "NPUDistributedOptimizer")
         self.is_weight_update_sharding = check_switch(
-            "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding
+            "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
         pipeline = pipeline_of(
             name,

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, shown
 from npu_bridge.base.tf_internals.graphs import attributes_of_new_operators
 from npu_bridge.estimator.npu.npu_config import NpuExecutePlacement
@@ -120,9 +121,8 @@ def npu_graph_slice_scope(slice_num: int | None = None) -> Iterator[None]:
       TypeError: `slice_num` is neither an int nor None.
       ValueError: it is below 1.
     """
-    if slice_num is not None and _whole("npu_graph_slice_scope", "slice_num", slice_num) < 1:
-        problem, expected = "slice_num is too small", "at least 1, or None"
-        raise ValueError(message("npu_graph_slice_scope", problem, expected, str(slice_num), "Leave it out."))
+    if slice_num is not None:
+        check_count("npu_graph_slice_scope", "slice_num", slice_num, "Leave it out.")
     with tf.name_scope(f"SliceNum-{slice_num}-NpuGraphSlicing{slice_num}"):
         yield
 
@@ -169,6 +169,4 @@ def _attribute(value):
 
 
 def _whole(scope, name, value):
-    if not isinstance(value, int):
-        raise TypeError(message(scope, f"{name} has the wrong type", "an int", shown(value), "Pass a whole number."))
-    return value
+    return check_count(scope, name, value, at_least=None)

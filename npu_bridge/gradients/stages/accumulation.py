@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_choice, check_count
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.accumulated_sums import Sums, Window
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, nothing_like, parts_of, rebuilt, values_of
 from npu_bridge.gradients.graph_mode import run_if, tensors_if
 from npu_bridge.gradients.stage import Stage, gradients_from_elsewhere
-
-_REDUCTIONS = ("mean", "sum")
-_MOMENTS = ("window", "batch")
 
 
 @tf.keras.utils.register_keras_serializable(package="npu_bridge")
@@ -52,18 +50,11 @@ class Accumulate(Stage):
     spans_batches = True
 
     def __init__(self, steps: int, reduction: str = "mean", exchange: str = "window", loss_scale: str | None = None):
-        if isinstance(steps, bool) or not isinstance(steps, int):
-            expected, fix = "whole steps, at least 1", "Pass an int."
-            raise TypeError(message("Accumulate", "steps is not an integer", expected, shown(steps), fix))
-        if not 1 <= steps < 2**31:
-            expected, fix = "1 <= steps < 2**31", "Use 1 for an update with each batch."
-            raise ValueError(message("Accumulate", "steps is out of range", expected, shown(steps), fix))
-        if reduction not in _REDUCTIONS:
-            expected, fix = "'mean' or 'sum'", "Use 'mean' for a loss that is a mean over the batch."
-            raise ValueError(message("Accumulate", "reduction is unknown", expected, shown(reduction), fix))
+        fix = "Use 1 for an update with each batch."
+        self._steps = check_count("Accumulate", "steps", steps, fix, at_most=2**31 - 1)
+        fix = "Use 'mean' for a loss that is a mean over the batch."
+        self._reduction = check_choice("Accumulate", "reduction", reduction, ("mean", "sum"), fix)
         _check_moments(exchange, loss_scale)
-        self._steps = steps
-        self._reduction = reduction
         self._reduces_batches = exchange == "batch"
         self._scales_batches = (loss_scale or exchange) == "batch"
         self._sums: Sums | None = None
@@ -169,9 +160,8 @@ class Accumulate(Stage):
 
 def _check_moments(exchange, loss_scale):
     for name, moment in (("exchange", exchange), ("loss_scale", loss_scale or exchange)):
-        if moment not in _MOMENTS:
-            fix = "Leave it out for one that happens once in a window."
-            raise ValueError(message("Accumulate", f"{name} is unknown", "'window' or 'batch'", shown(moment), fix))
+        fix = "Leave it out for one that happens once in a window."
+        check_choice("Accumulate", name, moment, ("window", "batch"), fix)
     if exchange == "batch" and loss_scale == "window":
         problem = "the loss scale would not move with what is judged"
         got, fix = "loss_scale='window' and exchange='batch'", "Leave loss_scale out."

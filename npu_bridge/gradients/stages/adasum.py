@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_count, message, say_once, shown
+from npu_bridge.base.arguments import check_choice, check_count
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.collective import fragments, wire_names
 from npu_bridge.collective.adasum_tree import AdasumTree
 from npu_bridge.collective.communicator import Communicator
@@ -55,12 +56,11 @@ class Adasum(AllReduce):
         super().__init__(type(self).__name__)
         fix = "Leave it out to combine every two ranks."
         if not isinstance(averaged_ranks, str) or averaged_ranks != "host":
-            check_count("Adasum", "averaged_ranks", averaged_ranks, fix, what="'host', or a number of ranks")
-        if on not in ("gradients", "weights"):
-            expected, fix = "'gradients' or 'weights'", "Leave it out to combine gradients."
-            raise ValueError(message("Adasum", "on is unknown", expected, shown(on), fix))
+            what = "'host', or a number of ranks"
+            averaged_ranks = check_count("Adasum", "averaged_ranks", averaged_ranks, fix, what=what)
         self._averaged_ranks = averaged_ranks
-        self._is_of_weights = on == "weights"
+        fix = "Leave it out to combine gradients."
+        self._is_of_weights = check_choice("Adasum", "on", on, ("gradients", "weights"), fix) == "weights"
         self.keeps_usable = self._is_of_weights  # a sum of gradients may be too large where none of them is
         self.differ_between_ranks = ("slots",) if self._is_of_weights else ()  # weights are alike after each update
         if self._is_of_weights:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, say_once, shown
+from npu_bridge.base.arguments import check_texts
+from npu_bridge.base.errors import say_once
 from npu_bridge.gradients.stage import Stage
 
 
@@ -22,7 +23,7 @@ class CentralizeGradients(Stage):
     Args:
       skip: texts; variables whose names contain one are left alone.
     Raises:
-      TypeError: `skip` is no list of texts.
+      TypeError: `skip` is not a list of texts.
     """
 
     place = "centralise"
@@ -30,11 +31,7 @@ class CentralizeGradients(Stage):
     needs_variables = True
 
     def __init__(self, skip: Sequence[str] = ("beta", "gamma", "bias", "depthwise")):
-        words = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, (str, Mapping)) else (None,)
-        if not all(isinstance(word, str) for word in words):
-            owner, fix = "CentralizeGradients", "Write skip=[...]."
-            raise TypeError(message(owner, "skip is no list of texts", "a list of texts", shown(skip), fix))
-        self._skip = words
+        self._skip = tuple(check_texts("CentralizeGradients", "skip", skip, "Write skip=[...]."))
 
     def get_config(self):
         return {"skip": list(self._skip)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_number
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.arithmetic import map_values, squared_halves, sum_in_order, sum_repeated_rows
 from npu_bridge.gradients.stage import Stage
 
@@ -32,7 +31,7 @@ class ClipByGlobalNorm(Stage):
     keeps_usable = True
 
     def __init__(self, clip_norm: float):
-        self._clip_norm = positive("ClipByGlobalNorm", "clip_norm", clip_norm)
+        self._clip_norm = check_number("ClipByGlobalNorm", "clip_norm", clip_norm, "Use 1.0.", above=0)
 
     def get_config(self):
         return {"clip_norm": self._clip_norm}
@@ -65,10 +64,15 @@ class ClipByValue(Stage):
     keeps_usable = True
 
     def __init__(self, low: float, high: float | None = None):
+        owner = type(self).__name__
         if high is None:
-            bound = positive(type(self).__name__, "low, the bound on both sides,", low)
-            low, high = -bound, bound
-        self._low, self._high = bounds(type(self).__name__, low, high)
+            self._high = check_number(owner, "low", low, "Alone it is the bound on both sides; use 1.0.", above=0)
+            self._low = -self._high
+            return
+        self._low, self._high = (check_number(owner, name, value) for name, value in (("low", low), ("high", high)))
+        if self._low >= self._high:
+            got, fix = f"low={low!r}, high={high!r}", "Use -1.0 and 1.0."
+            raise ValueError(message(owner, "the bounds are not a range", "low < high", got, fix))
 
     def get_config(self):
         return {"low": self._low, "high": self._high}
@@ -104,35 +108,6 @@ def bounded(values: tf.Tensor, low: float, high: float, factor: Any = 1.0) -> tf
     factor = tf.cast(factor, wide.dtype)
     clipped = tf.clip_by_value(wide, low * factor, high * factor)
     return tf.cast(tf.where(tf.math.is_finite(wide), clipped, wide), values.dtype)
-
-
-def positive(owner: str, name: str, value: Any) -> float:
-    """A positive finite number.
-
-    Raises:
-      TypeError: it is no number.
-      ValueError: it is another number.
-    """
-    number = _number(owner, name, value)
-    if not 0 < number < math.inf:
-        problem, expected = f"{name} is out of range", "a positive finite number"
-        raise ValueError(message(owner, problem, expected, shown(value), "Use 1.0."))
-    return number
-
-
-def bounds(owner: str, low: Any, high: Any) -> tuple:
-    """Two finite numbers, the second above the first; errors as `positive`."""
-    pair = (_number(owner, "low", low), _number(owner, "high", high))
-    if not -math.inf < pair[0] < pair[1] < math.inf:
-        got, fix = f"low={low!r}, high={high!r}", "Use -1.0 and 1.0."
-        raise ValueError(message(owner, "the bounds are no range", "finite low < high", got, fix))
-    return pair
-
-
-def _number(owner, name, value):
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(message(owner, f"{name} is not a number", "a Python number", shown(value), "Use 1.0."))
-    return float(value)
 
 
 def _with_rows_once(grad):

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import check_count, message
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import message
 from npu_bridge.collective import wire_names
 from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.stage import Stage, called_too_early
@@ -45,7 +46,7 @@ class PartialSync(Stage):
 
     def __init__(self, threshold: int = 2**21):
         fix = "Use 1 to average one variable after each update."
-        self._threshold = check_count("PartialSync", "threshold", threshold, fix, what="a number of values")
+        self._threshold = check_count("PartialSync", "threshold", threshold, fix)
         self.transfer_name = type(self).__name__
         self._counter: tf.Variable | None = None
         self._variables: list = []

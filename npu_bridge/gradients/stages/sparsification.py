@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, say_once, shown
+from npu_bridge.base.arguments import check_choice, check_number, check_switch
+from npu_bridge.base.errors import say_once
 from npu_bridge.collective import fragments
 from npu_bridge.gradients.arithmetic import in_true_units, map_values, mean_of_rows
 from npu_bridge.gradients.graph_mode import run_if, tensors_if, variable_like
 from npu_bridge.gradients.stages.all_reduce import AllReduce, replace_gradients, static_bytes
-from npu_bridge.gradients.stages.clipping import positive
 
 # Gradients of so many values are sampled, every so manyth value, unless more than such a share is sent.
 _SAMPLED_SIZE, _SAMPLED_EVERY, _SAMPLED_DENSITY = 2**14, 32, 0.1
@@ -33,10 +33,7 @@ class _Sparsified(AllReduce, abc.ABC):
 
     def __init__(self, error_feedback: bool):
         super().__init__(type(self).__name__)
-        if not isinstance(error_feedback, bool):
-            owner, fix = type(self).__name__, "Leave it out for True."
-            problem, expected, got = "error_feedback is no boolean", "True or False", shown(error_feedback)
-            raise TypeError(message(owner, problem, expected, got, fix))
+        error_feedback = check_switch(type(self).__name__, "error_feedback", error_feedback, "Leave it out for True.")
         self._has_feedback = self.needs_variables = error_feedback
         self.needs_true_units = error_feedback  # else what was not sent would be added to gradients of another scale
         self._residuals: tf.Module | None = None
@@ -173,21 +170,17 @@ class TopK(_Sparsified):
       per: what this is a share of: "tensor" for each gradient, "fragment" for all gradients that are sent together.
         Then large values of one take the place of small ones of another; these are `FUSION_TENSOR_SIZE` bytes.
     Raises:
-      TypeError: `density` is not a number, or `error_feedback` no boolean.
+      TypeError: `density` is not a number, or `error_feedback` not a boolean.
       ValueError: `density` is out of its range, or `per` is something else.
     Graph: with error feedback, a variable of each trained variable's shape, which is each rank's own.
     """
 
     def __init__(self, density: float, error_feedback: bool = True, per: str = "tensor"):
         super().__init__(error_feedback)
-        self._density = positive("TopK", "density", density)
-        if self._density > 1:
-            fix = "Use 0.01 to send one value of a hundred."
-            raise ValueError(message("TopK", "density is out of range", "0 < density <= 1", shown(density), fix))
-        if per not in ("tensor", "fragment"):
-            fix = "Leave it out for a share of each gradient."
-            raise ValueError(message("TopK", "per is unknown", "'tensor' or 'fragment'", shown(per), fix))
-        self._per = per
+        fix = "Use 0.01 to send one value of a hundred."
+        self._density = check_number("TopK", "density", density, fix, above=0, at_most=1)
+        fix = "Leave it out for a share of each gradient."
+        self._per = check_choice("TopK", "per", per, ("tensor", "fragment"), fix)
 
     def get_config(self):
         return {"density": self._density, "error_feedback": self._has_feedback, "per": self._per}
@@ -249,14 +242,14 @@ class Threshold(_Sparsified):
       value: the smallest magnitude that is sent, above 0.
       error_feedback: as in `TopK`.
     Raises:
-      TypeError: `value` is not a number, or `error_feedback` no boolean.
+      TypeError: `value` is not a number, or `error_feedback` not a boolean.
       ValueError: `value` is out of its range.
     Graph: as `TopK`.
     """
 
     def __init__(self, value: float, error_feedback: bool = True):
         super().__init__(error_feedback)
-        self._value = positive("Threshold", "value", value)
+        self._value = check_number("Threshold", "value", value, "Use 1e-3.", above=0)
         self.needs_true_units = True
 
     def get_config(self):

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
@@ -99,8 +100,7 @@ def _secs_of_summary(path: str) -> float:
             f"--from-summary {path} is of a run on {ranks} ranks, whose steps contain communication. Expected a run on "
             f"one rank. Run one, or give --compute-secs."
         )
-    is_number = isinstance(steps_per_sec, (int, float)) and not isinstance(steps_per_sec, bool)
-    if not is_number or not 1e-9 <= steps_per_sec <= 1e9:
+    if not is_number(steps_per_sec) or not 1e-9 <= steps_per_sec <= 1e9:
         raise LaunchError(
             f"--from-summary {path} has no usable steps_per_sec. Expected a number above 0; got {steps_per_sec!r}."
         )

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.errors import check_count, did_you_mean, message, nearest, shown
+from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import did_you_mean, message, nearest, shown
 from npu_bridge.base.files import check_output, new_file, write_whole
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.tf_internals.training import keys_in_object_checkpoint
@@ -131,13 +132,13 @@ def compute_pca_basis(
     Returns:
       The basis, its columns named.
     Raises:
-      ValueError: there are fewer than k checkpoints, k does not fit, or a variable is missing in one of them or has
-        another shape there.
+      TypeError: `k` or `seed` is not an integer.
+      ValueError: one of them is out of range, there are fewer than k checkpoints or values, or a variable is missing in
+        a checkpoint or has another shape there.
     """
     found = _in_folder(checkpoints) if isinstance(checkpoints, (str, os.PathLike)) else list(checkpoints)
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise _error("k is no number of directions", "at least 1", shown(k), "Leave it out for 32.")
-    check_count("compute_pca_basis", "seed", seed, "Leave it out for 0.", least=0)
+    k = check_count("compute_pca_basis", "k", k, "Leave it out for 32.")
+    seed = check_count("compute_pca_basis", "seed", seed, "Leave it out for 0.", at_least=0)
     if len(found) < k:
         got, fix = f"{len(found)} in {shown(checkpoints)}", "Keep more checkpoints, or take a smaller k."
         raise _error(f"there are too few checkpoints for {k} directions", f"at least {k}", got, fix)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, shown
+from npu_bridge.base.arguments import check_count, check_instance, check_number
+from npu_bridge.base.errors import message
 from npu_bridge.graph.control_flow import classic_control_flow
 from npu_bridge.graph.copies import copier_of
 from npu_bridge.optimizers.subspace.basis import Basis, split
@@ -49,7 +48,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
       trials: how many rates are tried at most. With 2 a step costs one or two evaluations.
       name: name of the optimizer, and prefix of its transfers' names.
     Raises:
-      TypeError: `basis` is none, or a number is no number.
+      TypeError: `basis` is not a Basis, or an argument is not a number.
       ValueError: a number is out of range. When gradients are applied: the variables are not those of the basis.
     Graph: a slot `complement` for each variable, and for k directions a (k, k) matrix and two vectors. This rank's rows
       of the basis are a local variable, which checkpoints do not hold.
@@ -67,25 +66,15 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         name: str = "SubspaceNewton",
     ):
         super().__init__(use_locking=False, name=name)
-        if not isinstance(basis, Basis):
-            fix = "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
-            raise TypeError(message("SubspaceNewton", "basis is no basis", "a Basis", shown(basis), fix))
-        for argument, value, is_right, expected in (
-            ("rho", rho, lambda x: 0 < x < 1, "above 0 and below 1"),
-            ("gamma", gamma, lambda x: 0 <= x < 1, "from 0 to below 1"),
-            ("alpha", alpha, lambda x: 0 <= x < math.inf, "of at least 0"),
-            ("sigma", sigma, lambda x: 0 < x < 1, "above 0 and below 1"),
-            ("trials", trials, lambda x: x >= 1 and isinstance(x, int), "whole, of at least 1"),
-        ):
-            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not is_number or not is_right(value):
-                kind = ValueError if is_number else TypeError
-                fix = "Leave it out for the usual value."
-                problem, expected = f"{argument} is wrong", f"a number {expected}"
-                raise kind(message("SubspaceNewton", problem, expected, shown(value), fix))
-        self._basis = basis
+        owner, fix = "SubspaceNewton", "Write compute_pca_basis(checkpoints, k), or Basis.load(path)."
+        self._basis = check_instance(owner, "basis", basis, Basis, "a Basis", fix)
+        fix = "Leave it out for the usual value."
+        self._rho = check_number(owner, "rho", rho, fix, above=0, below=1)
+        self._gamma = check_number(owner, "gamma", gamma, fix, at_least=0, below=1)
+        self._alpha = check_number(owner, "alpha", alpha, fix, at_least=0)
+        self._sigma = check_number(owner, "sigma", sigma, fix, above=0, below=1)
+        self._trials = check_count(owner, "trials", trials, fix)
         self._kept: Callable[[], Sequence[Any]] = tuple
-        self._rho, self._gamma, self._alpha, self._sigma, self._trials = rho, gamma, alpha, sigma, trials
         self._rows: dict[Any, Any] = {}
         self._loss: Any = None
         self._value: Any = None

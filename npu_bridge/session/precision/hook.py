@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from npu_bridge.base.errors import check_count
+from npu_bridge.base.arguments import check_count
 from npu_bridge.session.precision.accelerate import Progress
 from npu_bridge.session.precision.live_session import attach, policy_of_last_step
 from npu_bridge.session.precision.policy import Precision

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.classes import change_class
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.tf_internals.training import is_graph_network, set_dtype_policy
@@ -71,11 +72,10 @@ def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
     Returns:
       A new model, not compiled, with the names of the old one; or the same one when its class is its own.
     Raises:
-      TypeError: it is no Keras model.
+      TypeError: it is not a Keras model.
       ValueError: it cannot be rebuilt.
     """
-    if not isinstance(model, tf.keras.Model):
-        raise TypeError(message(owner, "model is none", "a Keras model", type(model).__name__, "Pass model=None."))
+    check_instance(owner, "model", model, tf.keras.Model, "a Keras model", "Pass model=None.")
     if is_graph_network(model) or isinstance(model, tf.keras.Sequential):
         changed = _rebuilt(model, dtypes, owner)
     else:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from npu_bridge.base.arguments import check_instance
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.base.files import write_whole
 from npu_bridge.session.precision.mixlist import Mixlist
@@ -119,9 +120,8 @@ def _update(graph, change):
 
 def _check(where: str, op_type: Any) -> None:
     expected = "the type of a TensorFlow operator with a floating dtype"
-    if not isinstance(op_type, str):
-        fix = 'Pass "Softmax", for example; op.type tells that of an operator.'
-        raise TypeError(message(where, "the operator type is no text", expected, repr(op_type), fix))
+    fix = 'Pass "Softmax", for example; op.type tells that of an operator.'
+    check_instance(where, "the operator type", op_type, str, "a text", fix, expected)
     is_known = op_type.isidentifier() and hasattr(tf.raw_ops, op_type)
     if is_known and has_floating_type(op_type):
         return

@@ -127,7 +127,7 @@ def test_files_say_the_same(tmp_path):
         ("tf.nn.softmax", ValueError, "no such operator type"),
         ("VarHandleOp", ValueError, "no floating dtype"),
         ("StringJoin", ValueError, "no floating dtype"),
-        (tf.nn.softmax, TypeError, "no text"),
+        (tf.nn.softmax, TypeError, "not a text"),
     ],
 )
 def test_what_is_no_type_to_lower(register, op_type, kind, blamed, graph):

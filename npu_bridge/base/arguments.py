@@ -1,0 +1,132 @@
+"""The one checker of arguments: numbers, counts, switches, words, types and lists.
+
+Each function returns the value in its plain form. Of the wrong type it is a TypeError, otherwise wrong a ValueError,
+whose text names the argument, what was expected and got, and how to fix it.
+
+In all of them, `owner` is the class or function that was called, `name` the argument, and `fix` a sentence saying what
+to do, for what the function itself cannot know.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from npu_bridge.base.errors import did_you_mean, message, shown
+
+_IN_RANGE = "Choose one in that range."
+
+
+def is_number(value: Any) -> bool:
+    """True for real numbers of Python and numpy, not for booleans."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_integer(value: Any) -> bool:
+    """True for integers of Python and numpy, not for booleans."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_number(
+    owner: str,
+    name: str,
+    value: Any,
+    fix: str = "",
+    *,
+    above: float = -math.inf,
+    at_least: float | None = None,
+    below: float = math.inf,
+    at_most: float | None = None,
+) -> float:
+    """A finite number within bounds, of which `at_least` and `at_most` are allowed themselves."""
+    low = f"{above:g} <" if at_least is None else f"{at_least:g} <="
+    high = f"< {below:g}" if at_most is None else f"<= {at_most:g}"
+    expected = f"{low} {name} {high}"
+    if not is_number(value):
+        problem = f"{name} is not a number"
+        raise TypeError(message(owner, problem, expected, shown(value), fix or "Pass a number."))
+    try:
+        number = float(value)
+    except OverflowError:  # an integer above all floats
+        number = math.inf
+    is_above = number > above if at_least is None else number >= at_least
+    if not is_above or not (number < below if at_most is None else number <= at_most):
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix or _IN_RANGE))
+    return number
+
+
+def check_count(
+    owner: str,
+    name: str,
+    value: Any,
+    fix: str = "",
+    *,
+    at_least: int | None = 1,
+    at_most: int | None = None,
+    what: str = "a whole number",
+) -> int:
+    """An integer within bounds; `what` it is, for the message."""
+    bounds = (f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None)
+    expected = ", ".join(filter(None, (what, " and ".join(bounds))))
+    if not is_integer(value):
+        raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix or "Pass an int."))
+    if (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
+        raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix or _IN_RANGE))
+    return int(value)
+
+
+def check_switch(
+    owner: str, name: str, value: Any, fix: str = "Give one of them.", *, takes_numbers: bool = False
+) -> bool:
+    """True or False, from a boolean of Python or numpy; with `takes_numbers` also from 1 or 0."""
+    is_boolean = type(value).__name__ in ("bool", "bool_")  # numpy's need not be loaded here
+    if not is_boolean and not (takes_numbers and is_integer(value) and value in (0, 1)):
+        raise TypeError(message(owner, f"{name} is a switch", "True or False", shown(value), fix))
+    return bool(value)
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose one.") -> str:
+    """One of a few words; another one, and what is none, is a ValueError with the nearest word, else with `fix`."""
+    choices = list(choices)
+    if not isinstance(value, str) or value not in choices:
+        expected = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
+        fix = did_you_mean(value, choices if isinstance(value, str) else (), fix)
+        raise ValueError(message(owner, f"{name} is unknown", expected, shown(value), fix))
+    return value
+
+
+def check_instance(
+    owner: str, name: str, value: Any, kind: type | tuple, what: str, fix: str, expected: str = ""
+) -> Any:
+    """An object of a class, or of one of several; `what` such an object is called, and `expected` in more words."""
+    if not isinstance(value, kind):
+        raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
+    return value
+
+
+def check_list(owner: str, name: str, value: Any, fix: str, what: str = "a list", expected: str = "") -> list:
+    """A list of what can be iterated over, but for texts and dictionaries; words as in `check_instance`."""
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise TypeError(message(owner, f"{name} is not {what}", expected or what, shown(value), fix))
+    return list(value)
+
+
+def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
+    """A list of texts."""
+    texts = check_list(owner, name, value, fix, "a list of texts")
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(message(owner, f"{name} is not a list of texts", "a list of texts", shown(value), fix))
+    return texts
+
+
+def check_pattern(owner: str, name: str, value: Any, fix: str = "Escape special characters with a backslash.") -> str:
+    """A regular expression; what is none, of whatever type, is a ValueError with the reason."""
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        problem = f"{name} cannot be read ({error})"
+        raise ValueError(message(owner, problem, "a regular expression", shown(value), fix)) from error
+    return value
