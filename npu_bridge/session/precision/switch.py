@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from typing import Callable
 
-import tensorflow as tf
+import numpy as np
 
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
+from npu_bridge.collective.apart import GraphApart
 from npu_bridge.options import AccelerateTrainMode
 from npu_bridge.session.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
 
 _LOG = logger(__name__)
+_BALLOT = "npu_bridge_precision_ballot"
 
 
 class Switch:
@@ -34,7 +36,7 @@ class Switch:
         self._started: set[frozenset[str]] = set()
         self._fallback: Callable[[], Progress] | None = None
         self._has_warned = False
-        self._maximum: _MaximumOverRanks | None = None
+        self._maximum: GraphApart | None = None
         self._runs_to_skip = 0
 
     def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
@@ -120,8 +122,8 @@ class Switch:
             self._runs_to_skip -= 1
             return 1
         if self._maximum is None:
-            self._maximum = _MaximumOverRanks(communicator)
-        most = self._maximum.of(runs_left)
+            self._maximum = GraphApart(lambda own: communicator.reduce(own, "max", _BALLOT), np.int64(0))
+        most = int(self._maximum.run(runs_left))
         self._runs_to_skip = max(most - 1, 0)
         if most == 0:
             self._maximum.close()
@@ -130,20 +132,3 @@ class Switch:
     def _say(self, text: str, *values: object) -> None:
         if environment.probable_rank() == 0:
             _LOG.info(text, *values)
-
-
-class _MaximumOverRanks:
-    """The maximum of a number over all ranks, by an all-reduce in a graph and a session of its own."""
-
-    def __init__(self, communicator):
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1)
-        with tf.Graph().as_default() as graph:
-            self._own = tf.compat.v1.placeholder(tf.int64, [])
-            self._most = communicator.reduce(self._own, "max", "npu_bridge_precision_ballot")
-        self._session = tf.compat.v1.Session(graph=graph, config=config)
-
-    def of(self, number: int) -> int:
-        return int(self._session.run(self._most, {self._own: number}))
-
-    def close(self) -> None:
-        self._session.close()
