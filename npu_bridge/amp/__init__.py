@@ -8,7 +8,7 @@ _PLACES = {
     "Configuration": "npu_bridge.amp.configuration:Configuration",
     "DynamicLossScaleManager": "npu_bridge.amp.loss_scale:DynamicLossScaleManager",
     "GroupLossScaleManager": "npu_bridge.amp.groups:GroupLossScaleManager",
-    "LEVELS": "npu_bridge.amp.levels:LEVELS",
+    "LEVELS": "npu_bridge.session.precision.levels:LEVELS",
     "configure": "npu_bridge.amp.configuration:configure",
     "export_float32": "npu_bridge.session.precision.float32_export:export_float32",
     "float_function": "npu_bridge.amp.casts:float_function",
@@ -22,7 +22,7 @@ _PLACES = {
     "state_dict": "npu_bridge.amp.scaling:state_dict",
     "unscaled_gradients": "npu_bridge.amp.scaling:unscaled_gradients",
 }
-_MODULES = ("apex", "casts", "configuration", "groups", "levels", "loss_scale", "scaling")
+_MODULES = ("apex", "casts", "configuration", "groups", "loss_scale", "scaling")
 
 __all__ = list(_PLACES)
 __getattr__ = lazy.attributes(__name__, {**_PLACES, **lazy.submodules(__name__, *_MODULES)})

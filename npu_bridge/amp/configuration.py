@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.amp.casts import registered_casts
-from npu_bridge.amp.levels import DYNAMIC, LOW_DTYPES, Properties, properties_of, read_dtype
 from npu_bridge.amp.loss_scale import DynamicLossScaleManager, check_apex
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message, say_once, shown, unknown_keyword
@@ -22,9 +21,10 @@ from npu_bridge.gradients.stand_ins import check_takes_stand_ins
 from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.session.precision.functions import follow, low_precision
 from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
+from npu_bridge.session.precision.levels import BATCH_NORM_TYPES, DYNAMIC, Properties, properties_of, read_dtype
 from npu_bridge.session.precision.narrow_variables import stored_in
 from npu_bridge.session.precision.op_lists import OpLists
-from npu_bridge.session.precision.opt_level import BATCH_NORM_TYPES, LossScale, OptLevel
+from npu_bridge.session.precision.opt_level import LossScale, OptLevel
 from npu_bridge.session.precision.policy import Precision
 
 _OWNER = "amp.configure"
@@ -84,9 +84,7 @@ class Configuration:
     @property
     def op_lists(self) -> OpLists:
         """Operator types that do otherwise than the mode of a session: batch normalisation, and what was registered."""
-        lists = OpLists()
-        if self.properties.patch_functions or self.properties.keep_batchnorm_fp32:
-            lists = lists.with_float(*BATCH_NORM_TYPES)
+        lists = self.properties.op_lists()
         if self.precision_mode == "origin":
             return lists
         if self.precision_mode == "fp16":  # the norm by which gradients are judged is a sum of squares
@@ -103,11 +101,7 @@ class Configuration:
     @property
     def precision_mode(self) -> str:
         """The option `precision_mode_v2` that goes with it."""
-        if not (self.properties.patch_functions or self._is_cast):
-            return "origin"
-        if self.low_dtype == "bfloat16":
-            return "mixed_bfloat16"
-        return "fp16" if self._is_cast else "mixed_float16"
+        return self.properties.precision_mode(self.low_dtype)
 
     def options(self, folder: str | None = None) -> dict[str, str]:
         """The level as arguments of `NPURunConfig`; the session's `parameter_map` knows them by the same names.
@@ -172,7 +166,7 @@ class Configuration:
                 follow(self.model, precision)
             return self.model
         dtypes = {"half": self.low_dtype, "float": "float32"}
-        layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self._is_cast else {}
+        layers = {name: dtypes[kind] for name, kind in self._casts.layers.items()} if self.properties.is_cast else {}
         self.model = with_dtypes(
             model,
             ModelDtypes(
@@ -210,12 +204,8 @@ class Configuration:
         return self.optimizer
 
     @property
-    def _is_cast(self) -> bool:
-        return self.properties.cast_model_type in LOW_DTYPES
-
-    @property
     def _has_narrow_variables(self) -> bool:
-        return self._is_cast and not self.properties.master_weights
+        return self.properties.is_cast and not self.properties.master_weights
 
     def _new_manager(self, number: int) -> LossScaleManager | None:
         if self.properties.loss_scale == DYNAMIC:
@@ -262,7 +252,7 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
     num_losses = check_count(_OWNER, "num_losses", given.pop("num_losses", 1))
     user_cast = given.pop("user_cast_preferred", None)
     asked = given.pop("low_dtype", None)
-    properties = properties_of(level, given)
+    properties = properties_of(_OWNER, level, given)
     if user_cast is not None:
         _check_user_cast(level, properties, user_cast)
     low_dtype = _read_low_dtype(level, properties, asked)
@@ -275,10 +265,9 @@ def configure(level: str = "O1", optimizer: Any = None, model: Any = None, **ove
 
 
 def _read_low_dtype(level: str, properties: Properties, asked: Any) -> str:
-    is_cast = properties.cast_model_type in LOW_DTYPES
     if asked is None:
-        return str(properties.cast_model_type) if is_cast else "float16"
-    dtype = read_dtype("low_dtype", asked)
+        return str(properties.cast_model_type) if properties.is_cast else "float16"
+    dtype = read_dtype(_OWNER, "low_dtype", asked)
     if not properties.patch_functions or dtype == "float32":
         fix = "Pass cast_model_type, which says it, or use O1."
         problem = f"low_dtype does not go with {level}: it is the 16 bits of lists of operators"

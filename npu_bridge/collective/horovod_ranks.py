@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import environment, horovod_internals
 from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective import horovod_restart, rendezvous
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.communicator import Communicator
 from npu_bridge.collective.horovod_tensors import (
     all_reduce_dtype,
@@ -163,15 +165,13 @@ class HorovodCommunicator(Communicator):
         return horovod_internals.declared_process_sets(self._hvd)
 
     def _gather_lists(self, numbers, meeting):
-        # A graph and a session of its own: the caller may be building a TF 1 graph, or have no session yet. Not
-        # touching GPUs here leaves their set-up to the caller's first session.
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
-        with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
-            own = tf.compat.v1.placeholder(tf.int64, [None])
-            lengths = self._hvd.allgather(tf.shape(own), name=f"{meeting}_lengths", process_set=self._process_set)
-            joined = self._hvd.allgather(own, name=meeting, process_set=self._process_set)
-            with tf.compat.v1.Session(graph=graph, config=config) as session:
-                lengths, joined = session.run([lengths, joined], {own: list(numbers)})
+        def gather(length, own):
+            return [
+                self._hvd.allgather(length, name=f"{meeting}_lengths", process_set=self._process_set),
+                self._hvd.allgather(own, name=meeting, process_set=self._process_set),
+            ]
+
+        lengths, joined = run_apart(gather, np.array([len(numbers)], np.int32), np.array(numbers, np.int64))
         lists, start = [], 0
         for length in lengths:
             lists.append([int(number) for number in joined[start : start + length]])

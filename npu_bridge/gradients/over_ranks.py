@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import message, say_once
 from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
-from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.collective.composed import sum_over_ranks, without_gradient
 from npu_bridge.gradients.graph_mode import building_graph
 from npu_bridge.gradients.stages.all_reduce import fragments_of
 from npu_bridge.gradients.start_values import watch_graph

@@ -24,6 +24,7 @@ from npu_bridge.base.tf_internals.training import (
     saved_as,
     variables_by_key,
 )
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import kept_state, rank_values
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, pipelines_in
 
@@ -191,11 +192,9 @@ def _restore_by(plan, saver, session, path):
 def _values(path, keys, parts, dtypes):
     if not keys:
         return []
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
-        tensors = tf.raw_ops.RestoreV2(prefix=path, tensor_names=keys, shape_and_slices=parts, dtypes=dtypes)
-        with tf.compat.v1.Session(graph=graph, config=config) as session:
-            return session.run(tensors)
+    return run_apart(
+        lambda: tf.raw_ops.RestoreV2(prefix=path, tensor_names=keys, shape_and_slices=parts, dtypes=dtypes)
+    )
 
 
 def _mean(rows):

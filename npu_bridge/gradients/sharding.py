@@ -41,7 +41,7 @@ class ShardedOptimizer(InnerOptimizer):
       inner: the optimizer around which gradients were reduced.
       name: prefix of the transfers' names; the same on every rank.
     Raises:
-      ValueError: the optimizer itself clips by the global norm, which no rank could compute from its own share.
+      ValueError: an update needs all gradients at once, to clip by their global norm, say, and no rank has them.
     Ranks: collective. With one rank it is the inner optimizer.
     """
 
@@ -52,15 +52,7 @@ class ShardedOptimizer(InnerOptimizer):
         self._owners = {}
         self._parts = []
         self._prepared = set()
-        norm = getattr(inner.optimizer, "global_clipnorm", None)
-        if norm is not None:
-            problem = (
-                "with is_weight_update_sharding no rank updates all variables, so the inner optimizer cannot clip "
-                "by their global norm"
-            )
-            expected = "global_clipnorm=None"
-            fix = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
-            raise ValueError(message("NPUDistributedOptimizer", problem, expected, str(norm), fix))
+        _check_can_be_shared(inner.optimizer)
 
     def compute_gradients(self, loss, **arguments):
         grads_and_vars = self._inner.compute_gradients(loss, **arguments)
@@ -152,6 +144,20 @@ class ShardedOptimizer(InnerOptimizer):
                 # Where all of it is this rank's own, the others need the transfer nevertheless.
                 assigned += _assign_others(joined, pieces, ranks.rank) or [never_pruned(joined)]
         return assigned
+
+
+def _check_can_be_shared(optimizer):
+    problem = "with is_weight_update_sharding no rank updates all variables, so the inner optimizer cannot "
+    norm = getattr(optimizer, "global_clipnorm", None)
+    if norm is not None:
+        problem, expected, got = f"{problem}clip by their global norm", "global_clipnorm=None", str(norm)
+        fix = "Clip with tf.clip_by_global_norm between compute_gradients and apply_gradients."
+    elif getattr(optimizer, "needs_all_gradients", False):
+        problem, expected = f"{problem}need all gradients at once", "one that updates each variable by itself"
+        got, fix = type(optimizer).__name__, "Use is_weight_update_sharding=False."
+    else:
+        return
+    raise ValueError(message("NPUDistributedOptimizer", problem, expected, got, fix))
 
 
 def _pieces(by_owner):

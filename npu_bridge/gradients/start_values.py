@@ -23,6 +23,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import agreement, first_run
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.stage import Stage
 
@@ -259,7 +260,7 @@ def _batches(positions, variables):
 
 
 def _all_gather(ranks, numbers):
-    return _outside([np.array(numbers, np.int64)], lambda tensor: ranks.all_gather(tensor, _MEETING))[0]
+    return run_apart(lambda own: ranks.all_gather(own, _MEETING), np.array(numbers, np.int64))
 
 
 def _shaped_as_on_rank_0(ranks, values):
@@ -271,14 +272,4 @@ def _shaped_as_on_rank_0(ranks, values):
 
 
 def _of_rank_0(ranks, values):
-    return _outside(values, lambda tensor: ranks.broadcast(tensor, 0, _MEETING))
-
-
-def _outside(values, move):
-    """Moves values between ranks in a graph and a session of their own, which leave GPUs to the caller's session."""
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
-    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
-        given = [tf.compat.v1.placeholder(value.dtype, value.shape) for value in values]
-        moved = [move(tensor) for tensor in given]
-        with tf.compat.v1.Session(graph=graph, config=config) as session:
-            return session.run(moved, dict(zip(given, values)))
+    return run_apart(lambda *given: [ranks.broadcast(tensor, 0, _MEETING) for tensor in given], *values)

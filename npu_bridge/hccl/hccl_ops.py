@@ -15,10 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.arguments import is_integer
-from npu_bridge.collective.blocks import exchange_blocks
-from npu_bridge.collective.differentiable import sum_over_ranks, without_gradient
+from npu_bridge.collective.composed import exchange_blocks, receive_from, send_to, sum_over_ranks, without_gradient
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.collective.pairs import receive_from, send_to
 from npu_bridge.collective.plan_of_transfers import announce
 from npu_bridge.hccl.checks import BROADCASTABLE, MOVABLE, REDUCIBLE, Call, addresses_needed
 

@@ -29,10 +29,9 @@ from npu_bridge.launch.job.output import LOG_FILES
 from npu_bridge.launch.job.rank_process import rank_command, rank_defaults
 from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
 from npu_bridge.launch.outputs import check_file, own_output
-from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
-from npu_bridge.launch.timeline import FILES, Recording
+from npu_bridge.launch.timeline import FILES, Recording, announce_split
 
 __all__ = ["COMMANDS", "main", "run_script"]
 

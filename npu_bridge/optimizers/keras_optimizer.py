@@ -47,6 +47,11 @@ class _KerasFace:
     other_keywords = _OF_ALL
     iterations: Any
 
+    @property
+    def needs_all_gradients(self) -> bool:
+        """True where one update needs the norm of all gradients, so that ranks cannot share the work."""
+        return self.rule.uses_global_norm
+
     def _take_rule(self, arguments, groups):
         """Keeps the rule and its groups; returns the arguments that every Keras optimizer has."""
         base = {key: arguments.pop(key) for key in _OF_ALL if key in arguments}

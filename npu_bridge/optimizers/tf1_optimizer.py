@@ -51,9 +51,9 @@ class Tf1Optimizer(tf.compat.v1.train.Optimizer):
         return self.rule.learning_rate
 
     @property
-    def global_clipnorm(self) -> Any:
-        """Not None where one update needs the norm of all gradients, so that ranks cannot share the work."""
-        return True if self.rule.uses_global_norm else None
+    def needs_all_gradients(self) -> bool:
+        """True where one update needs the norm of all gradients, so that ranks cannot share the work."""
+        return self.rule.uses_global_norm
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         """Updates the variables; see `tf.compat.v1.train.Optimizer.apply_gradients`."""

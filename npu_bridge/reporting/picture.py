@@ -1,25 +1,26 @@
-"""Draws a training run with matplotlib: loss above, loss scale below, overflows and restarts marked."""
+"""Draws a training or a plan with matplotlib, into PNG files that a person asks for; pages have SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.collective.cost_model import Prediction
 from npu_bridge.reporting.history import History, StepRow, laid_out
-from npu_bridge.reporting.picture_style import INK, QUIET, new_figure, tidy, write_png
+from npu_bridge.reporting.page.axes import doublings, falls_by_much
+from npu_bridge.reporting.page.curves import trend_of
+from npu_bridge.reporting.picture_style import INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
-_LOSS = "#1f6feb"
-_SCALE = "#0f8a72"
-_OVERFLOW = "#d9480f"
+_BLUE = "#1f6feb"
+_GREEN = "#0f8a72"
+_RED = "#d9480f"
 
 
 def draw_training(history: History, path: str, title: str = "") -> None:
-    """Draws a history into a PNG file.
+    """Draws a history into a PNG file: loss above, loss scale below, overflows and restarts marked.
 
     Args:
       history: the run; several sessions become one picture with their restarts marked.
@@ -51,25 +52,36 @@ def draw_training(history: History, path: str, title: str = "") -> None:
     Secondary(f"the picture {path}").attempt(write_png, figure, path)
 
 
-def smooth(values: Sequence[float], reach: int) -> np.ndarray:
-    """Centred weighted mean: a value counts less the further away it is, and not at all beyond `reach`.
-
-    It does not lag behind a falling curve. At both ends the window is cut off; values that are not finite are
-    passed over, and where a window holds none that is, the result is NaN.
+def draw_plan(predictions: Sequence[Prediction], compute_secs: float, path: str) -> None:
+    """Draws predictions into a PNG file: step time over ranks, and how much of it is communication that nothing hides.
 
     Args:
-      values: the raw curve.
-      reach: how many neighbours on each side take part; 0 leaves the curve as it is.
+      predictions: in ascending order of ranks, at least one.
+      compute_secs: the step on one rank.
+      path: the file to write, overwritten if it is such a picture.
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+      OSError: the file cannot be written, or is somebody else's.
     """
-    raw = np.asarray(values, float)
-    finite = np.isfinite(raw)
-    weights = (reach + 1.0 - np.abs(np.arange(-reach, reach + 1))) / (reach + 1.0)
-
-    def spread(signal):
-        return np.convolve(signal, weights)[reach : reach + len(raw)]
-
-    total, share = spread(np.where(finite, raw, 0.0)), spread(finite.astype(float))
-    return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
+    figure = new_figure("draw_plan", 4.4)
+    axis = figure.subplots()
+    ranks = [prediction.ranks for prediction in predictions]
+    milliseconds = [1000 * prediction.step_secs for prediction in predictions]
+    unset = [1000 * prediction.default_step_secs for prediction in predictions]
+    floor = [1000 * compute_secs] * len(ranks)
+    axis.fill_between(ranks, floor, milliseconds, color=_RED, alpha=0.18, linewidth=0, label="exposed communication")
+    axis.fill_between(ranks, 0, floor, color=_GREEN, alpha=0.18, linewidth=0, label="computation")
+    axis.plot(ranks, unset, color=QUIET, linewidth=1.4, linestyle=(0, (4, 3)), label="step, unset split")
+    axis.plot(ranks, milliseconds, color=_BLUE, linewidth=2.2, marker="o", markersize=4, label="step, best split")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ranks, [str(number) for number in ranks])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("ranks")
+    axis.set_ylabel("ms")
+    axis.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
+    tidy(axis)
+    write_png(figure, path, PLAN_FILES, Software=SOFTWARE)
 
 
 def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: float | None):
@@ -78,10 +90,10 @@ def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: 
     if not points:
         return
     x, losses = zip(*points)
-    axis.plot(x, losses, color=_LOSS, alpha=0.22, linewidth=1.0)
-    axis.plot(x, smooth(losses, reach=len(losses) // 40), color=_LOSS, linewidth=2.2, solid_capstyle="round")
+    axis.plot(x, losses, color=_BLUE, alpha=0.22, linewidth=1.0)
+    axis.plot(x, trend_of(losses), color=_BLUE, linewidth=2.2, solid_capstyle="round")
     finite = [loss for loss in losses if math.isfinite(loss)]
-    if finite and min(finite) > 0 and max(finite) / min(finite) > 20:
+    if finite and falls_by_much(min(finite), max(finite)):
         axis.set_yscale("log")
     if last_loss is not None and math.isfinite(last_loss):
         axis.annotate(
@@ -90,7 +102,7 @@ def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: 
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            color=_LOSS,
+            color=_BLUE,
             fontweight="bold",
             annotation_clip=False,
         )
@@ -99,16 +111,15 @@ def _draw_loss(axis, places: Sequence[int], rows: Sequence[StepRow], last_loss: 
 def _draw_scale(axis, places: Sequence[int], rows: Sequence[StepRow]):
     points = [(place, row.loss_scale, row.skipped) for place, row in zip(places, rows) if row.loss_scale]
     scales = [scale for _, scale, _ in points]
-    axis.step([place for place, _, _ in points], scales, where="mid", color=_SCALE, linewidth=1.8)
+    axis.step([place for place, _, _ in points], scales, where="mid", color=_GREEN, linewidth=1.8)
     axis.set_yscale("log", base=2)
     axis.set_ylabel("loss scale")
-    # One power of two outside the data, so that a constant scale is a line in the middle.
-    finite = [scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0]
-    axis.set_ylim(2.0 ** (math.floor(math.log2(min(finite))) - 1), 2.0 ** (math.ceil(math.log2(max(finite))) + 1))
+    y = doublings([scale for scale in scales if math.isfinite(scale) and scale > 0] or [1.0])
+    axis.set_ylim(y.low, y.high)
     overflows = [(place, scale) for place, scale, skipped in points if skipped]
     if overflows:
         label = f"overflow, {format_steps(len(overflows))} skipped"
-        axis.scatter(*zip(*overflows), marker="v", s=34, color=_OVERFLOW, zorder=3, label=label)
+        axis.scatter(*zip(*overflows), marker="v", s=34, color=_RED, zorder=3, label=label)
         axis.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
 

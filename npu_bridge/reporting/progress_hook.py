@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import time
 from typing import Callable, TextIO
@@ -11,7 +12,6 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.reporting.output import PlainOutput, choose_output
-from npu_bridge.reporting.pace import Pace
 from npu_bridge.reporting.progress_line import Progress, format_progress, format_skip_note
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import steps_per_run
@@ -173,3 +173,39 @@ class ProgressHook(StepHook):
         )
         self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now
+
+
+class Pace:
+    """Steps per second, of late and on the whole, from marks of (steps tried so far, time now).
+
+    The first mark is only the starting line. Place it after the first steps, so that start-up (building,
+    compiling, filling queues) does not count.
+
+    Args:
+      window: how many of the latest intervals between marks make up the recent pace.
+    """
+
+    def __init__(self, window: int = 8):
+        self._first: tuple[int, float] | None = None
+        self._marks: collections.deque[tuple[int, float]] = collections.deque(maxlen=window + 1)
+
+    def mark(self, steps: int, now_secs: float) -> None:
+        """Records that `steps` steps have been tried at this time. Marks must not go backwards."""
+        if self._first is None:
+            self._first = (steps, now_secs)
+        self._marks.append((steps, now_secs))
+
+    @property
+    def recent(self) -> float | None:
+        """Steps per second over the window; None before the second mark."""
+        return self._between(self._marks[0]) if self._marks else None
+
+    @property
+    def overall(self) -> float | None:
+        """Steps per second since the first mark; None before the second mark."""
+        return self._between(self._first) if self._first else None
+
+    def _between(self, start: tuple[int, float]) -> float | None:
+        steps, now = self._marks[-1]
+        elapsed = now - start[1]
+        return (steps - start[0]) / elapsed if elapsed > 0 else None

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable, TextIO
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.options import of_graph
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import HISTORY_FILE, History
@@ -176,10 +178,8 @@ def places_of_ranks() -> list[dict[str, Any]]:
         return [_this_place()]
     own = json.dumps(_this_place()).encode("utf-8")
     own = (own if len(own) <= _RANK_BYTES else b"{}").ljust(_RANK_BYTES)
-    settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})  # those are left to the training's own session
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as session:
-        numbers = tf.constant([list(own)], tf.int32)
-        found = session.run(ranks.all_gather(numbers, name="report_places_of_ranks"))
+    numbers = np.array([list(own)], np.int32)
+    found = run_apart(lambda row: ranks.all_gather(row, name="report_places_of_ranks"), numbers)
     return [json.loads(bytes(row.tolist()).decode("utf-8")) for row in found]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from npu_bridge.reporting.page.axes import round_numbers
 from npu_bridge.reporting.picture_style import GRID, INK, svg_picture, svg_text
 from npu_bridge.reporting.step_trace import Interval, StepTrace, Transfer, union
 
@@ -86,10 +87,7 @@ class _Scale:
 
     def ticks_ms(self) -> list[float]:
         """Round times, 5 to 12 of them, from 0."""
-        rough = self.duration_ms / 10
-        power = 10.0 ** math.floor(math.log10(rough))
-        pace = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-        return [number * pace for number in range(int(self.duration_ms / pace * (1 + 1e-9)) + 1)]
+        return round_numbers(0.0, self.duration_ms, 10)
 
 
 def _rows(trace: StepTrace) -> list[_Row]:

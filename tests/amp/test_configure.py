@@ -13,7 +13,7 @@ from npu_bridge import amp
 from npu_bridge.npu_init import NPUOptimizer
 from npu_bridge.session.precision import OpLists
 from npu_bridge.session.precision.batch_norm import BatchNormalizationIn16Bits
-from npu_bridge.session.precision.opt_level import BATCH_NORM_TYPES
+from npu_bridge.session.precision.levels import BATCH_NORM_TYPES
 
 layers = tf.keras.layers
 tf1 = tf.compat.v1

@@ -301,6 +301,11 @@ def test_arguments_are_checked(arguments, expected):
         boost.SubspaceNewton(**{"basis": basis_of(2), **arguments})
 
 
+def test_ranks_cannot_share_its_update():
+    with pytest.raises(ValueError, match="is_weight_update_sharding.* got SubspaceNewton"):
+        NPUDistributedOptimizer(boost.SubspaceNewton(basis_of(2)), is_weight_update_sharding=True)
+
+
 def test_a_basis_of_other_variables_is_refused():
     variables = [tf.Variable([1.0] * 6, name="frist"), tf.Variable([1.0] * 4, name="second")]
     newton = boost.SubspaceNewton(basis_of(2))

@@ -23,8 +23,8 @@ from npu_bridge.launch.compare import compare
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import plan_job
 from npu_bridge.launch.predict.command import plan
-from npu_bridge.launch.predict.split import announce_split
 from npu_bridge.launch.report import report
+from npu_bridge.launch.timeline import announce_split
 from tests.launch.test_hosts import write_table
 from tests.reporting.test_page import write_history
 

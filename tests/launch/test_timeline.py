@@ -11,8 +11,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import MADE_BY
-from npu_bridge.launch.predict.split import announce_split
-from npu_bridge.launch.timeline import Recording, take_recording
+from npu_bridge.launch.timeline import Recording, announce_split, take_recording
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 PLAIN_SESSION = """

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
-from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
+from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
 
 Halving = tf.keras.optimizers.schedules.ExponentialDecay
@@ -231,6 +231,14 @@ def test_global_norm_bounds_all_gradients_together():
     optimizer = keras.BertAdam(1.0, beta_1=0.0, beta_2=0.0, epsilon=1.0, weight_decay=0.0, max_grad_norm=0.5)
     optimizer.apply_gradients(zip([tf.constant([3.0]), tf.constant([4.0])], variables))
     np.testing.assert_allclose([v.numpy()[0] for v in variables], [-0.3 / 1.3, -0.4 / 1.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("module", [tf1, keras, keras_legacy])
+def test_ranks_cannot_share_an_update_that_needs_the_norm_of_all_gradients(module):
+    for make in (lambda: module.LAMB(use_global_norm=True), lambda: module.BertAdam(0.1, max_grad_norm=1.0)):
+        with pytest.raises(ValueError, match="is_weight_update_sharding.*all gradients at once"):
+            NPUDistributedOptimizer(make(), is_weight_update_sharding=True)
+    NPUDistributedOptimizer(module.LAMB(), is_weight_update_sharding=True)
 
 
 @pytest.mark.parametrize("module", [keras, keras_legacy])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npu_bridge.reporting.pace import Pace
+from npu_bridge.reporting.progress_hook import Pace
 
 
 def test_unknown_before_the_second_mark():

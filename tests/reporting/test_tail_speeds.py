@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npu_bridge.reporting.step_trace import StepTrace, Transfer
-from npu_bridge.reporting.tail_speeds import measured_speeds
+from npu_bridge.reporting.tail_report import measured_speeds
 
 
 def step(*transfers, rank=0, backward_end_ms=30.0):

@@ -10,12 +10,14 @@ import string
 import sys
 import tempfile
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective, session
 from npu_bridge.base.errors import did_you_mean, message, say_once
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -281,12 +283,7 @@ class NPUEstimator(tf.estimator.Estimator):
             reached = next((int(reader.get_tensor(name)) for name in _STEP_NAMES if reader.has_tensor(name)), 0)
         if ranks.size == 1:
             return reached
-        # Without GPUs: how their memory is used is left to the training's own session.
-        settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=settings) as small_session:
-            own = tf.compat.v1.placeholder(tf.int64, [])
-            of_rank_0 = ranks.broadcast(own, root_rank=0, name="npu_estimator_reached_step")
-            return int(small_session.run(of_rank_0, {own: reached}))
+        return int(run_apart(lambda own: ranks.broadcast(own, 0, "npu_estimator_reached_step"), np.int64(reached)))
 
     def _evaluate_run(self, checkpoint_path, scaffold, update_op, eval_dict, all_hooks, output_dir):
         with contextlib.ExitStack() as stack:

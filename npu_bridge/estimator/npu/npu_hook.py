@@ -25,7 +25,7 @@ from npu_bridge.session import (
     remove_leftovers,
     space_for,
 )
-from npu_bridge.session.precision.progress_variables import ProgressVariablesHook
+from npu_bridge.session.precision.switch import ProgressVariablesHook
 
 __all__ = [
     "NPUBroadcastGlobalVariablesHook",

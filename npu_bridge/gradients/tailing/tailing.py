@@ -19,10 +19,12 @@ import hashlib
 import json
 import os
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals.graphs import brought_into, control_flow_context, control_outputs, update_input
 from npu_bridge.collective import Communicator, fragments, groups
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.gradients.tailing import branches
 from npu_bridge.gradients.tailing.overflow_bounds import OverflowBounds, UnknownCheckError
 from npu_bridge.gradients.tailing.report import NO_GRADIENTS, Fragment, TailingReport
@@ -130,12 +132,8 @@ def _are_alike_on_ranks(decisions, transfers, communicator):
     told = [[decision.op.type, name[scopes:]] for decision, name in zip(decisions, names)]
     told += [[transfer.op.type, transfer.size_bytes] for transfer in transfers]
     digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8).digest()
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=2)
-    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
-        own = tf.compat.v1.placeholder(tf.int64, [1])
-        of_ranks = communicator.all_gather(own, f"{_SCOPE}_decisions")
-        with tf.compat.v1.Session(graph=graph, config=config) as session:
-            digests = session.run(of_ranks, {own: [int.from_bytes(digest, "big", signed=True)]})
+    number = np.array([int.from_bytes(digest, "big", signed=True)])
+    digests = run_apart(lambda own: communicator.all_gather(own, f"{_SCOPE}_decisions"), number)
     return len(set(digests)) == 1
 
 

@@ -71,7 +71,7 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
 
 
 def _draw(predictions, training, path: str) -> None:
-    from npu_bridge.reporting.plan_picture import draw_plan
+    from npu_bridge.reporting.picture import draw_plan
 
     try:
         draw_plan(predictions, training.compute_secs, path)

@@ -115,7 +115,7 @@ def _add_callback(trial: Trial, module: types.ModuleType) -> None:
 
     @functools.wraps(fit)
     def watched(*arguments, **keywords):
-        from npu_bridge.launch.trials.keras_callback import CallbackOfTrial
+        from npu_bridge.launch.trials.hooks import CallbackOfTrial
 
         if imposed_options():
             _impose_on_functions()

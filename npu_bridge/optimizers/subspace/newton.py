@@ -55,6 +55,8 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     Ranks: applying gradients is collective.
     """
 
+    needs_all_gradients = True  # at once, so that ranks cannot share the work of an update
+
     def __init__(
         self,
         basis: Basis,
@@ -78,9 +80,6 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
         self._rows: dict[Any, Any] = {}
         self._loss: Any = None
         self._value: Any = None
-
-    # Whoever shares the work of an update between ranks leaves optimizers alone that need all gradients at once.
-    global_clipnorm = True
 
     def compute_gradients(self, loss, *arguments, **keywords):
         """As `tf.compat.v1.train.Optimizer.compute_gradients`; the loss is kept for the search along a line."""

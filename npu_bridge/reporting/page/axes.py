@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 _MOST_TICKS = 6
 _EMPTY = (0.0, 1.0)
-# A loss that falls by this much is drawn on a logarithmic axis, as in the picture of a training.
 _LOG_FROM = 20
 _LOG_TO = 1e150  # what is as good as zero has no place on it
 
@@ -69,12 +68,17 @@ def decades(numbers: Iterable[float], start: float, end: float) -> Axis:
 
 def of_losses(numbers: Iterable[float], start: float, end: float) -> Axis:
     """A logarithmic axis for positive numbers that fall by much, else a linear one."""
-    low, high = ends = _ends(numbers)
-    return (decades if low > 0 and _LOG_FROM < high / low < _LOG_TO else linear)(ends, start, end)
+    ends = _ends(numbers)
+    return (decades if falls_by_much(*ends) else linear)(ends, start, end)
 
 
-def doublings(numbers: Iterable[float], start: float, end: float) -> Axis:
-    """An axis of powers of two, one beyond the numbers on each side."""
+def falls_by_much(low: float, high: float) -> bool:
+    """Whether a curve between these numbers is drawn on a logarithmic axis."""
+    return low > 0 and _LOG_FROM < high / low < _LOG_TO
+
+
+def doublings(numbers: Iterable[float], start: float = 0.0, end: float = 1.0) -> Axis:
+    """An axis of powers of two, one beyond the numbers on each side: a constant number is in the middle."""
     low, high = _ends(numbers)
     first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
     return Axis(

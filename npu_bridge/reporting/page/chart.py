@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.axes import Axis
-from npu_bridge.reporting.page.curves import Bucket, Curves, Range
+from npu_bridge.reporting.page.curves import Bucket, Curves, Range, trend_of
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
 __all__ = ["LEFT", "RIGHT", "WIDTH", "charts", "drawn", "format_tick", "framed"]
@@ -145,15 +145,8 @@ def _stairs(points: Sequence[_Point], ahead: bool = False) -> list[_Point]:
 
 
 def _trend(run: Sequence[_Point]) -> list[_Point]:
-    """Centred means, weighted less the further away, over a fortieth of the curve on each side."""
-    reach = len(run) // 40
-    weights = [reach + 1 - abs(offset) for offset in range(-reach, reach + 1)]
-    smoothed = []
-    for at, point in enumerate(run):
-        begin = max(at - reach, 0)
-        near = [(weights[k - at + reach], run[k].mean) for k in range(begin, min(at + reach + 1, len(run)))]
-        smoothed.append(_flat(point.x, sum(w * mean for w, mean in near) / sum(w for w, _ in near)))
-    return smoothed
+    means = trend_of([point.mean for point in run])
+    return [_flat(point.x, mean) for point, mean in zip(run, means.tolist())]
 
 
 def _bands(runs: Iterable[Sequence[_Point]], y: Axis) -> list[str]:

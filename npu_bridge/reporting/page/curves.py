@@ -1,10 +1,12 @@
-"""Cuts a history into some hundred buckets of steps, each with its lowest, highest and mean values."""
+"""Cuts a history into some hundred buckets of steps, each with its lowest, highest and mean values; smooths curves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from npu_bridge.reporting.history import History, StepRow, laid_out
 
@@ -85,6 +87,32 @@ def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
     buckets = [_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
     restarts = [places[at - 1] for at in edges[1:-1]]
     return Curves(buckets, _speeds(rows, places, edges), restarts, size)
+
+
+def smooth(values: Sequence[float], reach: int) -> np.ndarray:
+    """Centred weighted mean: a value counts less the further away it is, and not at all beyond `reach`.
+
+    It does not lag behind a falling curve. At both ends the window is cut off; values that are not finite are
+    passed over, and where a window holds none that is, the result is NaN.
+
+    Args:
+      values: the raw curve.
+      reach: how many neighbours on each side take part; 0 leaves the curve as it is.
+    """
+    raw = np.asarray(values, float)
+    finite = np.isfinite(raw)
+    weights = (reach + 1.0 - np.abs(np.arange(-reach, reach + 1))) / (reach + 1.0)
+
+    def spread(signal):
+        return np.convolve(signal, weights)[reach : reach + len(raw)]
+
+    total, share = spread(np.where(finite, raw, 0.0)), spread(finite.astype(float))
+    return np.divide(total, share, out=np.full(len(raw), np.nan), where=share > 1e-9)
+
+
+def trend_of(values: Sequence[float]) -> np.ndarray:
+    """A curve smoothed over a fortieth of it on each side, as pictures and pages draw it."""
+    return smooth(values, reach=len(values) // 40)
 
 
 def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
+from npu_bridge.collective.apart import run_apart
 from npu_bridge.session.precision.keras_models import ModelDtypes, with_dtypes
 
 _OWNER = "amp.export_float32"
-_NARROW = (tf.float16, tf.bfloat16)
+_WRITTEN_AS = {tf.float16: "float32", tf.bfloat16: "float32", tf.string: object}  # by dtype; others stay as they are
 
 
 def export_float32(source: Any, path: str | None = None) -> Any:
@@ -34,20 +36,13 @@ def export_float32(source: Any, path: str | None = None) -> Any:
         fix = "Pass path=... of the new one."
         raise ValueError(message(_OWNER, "there is nowhere to write to", "another path", repr(path), fix))
     reader = tf.train.load_checkpoint(found)
-    names, values = [], []
-    for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-        value = reader.get_tensor(name)
-        names.append(name)
-        values.append(value.astype("float32") if dtype in _NARROW else value)
-    with tf.init_scope():
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            holders = [tf.compat.v1.placeholder(tf.as_dtype(_dtype_of(value))) for value in values]
-            write = tf.raw_ops.SaveV2(
-                prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=holders
-            )
-            session.run(write, dict(zip(holders, values)))
+    dtypes = dict(sorted(reader.get_variable_to_dtype_map().items()))
+    values = [np.asarray(reader.get_tensor(name), _WRITTEN_AS.get(dtype)) for name, dtype in dtypes.items()]
+
+    def write(*tensors):
+        return tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=[*dtypes], shape_and_slices=[""] * len(dtypes), tensors=tensors
+        )
+
+    run_apart(write, *values)
     return path
-
-
-def _dtype_of(value: Any) -> Any:
-    return tf.string if getattr(value, "dtype", None) is None or value.dtype.kind in "OSU" else value.dtype

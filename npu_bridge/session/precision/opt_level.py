@@ -14,16 +14,16 @@ Source: the levels of mixed-precision training with PyTorch, in the terms of Ten
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.session.precision.levels import DYNAMIC, LOW_DTYPES, Properties, level_of, read_loss_scale, read_truth
 from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16
 from npu_bridge.session.precision.op_lists import OpLists
 
-BATCH_NORM_TYPES = ("FusedBatchNormV2", "FusedBatchNormV3", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+_OWNER = "from_opt_level"
 _OVERRIDES = ("loss_scale", "low_dtype", "keep_batchnorm_fp32", "half_types", "float_types", "promote_types")
 # Start, growth and limits of the dynamic scale of these levels.
 _DYNAMIC = {
@@ -32,20 +32,6 @@ _DYNAMIC = {
     "decr_every_n_nan_or_inf": 1,
     "incr_ratio": 2,
     "decr_ratio": 0.5,
-}
-
-
-class _Level(NamedTuple):
-    mode: str
-    is_dynamic: bool
-    keeps_batchnorm: bool | None  # None: not a matter of choice
-
-
-_LEVELS = {
-    "O0": _Level("origin", False, None),
-    "O1": _Level("mixed_float16", True, None),
-    "O2": _Level("fp16", True, True),
-    "O3": _Level("fp16", False, False),
 }
 
 
@@ -114,44 +100,44 @@ def from_opt_level(level: str, **overrides: Any) -> OptLevel:
       level = from_opt_level("O1", float_types=["Softplus"])
       config = NPURunConfig(model_dir="out", **level.options("out"))
     """
-    if not isinstance(level, str) or level not in _LEVELS:
-        fix = did_you_mean(level, _LEVELS, "O1 is the usual one.")
-        raise ValueError(message("from_opt_level", "there is no such level", ", ".join(_LEVELS), repr(level), fix))
+    properties = level_of(_OWNER, level)
     for name in overrides:
         if name not in _OVERRIDES:
             fix = did_you_mean(name, _OVERRIDES, "Remove it: variables are float32 in every level.")
-            raise TypeError(message("from_opt_level", "unknown override", ", ".join(_OVERRIDES), repr(name), fix))
+            raise TypeError(message(_OWNER, "unknown override", ", ".join(_OVERRIDES), repr(name), fix))
     given = {name: value for name, value in overrides.items() if value is not None}
-    facts = _LEVELS[level]
-    return OptLevel(
-        level, _mode(level, facts, given), _op_lists(level, facts, given), _loss_scale(facts, given.get("loss_scale"))
-    )
+    properties = _replaced(level, properties, given)
+    mode = properties.precision_mode(_low_dtype(level, given))
+    return OptLevel(level, mode, _op_lists(level, properties, given), _loss_scale(properties.loss_scale))
 
 
-def _mode(level: str, facts: _Level, given: dict[str, Any]) -> str:
+def _replaced(level: str, properties: Properties, given: dict[str, Any]) -> Properties:
+    if "keep_batchnorm_fp32" in given:
+        if properties.keep_batchnorm_fp32 is None:
+            raise _does_not_go(level, "keep_batchnorm_fp32", given, "it keeps float32 there anyway", "O2 or O3")
+        keeps_batchnorm = read_truth(_OWNER, "keep_batchnorm_fp32", given["keep_batchnorm_fp32"])
+        properties = properties._replace(keep_batchnorm_fp32=keeps_batchnorm)
+    if "loss_scale" in given:
+        properties = properties._replace(loss_scale=read_loss_scale(_OWNER, "loss_scale", given["loss_scale"]))
+    return properties
+
+
+def _low_dtype(level: str, given: dict[str, Any]) -> str:
     low_dtype = given.get("low_dtype", FLOAT16)
-    if low_dtype not in (FLOAT16, BFLOAT16):
+    if low_dtype not in LOW_DTYPES:
         raise _error("low_dtype is none", f"{FLOAT16} or {BFLOAT16}", repr(low_dtype), "Use one of them.")
     if level == "O0" and "low_dtype" in given:
         raise _does_not_go(level, "low_dtype", given, "nothing is lowered there", "O1")
     if low_dtype == BFLOAT16 and level != "O1":
         raise _does_not_go(level, "low_dtype", given, "only mixed precision knows bfloat16", "O1")
-    return "mixed_bfloat16" if low_dtype == BFLOAT16 else facts.mode
+    return low_dtype
 
 
-def _op_lists(level: str, facts: _Level, given: dict[str, Any]) -> OpLists:
-    keeps_batchnorm = facts.keeps_batchnorm
-    if "keep_batchnorm_fp32" in given:
-        if keeps_batchnorm is None:
-            raise _does_not_go(level, "keep_batchnorm_fp32", given, "it keeps float32 there anyway", "O2 or O3")
-        keeps_batchnorm = _truth(given["keep_batchnorm_fp32"])
+def _op_lists(level: str, properties: Properties, given: dict[str, Any]) -> OpLists:
     for name in ("half_types", "float_types", "promote_types"):
         if name in given and level != "O1":
             raise _does_not_go(level, name, given, "its operators are not chosen by type", "O1")
-    lists = OpLists()
-    if keeps_batchnorm or level == "O1":
-        lists = lists.with_float(*BATCH_NORM_TYPES)
-    lists = lists.with_half(*_types(given, "half_types"))
+    lists = properties.op_lists().with_half(*_types(given, "half_types"))
     lists = lists.with_float(*_types(given, "float_types"))
     return lists.with_promote(*_types(given, "promote_types"))
 
@@ -160,7 +146,7 @@ def _types(given: dict[str, Any], name: str) -> Iterable[str]:
     value = given.get(name, ())
     if isinstance(value, str) or not isinstance(value, Iterable):
         fix = f"Pass {name}=[...]."
-        raise TypeError(message("from_opt_level", f"{name} is no list", "a list of operator types", repr(value), fix))
+        raise TypeError(message(_OWNER, f"{name} is no list", "a list of operator types", repr(value), fix))
     value = list(value)
     others = [key for key in ("half_types", "float_types", "promote_types") if key != name]
     for other in others:
@@ -170,28 +156,10 @@ def _types(given: dict[str, Any], name: str) -> Iterable[str]:
     return value
 
 
-def _loss_scale(facts: _Level, asked: Any) -> LossScale:
-    if asked is None:
-        asked = "dynamic" if facts.is_dynamic else 1.0
-    if asked == "dynamic":
+def _loss_scale(scale: float | str) -> LossScale:
+    if scale == DYNAMIC:
         return LossScale("ExponentialUpdateLossScaleManager", dict(_DYNAMIC))
-    if isinstance(asked, bool) or not isinstance(asked, (str, numbers.Real)):
-        expected = 'a number, its text, or "dynamic"'
-        raise TypeError(message("from_opt_level", "loss_scale is no number", expected, repr(asked), "Pass 128.0."))
-    try:
-        scale = float(asked)
-    except ValueError:
-        scale = 0.0
-    if not 1 <= scale < float("inf"):
-        raise _error("loss_scale is not usable", 'at least 1, or "dynamic"', repr(asked), "Pass 128.0, for example.")
     return LossScale(None, {}) if scale == 1.0 else LossScale("FixedLossScaleManager", {"loss_scale": scale})
-
-
-def _truth(value: Any) -> bool:
-    truths = {True: True, False: False, "True": True, "False": False}
-    if not isinstance(value, (bool, str)) or value not in truths:
-        raise _error("keep_batchnorm_fp32 is no truth value", "True or False", repr(value), "Pass one of them.")
-    return truths[value]
 
 
 def _does_not_go(level: str, name: str, given: dict[str, Any], reason: str, better: str) -> ValueError:
@@ -200,4 +168,4 @@ def _does_not_go(level: str, name: str, given: dict[str, Any], reason: str, bett
 
 
 def _error(problem: str, expected: str, got: str, fix: str) -> ValueError:
-    return ValueError(message("from_opt_level", problem, expected, got, fix))
+    return ValueError(message(_OWNER, problem, expected, got, fix))

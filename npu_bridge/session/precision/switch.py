@@ -1,19 +1,22 @@
-"""The switch of an accelerated training from low precision to its configured one, decided before each run."""
+"""The switch of an accelerated training to its configured precision, decided before each run, and its progress hook."""
 
 from __future__ import annotations
 
 import threading
 from typing import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base import environment
 from npu_bridge.base.terminal import logger
+from npu_bridge.collective.apart import GraphApart
 from npu_bridge.options import AccelerateTrainMode
 from npu_bridge.session.precision.accelerate import VARIABLES, Progress, Verdict, describe, judge, read_progress
 
 _LOG = logger(__name__)
+_BALLOT = "npu_bridge_precision_ballot"
 
 
 class Switch:
@@ -34,7 +37,7 @@ class Switch:
         self._started: set[frozenset[str]] = set()
         self._fallback: Callable[[], Progress] | None = None
         self._has_warned = False
-        self._maximum: _MaximumOverRanks | None = None
+        self._maximum: GraphApart | None = None
         self._runs_to_skip = 0
 
     def count_steps_with(self, fallback: Callable[[], Progress] | None) -> None:
@@ -120,8 +123,8 @@ class Switch:
             self._runs_to_skip -= 1
             return 1
         if self._maximum is None:
-            self._maximum = _MaximumOverRanks(communicator)
-        most = self._maximum.of(runs_left)
+            self._maximum = GraphApart(lambda own: communicator.reduce(own, "max", _BALLOT), np.int64(0))
+        most = int(self._maximum.run(runs_left))
         self._runs_to_skip = max(most - 1, 0)
         if most == 0:
             self._maximum.close()
@@ -132,18 +135,66 @@ class Switch:
             _LOG.info(text, *values)
 
 
-class _MaximumOverRanks:
-    """The maximum of a number over all ranks, by an all-reduce in a graph and a session of its own."""
+class ProgressVariablesHook(tf.estimator.SessionRunHook):
+    """Writes `STEP_NOW` and `TOTAL_STEP`, or `LOSS_NOW` and `TARGET_LOSS`, after every run; the switch reads them.
 
-    def __init__(self, communicator):
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1)
-        with tf.Graph().as_default() as graph:
-            self._own = tf.compat.v1.placeholder(tf.int64, [])
-            self._most = communicator.reduce(self._own, "max", "npu_bridge_precision_ballot")
-        self._session = tf.compat.v1.Session(graph=graph, config=config)
+    Arguments and errors are those of the documented hook.
+    """
 
-    def of(self, number: int) -> int:
-        return int(self._session.run(self._most, {self._own: number}))
+    def __init__(self, step=None, total_step=None, loss=None, final_loss=None):
+        self._where = type(self).__name__
+        if step is None and loss is None:
+            raise ValueError(
+                f"{self._where}: there is nothing to tell. Expected step or loss; got None for both. Pass "
+                f'step="global_step:0" and total_step=..., or loss and final_loss=....'
+            )
+        self._asked = {"STEP_NOW": step, "LOSS_NOW": loss}
+        self._fetches = {}
+        self._variables = {}
+        starts = {"STEP_NOW": "0", "LOSS_NOW": "0.0"}
+        goals = {"TOTAL_STEP": total_step, "TARGET_LOSS": final_loss}
+        known = {name: start for name, start in starts.items() if self._asked[name] is not None}
+        known.update((name, goal) for name, goal in goals.items() if goal is not None)
+        for name, value in known.items():
+            environment.write_variable(name, value)
 
-    def close(self) -> None:
-        self._session.close()
+    def begin(self):
+        graph = tf.compat.v1.get_default_graph()
+        variables = {variable.op.name: variable for variable in tf.compat.v1.global_variables()}
+        self._fetches, self._variables = {}, {}
+        for key, asked in self._asked.items():
+            if asked is None:
+                continue
+            name = asked if isinstance(asked, str) else asked.name
+            variable = variables.get(name[:-2] if name.endswith(":0") else name)
+            if variable is not None:
+                # Fetched with the run, it might be its value before the update or after it.
+                self._variables[key] = variable
+                continue
+            try:
+                tensor_name = name if ":" in name else f"{name}:0"
+                self._fetches[key] = graph.as_graph_element(tensor_name, allow_operation=False)
+            except (KeyError, ValueError) as error:
+                raise ValueError(
+                    f"{self._where}: {'step' if key == 'STEP_NOW' else 'loss'} is not in this graph. Expected the name "
+                    f"of a tensor or variable; got {name!r}. Name the loss with tf.identity(loss, name=...)."
+                ) from error
+
+    def after_create_session(self, session, coord):
+        # A resumed training starts further on than step 0.
+        if "STEP_NOW" in self._variables:
+            environment.write_variable("STEP_NOW", session.run(self._variables["STEP_NOW"]))
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        values = {**run_values.results, **run_context.session.run(self._variables)}
+        if all(value is None for value in values.values()):
+            raise ValueError(
+                f"{self._where}: the run gave no value. Expected a number for {' or '.join(self._asked)}; got "
+                f"{values}. Name tensors, not operators."
+            )
+        for name, value in values.items():
+            if value is not None:
+                environment.write_variable(name, value)

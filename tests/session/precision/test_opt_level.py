@@ -9,7 +9,7 @@ from npu_bridge.estimator.npu import npu_loss_scale_manager
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import read_run_config
 from npu_bridge.session.precision import OpLists, from_opt_level
-from npu_bridge.session.precision.opt_level import BATCH_NORM_TYPES
+from npu_bridge.session.precision.levels import BATCH_NORM_TYPES
 from tests.session.precision.small_models import dtypes_of, precision_of, run_with_graph, session_of, tf1
 
 DYNAMIC = {

@@ -1,7 +1,4 @@
-"""The levels O0 to O3 as a table of properties, and what becomes of them when a script replaces some.
-
-Nothing here needs TensorFlow.
-"""
+"""The levels O0 to O3 as a table of properties, and what becomes of them when a script replaces some."""
 
 from __future__ import annotations
 
@@ -9,10 +6,12 @@ import numbers
 from typing import Any, NamedTuple
 
 from npu_bridge.base.errors import did_you_mean, message, shown
+from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16
+from npu_bridge.session.precision.op_lists import OpLists
 
-_OWNER = "amp.configure"
 DYNAMIC = "dynamic"
-LOW_DTYPES = ("float16", "bfloat16")
+LOW_DTYPES = (FLOAT16, BFLOAT16)
+BATCH_NORM_TYPES = ("FusedBatchNormV2", "FusedBatchNormV3", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
 
 
 class Properties(NamedTuple):
@@ -36,6 +35,24 @@ class Properties(NamedTuple):
     loss_scale: float | str
     cast_model_outputs: str | None
 
+    @property
+    def is_cast(self) -> bool:
+        """Whether the layers of the model compute in 16 bits."""
+        return self.cast_model_type in LOW_DTYPES
+
+    def precision_mode(self, low_dtype: str) -> str:
+        """The option `precision_mode_v2` that goes with them, where operators are lowered to `low_dtype`."""
+        if not (self.patch_functions or self.is_cast):
+            return "origin"
+        if low_dtype == BFLOAT16:
+            return "mixed_bfloat16"
+        return "fp16" if self.is_cast else "mixed_float16"
+
+    def op_lists(self) -> OpLists:
+        """Operator types that do otherwise than this mode: batch normalisation, where it stays in float32."""
+        keeps_batchnorm = self.patch_functions or self.keep_batchnorm_fp32
+        return OpLists().with_float(*BATCH_NORM_TYPES) if keeps_batchnorm else OpLists()
+
 
 LEVELS = {
     "O0": Properties("float32", False, None, False, 1.0, "float32"),
@@ -45,44 +62,55 @@ LEVELS = {
 }
 
 
-def properties_of(level: str, overrides: dict[str, Any]) -> Properties:
+def level_of(owner: str, level: Any) -> Properties:
+    """The properties of a level.
+
+    Raises:
+      ValueError: there is no such level.
+    """
+    if not isinstance(level, str) or level not in LEVELS:
+        otherwise = "Pass the letter O and a digit, as in 'O1'."
+        fix = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
+        raise ValueError(message(owner, "there is no such level", ", ".join(LEVELS), shown(level), fix))
+    return LEVELS[level]
+
+
+def properties_of(owner: str, level: str, overrides: dict[str, Any]) -> Properties:
     """The properties of a level with some of them replaced, by name; None keeps what the level says.
 
     Raises:
       TypeError: an override does not exist, or has the wrong type.
       ValueError: there is no such level, a value is not legal, or it contradicts the rest.
     """
-    if not isinstance(level, str) or level not in LEVELS:
-        otherwise = "Pass the letter O and a digit, as in 'O1'."
-        fix = did_you_mean(level, LEVELS, otherwise) if isinstance(level, str) else otherwise
-        raise ValueError(message(_OWNER, "there is no such level", ", ".join(LEVELS), shown(level), fix))
+    properties = level_of(owner, level)
     for name in overrides:
         if name not in Properties._fields:
             fix = did_you_mean(name, Properties._fields, "Remove it.")
-            raise TypeError(message(_OWNER, "unknown override", ", ".join(Properties._fields), repr(name), fix))
-    given = {name: _READERS[name](name, value) for name, value in overrides.items() if value is not None}
-    properties = LEVELS[level]._replace(**given)
-    _check_together(level, given, properties)
+            raise TypeError(message(owner, "unknown override", ", ".join(Properties._fields), repr(name), fix))
+    given = {name: _READERS[name](owner, name, value) for name, value in overrides.items() if value is not None}
+    properties = properties._replace(**given)
+    _check_together(owner, level, given, properties)
     if properties.cast_model_type == "float32":  # nothing is in 16 bits, so there is nothing to keep
         properties = properties._replace(keep_batchnorm_fp32=None, master_weights=False)
     return properties
 
 
-def _check_together(level: str, given: dict[str, Any], properties: Properties) -> None:
+def _check_together(owner: str, level: str, given: dict[str, Any], properties: Properties) -> None:
     """Refuses what contradicts itself."""
-    is_cast = properties.cast_model_type in LOW_DTYPES
     if properties.patch_functions and level != "O1":
-        raise _contradiction("patch_functions", given, level, "the whole model is cast, not operator by operator", "O1")
+        raise _contradiction(
+            owner, "patch_functions", given, level, "the whole model is cast, not operator by operator", "O1"
+        )
     if level == "O1":
         for name in ("cast_model_type", "keep_batchnorm_fp32", "master_weights"):
             if name in given:
-                raise _contradiction(name, given, level, _WHY_NOT_O1[name], "O2")
-    if given.get("master_weights") and not is_cast:
+                raise _contradiction(owner, name, given, level, _WHY_NOT_O1[name], "O2")
+    if given.get("master_weights") and not properties.is_cast:
         reason = "the variables are float32 themselves"
-        raise _contradiction("master_weights", given, level, reason, "O2")
-    if "keep_batchnorm_fp32" in given and not is_cast:
+        raise _contradiction(owner, "master_weights", given, level, reason, "O2")
+    if "keep_batchnorm_fp32" in given and not properties.is_cast:
         reason = "nothing is in 16 bits, so batch normalisation is in float32 anyway"
-        raise _contradiction("keep_batchnorm_fp32", given, level, reason, "O2 or O3")
+        raise _contradiction(owner, "keep_batchnorm_fp32", given, level, reason, "O2 or O3")
 
 
 _WHY_NOT_O1 = {
@@ -92,40 +120,40 @@ _WHY_NOT_O1 = {
 }
 
 
-def _contradiction(name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
+def _contradiction(owner: str, name: str, given: dict[str, Any], level: str, reason: str, better: str) -> ValueError:
     fix = f"Leave it out, or use {better}."
-    return ValueError(message(_OWNER, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), fix))
+    return ValueError(message(owner, f"{name} contradicts {level}: {reason}", f"no {name}", shown(given[name]), fix))
 
 
-def read_dtype(name: str, value: Any) -> str:
+def read_dtype(owner: str, name: str, value: Any) -> str:
     """The name of a floating dtype, given as text or as a dtype of TensorFlow or numpy."""
     text = getattr(value, "name", None) or getattr(value, "__name__", None) or value
     if text not in ("float32", *LOW_DTYPES):
         expected = "float32, float16 or bfloat16"
-        raise ValueError(message(_OWNER, f"{name} is none that is known here", expected, shown(value), "Pass one."))
+        raise ValueError(message(owner, f"{name} is none that is known here", expected, shown(value), "Pass one."))
     return str(text)
 
 
-def read_truth(name: str, value: Any) -> bool:
+def read_truth(owner: str, name: str, value: Any) -> bool:
     """True or False, or their text."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("True", "False")):
         return value in (True, "True")
-    raise ValueError(message(_OWNER, f"{name} is no truth value", "True or False", shown(value), "Pass one of them."))
+    raise ValueError(message(owner, f"{name} is no truth value", "True or False", shown(value), "Pass one of them."))
 
 
-def read_loss_scale(name: str, value: Any) -> float | str:
+def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
     """A number of at least 1, also as text, or "dynamic"."""
     if isinstance(value, str) and value == DYNAMIC:
         return DYNAMIC
     expected = 'a number of at least 1, its text, or "dynamic"'
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        raise TypeError(message(_OWNER, f"{name} is no number", expected, shown(value), "Pass 128.0, for example."))
+        raise TypeError(message(owner, f"{name} is no number", expected, shown(value), "Pass 128.0, for example."))
     try:
         scale = float(value)
     except ValueError:
         scale = 0.0
     if not 1 <= scale < float("inf"):
-        raise ValueError(message(_OWNER, f"{name} is not usable", expected, shown(value), "Pass 128.0, for example."))
+        raise ValueError(message(owner, f"{name} is not usable", expected, shown(value), "Pass 128.0, for example."))
     return scale
 
 
