@@ -15,6 +15,7 @@ os.environ.setdefault("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "0")
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
 
@@ -46,6 +47,12 @@ def _group_of(item):
     if item.get_closest_marker("ranks") or item.path.parent == _LAUNCHES:
         return "jobs"
     return f"{item.path.parent.name}/{item.path.stem}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_before():
+    """What is said once in a process has not been said yet, in whatever order the cases run."""
+    forget_what_was_said()
 
 
 @pytest.fixture

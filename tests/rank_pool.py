@@ -26,6 +26,8 @@ _TIME_LIMIT_SECS = 300.0
 _POLL_SECS = 0.01
 # The other ranks may wait for one that failed; those that fail, too, do so within this.
 _SECS_AFTER_FAILURE = 30.0
+# Ranks that are told to end do so within this, or are stopped.
+_END_SECS = 10.0
 
 
 class RankPools:
@@ -111,10 +113,10 @@ class _Pool:
         self._signal(signal.SIGCONT)
         (self._folder / "stop").touch()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=_END_SECS)
         except subprocess.TimeoutExpired:
             self._process.terminate()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=_TIME_LIMIT_SECS)
         self._log.close()
 
     def _tail(self, answers):
@@ -157,6 +159,7 @@ def _serve(folder):
     import tensorflow as tf
 
     from npu_bridge import collective
+    from tests.once import forget_what_was_said
 
     rank = collective.current().rank
     launcher, number = os.getppid(), 0
@@ -167,6 +170,7 @@ def _serve(folder):
             continue
         path, qualname, arguments = pickle.loads(case.read_bytes())
         tf.compat.v1.reset_default_graph()
+        forget_what_was_said()
         try:
             outcome = (True, _function(path, qualname)(*arguments))
         except BaseException:

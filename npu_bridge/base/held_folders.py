@@ -54,8 +54,8 @@ class _Lock:
             if not was_silent:
                 self._put_back()
             found = _read_text(self.path)
-            self.is_lost = found != self.text and (bool(found) or was_silent)
-            if self.is_lost:
+            if found != self.text and (found or was_silent):
+                self.is_lost = True  # for good: the other thread that looks may have looked before
                 _LOG.error("%s is no longer this process's: another job has taken the folder.", self.path)
                 return
             self._seen_at = now

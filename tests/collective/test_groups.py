@@ -17,7 +17,7 @@ class Job:
 
     def __init__(self, size):
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=300)
         self.told = [None] * size
         self.ranks = [Rank(self, rank) for rank in range(size)]
         self.groups = [Groups() for _ in range(size)]

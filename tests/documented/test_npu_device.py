@@ -213,6 +213,7 @@ def test_functions_follow_the_precision_mode(fresh_process, caplog):
     assert np.abs(rounded - exact).max() > 1e-3
     np.testing.assert_array_equal(product(values).numpy(), exact)  # operators that run one by one keep their dtype
     assert "without an effect on TensorFlow's devices: dump_config.enable_dump" in caplog.text
+    tf.keras.utils.set_random_seed(1)
     model = tf.keras.Sequential(
         [
             tf.keras.layers.Embedding(50, 8),

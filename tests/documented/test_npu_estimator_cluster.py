@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPT = """
+import json, os, time
 from npu_bridge.npu_init import *
 
 tf.disable_eager_execution()
@@ -26,11 +28,19 @@ def model_fn(features, labels, mode):
     train_op = tf.train.GradientDescentOptimizer(0.05).minimize(loss, tf.train.get_global_step())
     return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
 
+class Together(tf.train.SessionRunHook):
+    # Neither trains alone, however much later the other one starts: whoever found the last step saved would not train.
+    def after_run(self, run_context, run_values):
+        kind = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+        open(f"{kind}.trains", "w").close()
+        while not (os.path.exists("chief.trains") and os.path.exists("worker.trains")):
+            time.sleep(0.01)
+
 strategy = tf.distribute.experimental.ParameterServerStrategy()
 config = NPURunConfig(model_dir="model", distribute=strategy, mix_compile_mode=True, save_checkpoints_steps=20)
 tf.estimator.train_and_evaluate(
     NPUEstimator(model_fn, config=config),
-    tf.estimator.TrainSpec(input_fn, max_steps=60),
+    tf.estimator.TrainSpec(input_fn, max_steps=60, hooks=[Together()]),
     tf.estimator.EvalSpec(input_fn, steps=1),
 )
 """
@@ -43,26 +53,28 @@ def start(folder, cluster, kind):
         return subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=folder, env=environment, stdout=log, stderr=log)
 
 
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+@contextlib.contextmanager
+def kept_addresses(count):
+    """Addresses that are free and stay so: nothing else gets their ports, and servers of TensorFlow may share them."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("localhost", 0))
+        yield [f"localhost:{each.getsockname()[1]}" for each in sockets]
 
 
 def test_the_chief_alone_saves(tmp_path):
     kinds = ("ps", "worker", "chief")
-    cluster = {kind: [address] for kind, address in zip(kinds, free_addresses(3))}
-    processes = {kind: start(tmp_path, cluster, kind) for kind in kinds}
-    try:
-        ended = {kind: processes[kind].wait(timeout=600) for kind in ("chief", "worker")}
-    finally:
-        for process in processes.values():
-            process.kill()  # a parameter server waits for ever
-            process.wait()
+    with kept_addresses(3) as addresses:
+        cluster = {kind: [address] for kind, address in zip(kinds, addresses)}
+        processes = {kind: start(tmp_path, cluster, kind) for kind in kinds}
+        try:
+            ended = {kind: processes[kind].wait(timeout=600) for kind in ("chief", "worker")}
+        finally:
+            for process in processes.values():
+                process.kill()  # a parameter server waits for ever
+                process.wait()
     said = {kind: (tmp_path / f"{kind}.txt").read_text() for kind in kinds}
     assert ended == {"chief": 0, "worker": 0}, said["chief"][-3000:] + said["worker"][-3000:]
     # The worker may have trained a step before the chief saves for the first time.

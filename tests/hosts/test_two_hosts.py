@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 from tests.hosts import train_by_adasum
-from tests.launch.launching import needs_horovod, wait_for, write_script
+from tests.launch.launching import LIMIT_SECS, needs_horovod, wait_for, write_script
 from tests.stage_models import adasum_tree
 
-pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(180), needs_horovod]
+pytestmark = [pytest.mark.hosts, pytest.mark.ranks(2), pytest.mark.timeout(900), needs_horovod]
 
 TRAIN = pathlib.Path(__file__).with_name("train.py")
 TRAIN_BY_ADASUM = TRAIN.with_name("train_by_adasum.py")
@@ -30,7 +30,7 @@ def start(hosts, folder, steps, mischief="", options=()):
     return hosts.start_ranks(TRAIN, folder, steps, *filter(None, [mischief]), options=options)
 
 
-def finish(hosts, process, limit_secs=60):
+def finish(hosts, process, limit_secs=LIMIT_SECS):
     """Waits for the end; gives exit code and last line, after checking that nothing stays behind on either host."""
     try:
         text, _ = process.communicate(timeout=limit_secs)
@@ -38,7 +38,7 @@ def finish(hosts, process, limit_secs=60):
         hosts.end_all_processes()
         pytest.fail(f"npu-run did not end within {limit_secs} s. Its output:\n{process.communicate()[0]}")
     print(text)
-    wait_for(lambda: not hosts.process_ids(0) + hosts.process_ids(1), "both hosts to be empty", limit_secs=10)
+    wait_for(lambda: not hosts.process_ids(0) + hosts.process_ids(1), "both hosts to be empty")
     return process.returncode, (text.splitlines() or [""])[-1]
 
 
@@ -49,7 +49,7 @@ def assert_checkpoint_is_whole(folder):
 
 
 def test_ranks_on_two_hosts_train_one_model_also_when_the_link_is_gone_for_a_moment(hosts, tmp_path):
-    steps = 60
+    steps = 240  # many more than are made while the link is being cut
     before = hosts.sent_bytes()
     process = start(hosts, tmp_path, steps, options=["--log-dir", tmp_path / "logs"])
     wait_until_running(process, tmp_path)
@@ -57,7 +57,7 @@ def test_ranks_on_two_hosts_train_one_model_also_when_the_link_is_gone_for_a_mom
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=3)
     hosts.fix()
-    assert finish(hosts, process, limit_secs=120)[0] == 0
+    assert finish(hosts, process)[0] == 0
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 1)]
     first, last = zip(*([float(text) for text in re.findall(r"^loss (\S+)$", log, re.M)] for log in logs))
     assert all(after < before / 2 for before, after in zip(first, last))
@@ -148,7 +148,7 @@ def test_ranks_meet_on_the_link_between_them_and_a_stranger_on_it_is_refused(hos
 
 def test_two_hosts_combine_what_their_updates_changed(hosts, tmp_path):
     """Ranks of a host average their gradients, which stay on that host; the hosts combine updates by Adasum."""
-    job = hosts.run_ranks(TRAIN_BY_ADASUM, slots=2, options=["--log-dir", tmp_path / "logs"], limit_secs=120)
+    job = hosts.run_ranks(TRAIN_BY_ADASUM, slots=2, options=["--log-dir", tmp_path / "logs"], limit_secs=LIMIT_SECS)
     assert job.exit_code == 0, job.text
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(4)]
     found = [json.loads(re.search(r"^result (.*)$", log, re.M)[1]) for log in logs]

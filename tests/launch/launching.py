@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -97,6 +98,21 @@ def finish(process: subprocess.Popen, limit_secs: float = LIMIT_SECS) -> tuple[i
 def npu_run(*arguments: object, cwd: Path, prepare: str = "", **variables: str) -> tuple[int, str]:
     """Runs `npu-run arguments...` to its end; gives exit code and output."""
     return finish(start(*arguments, cwd=cwd, prepare=prepare, **variables))
+
+
+def read_screen(screen: int) -> list[bytes]:
+    """What was written to a terminal, as lines, from the end that shows it; closes that end.
+
+    Whoever wrote has ended; what was written may come in several pieces all the same.
+    """
+    text = b""
+    try:
+        while piece := os.read(screen, 1000):
+            text += piece
+    except OSError as error:  # so Linux says that nobody has the terminal any more
+        assert error.errno == errno.EIO
+    os.close(screen)
+    return text.splitlines()
 
 
 def wait_for(condition, what: str, limit_secs: float = LIMIT_SECS) -> None:

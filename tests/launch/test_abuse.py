@@ -36,11 +36,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folder")
     (folder / "run").mkdir()
     write_history(str(folder / "run"), [3.0, 2.0, 1.0])
-    write_script(folder, "import os\nprint('x' * 10)\n")
+    # In one piece: parts of lines are shown, too.
+    write_script(folder, "import sys\nsys.stdout.write('x' * 10 + '\\n')\n")
     return folder
 
 
-def shell(folder, command, around):
+def shell(folder, command, around, **others):
     """Runs a command of npu-run in a shell; gives exit code, output and errors."""
     start = f"{shlex.quote(sys.executable)} -m npu_bridge.run {command}"
     text = ["bash", "-c", f"set -o pipefail; {around.format(start)}"]
@@ -52,6 +53,7 @@ def shell(folder, command, around):
         capture_output=True,
         timeout=LIMIT_SECS,
         check=False,
+        **others,
     )
     return done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode(errors="surrogateescape")
 
@@ -76,7 +78,10 @@ def test_a_closed_input_is_none(folder):
 @pytest.mark.parametrize("command", sorted({*COMMANDS} - {"alone"}))
 def test_output_that_nobody_takes_is_told_in_one_sentence(folder, command):
     """A pipe whose reader is gone, and a disk that is full; the script of a single rank is on its own."""
-    code, _, errors = shell(folder, COMMANDS[command], "(read; {}) < <(sleep 0.2; echo) | true")
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, _, errors = shell(folder, COMMANDS[command], f"{{}} >&{writer}", pass_fds=[writer])
+    os.close(writer)
     lines = errors.splitlines()[command == "job" :]
     assert code == (141 if command == "job" else 2) and len(lines) == 1 and "nobody reads" in lines[0], errors
     code, _, errors = shell(folder, COMMANDS[command], "{} > /dev/full")

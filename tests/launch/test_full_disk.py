@@ -7,10 +7,11 @@ import re
 import pytest
 
 from npu_bridge.launch.job.output import RankLog
-from tests.launch.launching import LIMIT_SECS, npu_run, start, write_script
+from tests.launch.launching import LIMIT_SECS, finish, npu_run, read_until, start, write_script
 from tests.small_disk import small_disk  # noqa: F401 - a fixture
 
-# Every rank prints until its log has come back; rank 0 fills the disk and makes room again, rank 1 sees it.
+# Every rank prints until its log has come back; rank 0 fills the disk and makes room again, when the test has read that
+# both logs are not written.
 FILLING = """
     import os, pathlib, sys, time
     from tests.small_disk import SmallDisk
@@ -30,10 +31,8 @@ FILLING = """
         pathlib.Path("full.0").touch()
     wait_for(pathlib.Path("full.0").exists)
     print("full " * 2000, flush=True)
-    pathlib.Path(f"told.{rank}").touch()
     if rank == "0":
-        wait_for(pathlib.Path("told.1").exists)
-        time.sleep(0.5)
+        wait_for(pathlib.Path("told").exists)
         disk.make_room()
         pathlib.Path("room").touch()
     wait_for(pathlib.Path("room").exists)
@@ -43,11 +42,18 @@ FILLING = """
 
 def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path, small_disk):  # noqa: F811
     write_script(tmp_path, FILLING)
-    code, output = npu_run("-np", "2", "--log-dir", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
+    process = start("-np", "2", "--log-dir", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
+    logs = [f"the log {small_disk.path}/logs/rank_{rank}.log" for rank in range(2)]
+    reason = "No space left on device; the rest goes on without it"
+    early = ""
+    while not all(f"npu-run: {log} is not written any more: {reason}\n" in early for log in logs):
+        early += read_until(process, "\n")
+    (tmp_path / "told").touch()
+    code, output = finish(process)
+    output = early + output
     assert code == 0
-    for rank in range(2):
-        log = f"the log {small_disk.path}/logs/rank_{rank}.log"
-        stopped = f"npu-run: {log} is not written any more: No space left on device; the rest goes on without it"
+    for rank, log in enumerate(logs):
+        stopped = f"npu-run: {log} is not written any more: {reason}"
         assert output.splitlines().count(stopped) == 1
         assert output.splitlines().count(f"npu-run: {log} is written again") == 1
         lines = (small_disk.path / "logs" / f"rank_{rank}.log").read_text().splitlines()

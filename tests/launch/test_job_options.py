@@ -15,7 +15,7 @@ from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan
 from npu_bridge.launch.job.supervisor import Outcome, run_ranks
 from npu_bridge.launch.outputs import MADE_BY
-from tests.launch.launching import LIMIT_SECS, needs_horovod, npu_run, start, write_script
+from tests.launch.launching import LIMIT_SECS, needs_horovod, npu_run, read_screen, start, write_script
 from tests.launch.test_hosts import write_table
 
 pytestmark = [pytest.mark.ranks(2), needs_horovod]
@@ -69,8 +69,7 @@ def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
     process = start("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path, output=terminal)
     os.close(terminal)
     assert process.wait(timeout=LIMIT_SECS) == 0
-    assert os.read(screen, 1000).splitlines()[-1] == b"terminal True 111"
-    os.close(screen)
+    assert read_screen(screen)[-1] == b"terminal True 111"
     assert log_lines(tmp_path, 0)[1:] == ["terminal True 111"]
 
 

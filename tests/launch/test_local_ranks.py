@@ -17,6 +17,7 @@ from tests.launch.launching import (
     is_alive,
     needs_horovod,
     npu_run,
+    read_screen,
     read_until,
     start,
     wait_for,
@@ -163,8 +164,7 @@ def test_rank_0_keeps_the_terminal(tmp_path):
     process = start("-np", "2", "train.py", cwd=tmp_path, output=terminal)
     os.close(terminal)
     assert process.wait(timeout=LIMIT_SECS) == 0
-    assert os.read(screen, 1000).splitlines()[-1] == b"terminal True True"
-    os.close(screen)
+    assert read_screen(screen)[-1] == b"terminal True True"
 
 
 WAYS_TO_FAIL = {

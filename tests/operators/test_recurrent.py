@@ -182,6 +182,7 @@ def test_gradients():
 
 
 def test_layers_train_in_a_graph_with_a_batch_of_any_size(any_graph):
+    tf.keras.utils.set_random_seed(1)
     x = tf1.placeholder(tf.float32, [STEPS, None, DEPTH])
     layers = [DynamicRNN(HIDDEN, tf.float32), DynamicRNN(HIDDEN, tf.float32, direction="BIDIRECTIONAL")]
     layers += [DynamicGRUV2(HIDDEN, tf.float32)]

@@ -25,7 +25,6 @@ from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
-_LIMIT_SECS = 60
 
 
 def _sgd():
@@ -97,7 +96,7 @@ def in_scopes_of_ranks():
 @pytest.mark.parametrize("size", [2, 3])
 def test_scopes_may_differ_between_ranks(on_ranks, size):
     total = sum(range(1, size + 1))
-    for rank, results in enumerate(on_ranks(size, in_scopes_of_ranks, time_limit_secs=_LIMIT_SECS)):
+    for rank, results in enumerate(on_ranks(size, in_scopes_of_ranks)):
         assert results["sum"] == results["in a branch"] == total and results["in a loop"] == 2 * total
         assert results["max"] == results["broadcast"] == size
         assert results["gathered"].tolist() == list(range(1, size + 1)) and results["scattered"] == [total]
@@ -120,7 +119,7 @@ def gradient_after_a_message():
 
 def test_a_sum_may_be_differentiated_after_a_message_from_rank_to_rank(on_ranks):
     # Twice the total, summed over two ranks, times twice the value.
-    gradients = on_ranks(2, gradient_after_a_message, time_limit_secs=_LIMIT_SECS)
+    gradients = on_ranks(2, gradient_after_a_message)
     assert gradients == [4 * 25.0 * 2 * 3, 4 * 25.0 * 2 * 4]
 
 
@@ -138,7 +137,7 @@ def traced_in_scopes():
 
 
 def test_functions_may_be_traced_in_other_scopes_and_more_often(on_ranks):
-    assert on_ranks(2, traced_in_scopes, time_limit_secs=_LIMIT_SECS) == [[[2.0, 2.0]] * 3] * 2
+    assert on_ranks(2, traced_in_scopes) == [[[2.0, 2.0]] * 3] * 2
 
 
 # What the last rank builds instead, and what is said of it.
@@ -189,7 +188,7 @@ def build_all_otherwise():
 
 
 def test_every_difference_of_collectives_is_said_on_both_ranks_before_anything_runs(on_ranks):
-    for sentences in on_ranks(2, build_all_otherwise, time_limit_secs=_LIMIT_SECS):
+    for sentences in on_ranks(2, build_all_otherwise):
         for case, (_, expected) in DIFFERENCES.items():
             assert sentences[case], case
             assert sentences[case].startswith("hccl_ops among ranks 0, 1: rank 1 and rank 0 "), sentences[case]
@@ -224,5 +223,5 @@ def built_as_it_goes():
 
 
 def test_a_graph_may_grow_between_its_runs(on_ranks):
-    for first, second, _ in on_ranks(2, built_as_it_goes, time_limit_secs=_LIMIT_SECS):
+    for first, second, _ in on_ranks(2, built_as_it_goes):
         assert first == [2.0, 2.0] and second == [5.0, 6.0, 5.0, 6.0]

@@ -28,7 +28,6 @@ from tests.training import in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
-_LIMIT_SECS = 100
 _RATE = 0.5
 
 
@@ -121,7 +120,7 @@ def trained_in_graphs():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_start_differently_in_a_graph_train_one_model_and_rank_0_says_so(on_ranks, size):
-    for rank, results in enumerate(on_ranks(size, trained_in_graphs, time_limit_secs=_LIMIT_SECS)):
+    for rank, results in enumerate(on_ranks(size, trained_in_graphs)):
         for case, (values, lines) in results.items():
             assert values == _expected(size, 2), f"rank {rank}, {case}"
             assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
@@ -152,7 +151,7 @@ def broadcast_by_the_script(how):
 
 @pytest.mark.parametrize("how", ["hook", "op", "collective"])
 def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
-    for values, lines in on_ranks(2, broadcast_by_the_script, how, time_limit_secs=_LIMIT_SECS):
+    for values, lines in on_ranks(2, broadcast_by_the_script, how):
         assert values == _expected(2, 1) and lines == []
 
 
@@ -198,7 +197,7 @@ def restored_on_rank_0(folder, trainer):
 
 @pytest.mark.parametrize(("size", "trainer"), [(2, "sharded"), (2, "loss scale"), (3, "loss scale")])
 def test_what_rank_0_alone_has_restored_all_ranks_go_on_from(on_ranks, tmp_path, size, trainer):
-    outcomes = on_ranks(size, restored_on_rank_0, str(tmp_path), trainer, time_limit_secs=_LIMIT_SECS)
+    outcomes = on_ranks(size, restored_on_rank_0, str(tmp_path), trainer)
     for rank, (values, expected, lines) in enumerate(outcomes):
         # Weights, slots, the step and the loss scale with its counters: as if the training had never been stopped.
         assert values == expected and 4 in values, f"rank {rank}"
@@ -238,7 +237,7 @@ def test_ranks_that_start_differently_fit_one_keras_model(on_ranks, size):
     mean = (size + 1) / 2
     # The second of two steps with momentum 0.5 goes 1.5 times as far.
     expected = [[[1 - _RATE * mean * 2.5]] * 2, [-_RATE * mean * 2.5]]
-    for rank, results in enumerate(on_ranks(size, fitted_in_every_way, time_limit_secs=_LIMIT_SECS)):
+    for rank, results in enumerate(on_ranks(size, fitted_in_every_way)):
         for case, (weights, lines) in results.items():
             assert weights == expected, f"rank {rank}, {case}"
             assert len(lines) == (rank == 0), f"rank {rank}, {case}: {lines}"
@@ -261,7 +260,7 @@ def fitted_in_a_graph():
 
 
 def test_keras_in_a_graph_starts_alike_too(on_ranks):
-    for rank, (weights, lines) in enumerate(on_ranks(2, fitted_in_a_graph, time_limit_secs=_LIMIT_SECS)):
+    for rank, (weights, lines) in enumerate(on_ranks(2, fitted_in_a_graph)):
         assert weights == [[[1 - _RATE * 1.5 * 2.5]] * 2, [-_RATE * 1.5 * 2.5]] and len(lines) == (rank == 0)
 
 
@@ -283,6 +282,6 @@ def with_an_optimizer_of_rank_1():
 
 
 def test_optimizers_with_other_slots_are_refused(on_ranks):
-    for sentence in on_ranks(2, with_an_optimizer_of_rank_1, time_limit_secs=_LIMIT_SECS):
+    for sentence in on_ranks(2, with_an_optimizer_of_rank_1):
         assert "rank 1 and rank 0 train other variables. Expected the 4 variables of rank 0" in sentence
         assert "got 14." in sentence

@@ -1,0 +1,14 @@
+"""What a process says once, forgotten: a case hears it whatever the cases before it in the same process have done."""
+
+from __future__ import annotations
+
+import sys
+
+_SAID_ONCE = (("npu_bridge.base.errors", "say_once"), ("npu_bridge.collective.groups", "_say_once"))
+
+
+def forget_what_was_said():
+    """Lets messages be said anew; imports nothing."""
+    for module, name in _SAID_ONCE:
+        if module in sys.modules:
+            getattr(sys.modules[module], name).cache_clear()
