@@ -43,7 +43,6 @@ PRINT_OTHERWISE = {"base/terminal.py", "options/docs_page.py", "launch/trials/re
 
 # Where a boolean or a number is told from something else otherwise than for the check of an argument.
 TOLD_OTHERWISE = {
-    "amp/levels.py": "words such as 'True' are taken too",
     "boost/config.py": "the rows of its table say what is legal",
     "estimator/npu/checks.py": "a documented conversion, which refuses nothing",
     "estimator/npu/npu_scope.py": "which field of an attribute holds the value",
@@ -53,7 +52,7 @@ TOLD_OTHERWISE = {
     "options/kinds.py": "a kind returns what is wrong, and an option's map holds no numbers of numpy",
     "options/reading.py": "which slot of an option's map holds the value",
     "session/precision/batch_norm.py": "a tensor is taken too",
-    "session/precision/opt_level.py": "words such as 'True' are taken too",
+    "session/precision/levels.py": "words such as 'True' are taken too",
 }
 
 
