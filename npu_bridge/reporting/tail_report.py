@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 from npu_bridge.base.files import write_whole
 from npu_bridge.reporting.step_trace import StepTrace, split_waits
 from npu_bridge.reporting.tail_picture import draw_step
-from npu_bridge.reporting.tail_speeds import measured_speeds
 
 
 class Tail(NamedTuple):
@@ -43,10 +41,7 @@ def draw_tail(found: Sequence[Mapping[str, Any]], picture: str, facts: str) -> T
     own = [trace for trace in traces if trace.rank == shown.rank]
     tail = Tail(sorted(trace.step for trace in own), round(shown.exposed_ms, 4), round(shown.duration_ms, 4))
     write_whole(picture, draw_step(shown, ranks=len(found)))
-    speeds = measured_speeds(traces)
     described = {"rank": shown.rank, **tail._asdict(), "shown_step": shown.step}
-    if speeds is not None:
-        described["speeds"] = dataclasses.asdict(speeds)
     write_whole(facts, json.dumps({**described, "traces": [trace.as_facts() for trace in traces]}))
     return tail
 
