@@ -22,7 +22,6 @@ PRODUCTS = {
     "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",
-    "session/precision/kernels.py": "what was measured; where it cannot be kept, the next process measures again",
     "session/precision/op_lists.py": "files that a person asks for",
     "launch/trials/replay.py": "all that a replay is for",
 }

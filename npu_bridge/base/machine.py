@@ -37,3 +37,15 @@ def cpu_features(description: str) -> frozenset[str] | None:
     """The feature names in a text such as `cpu_description` gives; None when it lists none."""
     flags = re.search(r"^flags\s*:\s*(.+)$", description, re.MULTILINE)
     return frozenset(flags.group(1).split()) if flags else None
+
+
+def missing_units(low_dtype: str, description: str | None = None) -> str | None:
+    """Why a CPU computes no faster in a low precision, as a clause; None when it has units for it, or nothing is known.
+
+    The description is text as in Linux's `/proc/cpuinfo`; by default that of this machine.
+    """
+    features = cpu_features(cpu_description() if description is None else description)
+    units = LOW_PRECISION_UNITS[low_dtype]
+    if features is None or not features.isdisjoint(units):
+        return None
+    return f"this CPU has no {low_dtype} units ({' or '.join(units)})"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge.collective.fragments import DEFAULT_PERCENTAGES, cut_by_size, flight_bytes
@@ -163,31 +163,13 @@ def best_cut(ranks: int, training: Training, link: Link, most_fragments: int = M
         (start, end): _fragment_secs(shares[start], shares[end], flight, ranks, training, link)
         for start, end in itertools.combinations(range(pieces + 1), 2)
     }
-    return shortest_sizes(fragments, pieces, training.compute_secs, most_fragments)
-
-
-def shortest_sizes(
-    fragments: Mapping[tuple[int, int], tuple[float, float]],
-    pieces: int,
-    compute_secs: float,
-    most_fragments: int = MOST_FRAGMENTS,
-) -> list[int]:
-    """The sizes of the fragments whose step is shortest, as few as come close to it.
-
-    Args:
-      fragments: by where a fragment starts and ends, how long its transfers take one after the other, and when they
-        have arrived with nothing before them; in seconds.
-      pieces: how many pieces the fragments are made of.
-      compute_secs: no step is shorter.
-      most_fragments: no more than that.
-    """
     arrivals = [[0.0, *(fragments[0, end][1] for end in range(1, pieces + 1))]]
     starts: list[list[int]] = [[0] * (pieces + 1)]
     for _ in range(1, min(most_fragments, pieces)):
         row = [_earliest(end, arrivals[-1], fragments) for end in range(pieces + 1)]
         arrivals.append([arrived for arrived, _ in row])
         starts.append([start for _, start in row])
-    times = [max(row[pieces], compute_secs) for row in arrivals]
+    times = [max(row[pieces], training.compute_secs) for row in arrivals]
     fewest = next(number for number, secs in enumerate(times) if secs <= min(times) * _CLOSE_ENOUGH)
     return _trace(starts, fewest, pieces)
 

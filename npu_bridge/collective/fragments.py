@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from npu_bridge.base import environment
@@ -25,21 +25,18 @@ _IN_FLIGHT = 3
 class SplitStrategy:
     """How the gradients of one group are cut.
 
-    Percentages of bytes beat positions of last gradients, these positions of parameters, these a measured cut, and all
-    of them the default.
+    Percentages of bytes beat positions of last gradients, these positions of parameters, and all of them the default.
 
     Attributes:
       last_indices: position of each fragment's last gradient, in readiness order, or None.
       percentages: share of the bytes of each fragment, or None.
       first_parameters: positions of the parameters at which a fragment begins, in the order of the forward pass, or
         None.
-      measured: gives the cut from the bytes of each gradient, or None.
     """
 
     last_indices: tuple | None = None
     percentages: tuple | None = None
     first_parameters: tuple | None = None
-    measured: Callable[[Sequence[int]], list[list[int]]] | None = None
 
     def fits(self, count: int) -> bool:
         """True when `count` gradients can be cut."""
@@ -53,25 +50,18 @@ class SplitStrategy:
             return cut_by_index(len(sizes_bytes), self.last_indices)
         if self.percentages is None and self.first_parameters is not None:
             return cut_at_parameters(len(sizes_bytes), self.first_parameters)
-        if self.percentages is None and self.measured is not None:
-            return self.measured(sizes_bytes)
         return cut_by_size(sizes_bytes, self.percentages or DEFAULT_PERCENTAGES)
 
 
 class SplitStrategies:
-    """The strategies that were set, by group name. The first setting of a kind wins until the group is destroyed.
+    """The strategies that were set, by group name. The first setting of a kind wins until the group is destroyed."""
 
-    Args:
-      unset: strategies of groups while none is set.
-    """
-
-    def __init__(self, unset: Mapping[str, SplitStrategy] | None = None):
-        self._unset = dict(unset or {})
+    def __init__(self):
         self._by_group: dict[str, SplitStrategy] = {}
 
     def of(self, group: str) -> SplitStrategy:
         """The strategy of a group; the default one when none was set."""
-        return self._by_group.get(group) or self._unset.get(group) or SplitStrategy()
+        return self._by_group.get(group) or SplitStrategy()
 
     def set_last_indices(self, group: str, last_indices: Sequence[int]) -> bool:
         """Sets the cut by index; False when one was set before and stays."""

@@ -12,16 +12,13 @@ Ranks in a group are numbered by ascending rank in the job, whatever the order t
 from __future__ import annotations
 
 import functools
-import json
 import platform
 import zlib
 from collections.abc import Sequence
 
 from npu_bridge.base import environment
-from npu_bridge.base.terminal import echo
 from npu_bridge.collective.communicator import Communicator
-from npu_bridge.collective.fragments import SplitStrategies, SplitStrategy
-from npu_bridge.collective.measured_split import VARIABLE, Speeds, describe_cut, fastest_cut
+from npu_bridge.collective.fragments import SplitStrategies
 from npu_bridge.collective.single_process import SingleProcess
 from npu_bridge.collective.this_process import current
 
@@ -37,7 +34,7 @@ class Groups:
     """
 
     def __init__(self):
-        self.strategies = SplitStrategies({WORLD: _split_of_this_job()})
+        self.strategies = SplitStrategies()
         self._members_by_name: dict[str, tuple[int, ...]] = {}
         self._opened: dict[tuple[int, ...], Communicator] = {}
         self._meetings = 0
@@ -161,27 +158,6 @@ def of_this_process() -> Groups:
 def find(name: str = WORLD, where: str = "hccl") -> Communicator:
     """The communicator of a group of this process; starts Horovod where needed. Errors as `Groups.find`."""
     return of_this_process().find(name, current(), where)
-
-
-def _split_of_this_job() -> SplitStrategy:
-    """For measured speeds where `npu-run --split` handed them over, else the default."""
-    text = environment.read_variable(VARIABLE)
-    if text is None:
-        return SplitStrategy()
-    speeds = Speeds.of_facts(json.loads(text))
-
-    def cut_and_say(sizes_bytes):
-        cut = fastest_cut(sizes_bytes, speeds, current().size)
-        if current().rank == 0:
-            _say_once(f"npu-run --split: {describe_cut(cut, sizes_bytes)}")
-        return cut
-
-    return SplitStrategy(measured=cut_and_say)
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    echo(text, err=True)
 
 
 def check_name(name, where: str) -> None:

@@ -31,7 +31,7 @@ from npu_bridge.launch.job.supervisor import Outcome, check_thread, run_ranks
 from npu_bridge.launch.outputs import check_file, own_output
 from npu_bridge.launch.repeat import WAYS, Repeats
 from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
-from npu_bridge.launch.timeline import FILES, Recording, announce_split
+from npu_bridge.launch.timeline import FILES, Recording
 
 __all__ = ["COMMANDS", "main", "run_script"]
 
@@ -64,6 +64,14 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
     if number is not None and not math.isfinite(number):
         raise click.BadParameter(f"expected seconds, 0 for never; got {number}.")
     return number
+
+
+def _refuse_split(context: click.Context, option: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        fail(
+            "npu-run: --split is gone, as the best split saved no more than 3 % of a measured step: leave it out, or "
+            "set the split that npu-run plan finds."
+        )
 
 
 @click.command(
@@ -132,11 +140,7 @@ def _finite(context: click.Context, option: click.Parameter, number: float | Non
 @click.option(
     "--timeline-dir", default="timeline", show_default=True, metavar="DIR", help="Folder for what --timeline writes."
 )
-@click.option(
-    "--split",
-    metavar="FILE",
-    help="Cut gradients into the fragments that are fastest for the speeds in tail.json of an earlier --timeline.",
-)
+@click.option("--split", hidden=True, expose_value=False, callback=_refuse_split)
 @click.option(
     "--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1. Default: its text decides."
 )
@@ -170,7 +174,6 @@ def run_script(
     stall_secs: float | None,
     timeline: str | None,
     timeline_dir: str,
-    split: str | None,
     era: int | None,
     trees: tuple[str, ...],
     report: str | None,
@@ -193,8 +196,6 @@ def run_script(
         if verbose or environment.is_flag_on(environment.VERBOSE):
             environment.write_variable(environment.VERBOSE, 1)
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
-        if split is not None:
-            announce_split(split)
         SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), report and os.path.abspath(report)).announce()
         if recording is not None:
             recording.announce(plan.size)

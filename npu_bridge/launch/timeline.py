@@ -1,7 +1,4 @@
-"""`npu-run --timeline FIRST:LAST`: every rank records these training steps, and a picture is drawn of all of them.
-
-`npu-run --split FILE` begins with the speeds that were measured so.
-"""
+"""`npu-run --timeline FIRST:LAST`: every rank records these training steps, and a picture is drawn of all of them."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base import environment
 from npu_bridge.base.reading import read_json
-from npu_bridge.collective.measured_split import VARIABLE, Speeds
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.trials.start import watch_training
 
-__all__ = ["FILES", "Recording", "announce_split", "record_sessions", "take_recording"]
+__all__ = ["FILES", "Recording", "record_sessions", "take_recording"]
 
 _STEPS, _FOLDER = "NPU_RUN_TIMELINE", "NPU_RUN_TIMELINE_DIR"
 _RANGE = re.compile(r"(\d{1,18}):(\d{1,18})")
@@ -116,25 +112,6 @@ def record_sessions(recording: Recording, rank: int) -> None:
         return [StepRecorder(recording.steps, recording.path_of(rank), rank)]
 
     watch_training(make_hooks)
-
-
-def announce_split(path: str) -> None:
-    """`npu-run --split FILE`: tells the ranks speeds that an earlier run has measured, by which they cut gradients.
-
-    Args:
-      path: `tail.json` of a run with `--timeline`.
-    Raises:
-      LaunchError: the file cannot be read, or holds no speeds.
-    """
-    try:
-        speeds = Speeds.of_facts(read_json(path)["speeds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise LaunchError(
-            f"--split {path} cannot be used: {reason}. Expected tail.json of a run that reduced gradients. Make "
-            f"it with npu-run --timeline 20:25 and this script."
-        ) from error
-    environment.write_variable(VARIABLE, speeds.as_text())
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ this op, all steps but the last are trained first, then the run goes on as it wa
 the last step, as is what hooks see, and all other runs of the session are what they were. When data ends in the middle
 of a loop the error comes as in any run; the steps that were trained stay trained.
 
-The steps before the last run in a loop of the graph where the step can be copied into one (`rewrite/loop.py`), else one
+The steps before the last run in a loop of the graph where the step can be copied into one (`graph/loop.py`), else one
 by one through a prepared call of the session. That is nearly as fast: a linear model took 0.031 ms a step in the graph
 and 0.039 ms in prepared calls, small networks with Adam 0.10 and 0.11 ms; a run of a monitored session with an
 Estimator's hooks adds 0.2 ms to a step (2 cores, TensorFlow 2.15).

@@ -57,7 +57,6 @@ RUN_BY_OTHER_TESTS = {
         ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
     ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
-    "npu-run -np 2 --split timeline/tail.json train.py": ("launch/test_timeline.py", ['"--split", "seen/tail.json"']),
     "npu-run record train.py": ("trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
     "npu-run record --steps 5 --out recorded train.py": (
         "trials/test_record.py",

@@ -17,14 +17,11 @@ import click.testing
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base import environment
-from npu_bridge.collective.measured_split import VARIABLE
 from npu_bridge.launch.compare import compare
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import plan_job
 from npu_bridge.launch.predict.command import plan
 from npu_bridge.launch.report import report
-from npu_bridge.launch.timeline import announce_split
 from tests.launch.test_hosts import write_table
 from tests.reporting.test_page import write_history
 
@@ -48,8 +45,7 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
     facts |= {"options": [["a", "b", "c", "d"]], "variables": [["a", "b", "c"]], "environment": [["a", "b"]]}
     (run / "report.json").write_text(json.dumps({**facts, "ranks": [{"host": "h", "cores": 2, "process": 1}, {}]}))
     trace = {"rank": 0, "step": 5, "duration_ms": 9.0, "exposed_ms": 1.0}
-    speeds = {"forward_secs": 0.1, "backward_secs": 0.2, "transfer_secs": 0.01, "exchange_secs": 0.1}
-    tail = {"rank": 0, "steps": [5], "step_ms": 9.0, "exposed_ms": 1.0, "shown_step": 5, "speeds": speeds}
+    tail = {"rank": 0, "steps": [5], "step_ms": 9.0, "exposed_ms": 1.0, "shown_step": 5}
     (run / "timeline" / "tail.json").write_text(json.dumps({**tail, "traces": [trace, {**trace, "rank": 1}]}))
     (run / "timeline" / "tail.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><text>a</text></svg>')
     (run / "summary.json").write_text(json.dumps({"ranks": 1, "steps_per_sec": 4.0, "steps": 10}))
@@ -99,7 +95,6 @@ def write_good(folder: Path) -> dict[str, tuple[str, list[str]]]:
         "mapping": ("named/mapping.csv", ["compare", "named"]),
         "pairs": ("names.csv", ["pairs", "dump"]),
         "summary": ("run/summary.json", ["plan", "run/summary.json"]),
-        "speeds": ("run/timeline/tail.json", ["split", "run/timeline/tail.json"]),
         "rank table": ("table.json", ["table", "table.json"]),
         "hosts": ("hosts", ["hosts", "hosts"]),
     }
@@ -198,7 +193,6 @@ def run(command, path, folder, good):
             done = click.testing.CliRunner().invoke(entry, list(map(str, arguments)), catch_exceptions=False)
         return done.exit_code, done.output
     reader = {
-        "split": lambda: _announce_split(path),
         "table": lambda: plan_job(None, rank_table=str(path)),
         "hosts": lambda: plan_job(None, hostfile=str(path)),
     }[command]
@@ -208,9 +202,3 @@ def run(command, path, folder, good):
     except LaunchError as error:
         return 2, f"npu-run: {error}\n"
     return 0, ""
-
-
-def _announce_split(path):
-    """Leaves the environment as it was, for the tests that follow."""
-    with environment.temporarily(lambda: {VARIABLE: ""}):
-        announce_split(str(path))

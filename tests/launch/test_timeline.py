@@ -11,7 +11,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import MADE_BY
-from npu_bridge.launch.timeline import Recording, announce_split, take_recording
+from npu_bridge.launch.timeline import Recording, take_recording
 from tests.launch.launching import needs_horovod, npu_run, write_script
 
 PLAIN_SESSION = """
@@ -109,18 +109,6 @@ def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     ElementTree.fromstring(picture)
     assert f"Step {merged['shown_step']}, rank 0 of 2" in picture
 
-    # Where each transfer is dear, one fragment is best; two are usual.
-    assert set(merged["speeds"]) == {"forward_secs", "backward_secs", "transfer_secs", "exchange_secs"}
-    merged["speeds"]["transfer_secs"] += 1000.0
-    (folder / "tail.json").write_text(json.dumps(merged))
-    write_script(tmp_path, PLAIN_SESSION.replace("set_split_strategy_by_idx([0, 2, 3])", ""))
-    options = ("--split", "seen/tail.json", "--timeline", "3:4", "--timeline-dir", "again")
-    code, output = npu_run("-np", "2", *options, "train.py", cwd=tmp_path)
-    assert code == 0
-    for rank in (0, 1):
-        (step,) = facts_of(tmp_path / "again", rank)[1]["steps"]
-        assert [t["fragment"] for t in step["transfers"] if not t["is_decision"]] == [0]
-
 
 def test_an_estimator_that_goes_on_is_recorded_by_its_global_step(tmp_path):
     write_script(tmp_path, ESTIMATOR)
@@ -150,26 +138,14 @@ def test_a_script_without_sessions_is_told_apart(tmp_path):
     assert "Expected session runs that train; got none." in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "No such file"),
-        ("[", "Expecting value"),
-        ("{}", "no 'speeds'"),
-        ('{"speeds": {"forward_secs": 1}}', "backward_secs, transfer_secs, exchange_secs not given"),
-        (
-            '{"speeds": {"forward_secs": 1, "backward_secs": -1, "transfer_secs": 0, "exchange_secs": 0}}',
-            "backward_secs is no time. Expected a number of seconds, not negative; got -1",
-        ),
-    ],
-)
-def test_a_split_by_what_is_no_measurement_is_refused(tmp_path, content, reason):
-    path = tmp_path / "tail.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(LaunchError, match="Make it with npu-run --timeline 20:25") as refused:
-        announce_split(str(path))
-    assert reason in str(refused.value)
+def test_the_option_split_is_gone_and_said_to_be(tmp_path):
+    write_script(tmp_path, "print('nothing is trained')")
+    code, output = npu_run("--split", "timeline/tail.json", "train.py", cwd=tmp_path)
+    assert code == 2
+    assert output.splitlines() == [
+        "npu-run: --split is gone, as the best split saved no more than 3 % of a measured step: leave it out, or "
+        "set the split that npu-run plan finds."
+    ]
 
 
 @pytest.mark.parametrize("text", ["20", "25:20", "5:5", "-1:4", "a:b", "1:2:3", ""])

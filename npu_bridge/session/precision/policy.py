@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -11,8 +10,9 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, say_once
+from npu_bridge.base.machine import missing_units
 from npu_bridge.options import TrainingOptions, parse_accelerate_train_mode
-from npu_bridge.session.precision import exemptions, kernels, rewriter, rounding
+from npu_bridge.session.precision import exemptions, rewriter, rounding
 from npu_bridge.session.precision.executed import Executed
 from npu_bridge.session.precision.mixlist import Mixlist, read_mixlist
 from npu_bridge.session.precision.modes import BFLOAT16, FLOAT16, ORIGINAL, Policy, is_permission, policy_of
@@ -57,7 +57,6 @@ class Precision:
         self._op_lists = op_lists or OpLists()
         self._looks_inside = [name for name in ("enable_dump", "enable_dump_debug") if getattr(options, name)]
         self._mixlist, self._dtypes = Mixlist(), OperatorDtypes({}, {}, {}, {})
-        self._speed = kernels.float16_speed
         self._executed: Executed | None = None
         if options.use_off_line:
             self._read(options)
@@ -75,7 +74,7 @@ class Precision:
         rewriter.switch_on(session_config, self.low_dtype)
         is_on_cpu = rewriter.device_kind() == "CPU"
         if self.low_dtype == FLOAT16 and is_on_cpu:
-            self._decide_imitation(session_config)
+            self._prepare_imitation(session_config)
         for name in self._looks_inside:
             # The rewriter leaves alone what is fetched, and this option fetches every number it looks at.
             say_once(
@@ -83,7 +82,7 @@ class Precision:
                 f"{name}: operators that are looked at keep their dtype, so these steps do not compute in "
                 f"{self.low_dtype}, and overflows of {self.low_dtype} do not show. Leave {name} out to train in it.",
             )
-        missing = kernels.missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
+        missing = missing_units(BFLOAT16) if is_on_cpu and self.low_dtype == BFLOAT16 else None
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
@@ -107,7 +106,7 @@ class Precision:
 
         Imitated float16 is float32 kernels, so that its graphs show nothing.
         """
-        return policy.low_dtype is not None and self._executed is None and not self._imitates(policy)
+        return policy.low_dtype is not None and self._executed is None and not self._imitates
 
     def note_executed(self, policy: Policy, executed: Executed | None) -> None:
         """Takes what the first training step under a policy was executed as, and says if nothing of it was lowered."""
@@ -140,7 +139,7 @@ class Precision:
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
         lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
-        return rewriter.variables_of(lists, self._imitates(policy))
+        return rewriter.variables_of(lists, self._imitates)
 
     @property
     def asks_for_single_operators(self) -> bool:
@@ -151,7 +150,7 @@ class Precision:
         """As `variables`, for functions that are not there yet: they may hold operators of every type."""
         types = () if policy.reach == "mixed" else dir(tf.raw_ops)
         lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
-        return rewriter.variables_of(lists, self._imitates(policy))
+        return rewriter.variables_of(lists, self._imitates)
 
     def round_single_values(self, graph: tf.Graph) -> None:
         """Rounds inputs and outputs of operators as `customize_dtypes` asks for single ones; see `rounding`."""
@@ -163,28 +162,21 @@ class Precision:
         lists = [self._mixlist, *([registered(ops[0].graph).as_mixlist()] if ops else [])]
         return exemptions.kept_ops(self._dtypes, policy, ops, frozenset().union(*(each.allowed for each in lists)))
 
-    def _imitates(self, policy: Policy) -> bool:
-        is_possible = self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU"
-        return is_possible and rewriter.imitates(policy, lambda: self._speed().imitation_is_faster)
+    @property
+    def _imitates(self) -> bool:
+        return self.low_dtype == FLOAT16 and rewriter.device_kind() == "CPU" and rewriter.is_imitation_on()
 
-    def _decide_imitation(self, session_config: Any) -> None:
-        """Readies settings for imitated float16 where that is the way to compute, and says which way it is."""
-        threads = session_config.intra_op_parallelism_threads, session_config.inter_op_parallelism_threads
-        self._speed = functools.partial(kernels.float16_speed, *threads)
-        policy = self.low or self.configured
-        speed = None if policy.reach == "matrix" else self._speed()
-        is_imitated = [self._imitates(each) for each in (self.configured, policy)]
-        if any(is_imitated):
+    def _prepare_imitation(self, session_config: Any) -> None:
+        """Readies settings for imitated float16, or says that who asked for float16 kernels waits for them."""
+        if self._imitates:
             rewriter.keep_order(session_config)
-        if speed is None:
+            say_once(
+                logging.INFO,
+                "precision: float32 kernels on values rounded to float16 stand in for float16 kernels.",
+            )
             return
-        if is_imitated[-1]:
-            way = "float32 kernels on values rounded to float16 stand in for float16 kernels"
-        else:
-            way = "float16 kernels are used"
-        is_slower = speed.imitation_is_faster and not is_imitated[-1]
-        fix = f" Unset {rewriter.IMITATION} for the faster way." if is_slower else ""
-        say_once(logging.WARNING if is_slower else logging.INFO, f"precision: {way}; {speed}.{fix}")
+        text = "precision: float16 kernels are used, which take many times as long on a CPU as float32 kernels on"
+        say_once(logging.WARNING, f"{text} rounded values. Unset {rewriter.IMITATION} for the faster way.")
 
     def _read(self, options: TrainingOptions) -> None:
         self.configured = self._possible(policy_of(options, gains_from_float16=rewriter.device_kind() == "GPU"))

@@ -1,4 +1,4 @@
-"""`tf.contrib.training`: hyperparameters, training loops, evaluation of checkpoints, batches by length."""
+"""`tf.contrib.training`: hyperparameters, training loops, evaluation of checkpoints."""
 
 from tensorflow_estimator.python.estimator.inputs.queues.feeding_queue_runner import (
     _FeedingQueueRunner as FeedingQueueRunner,
@@ -22,7 +22,6 @@ from tf_slim.training.training import (
 )
 
 from tensorflow1_compat.contrib.slim import patches
-from tensorflow1_compat.contrib.training.buckets import bucket, bucket_by_sequence_length
 from tensorflow1_compat.contrib.training.devices import GreedyLoadBalancingStrategy, RandomStrategy, byte_size_load_fn
 from tensorflow1_compat.contrib.training.hparam import HParams, parse_values
 

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from npu_bridge.session.precision import kernels
 from npu_bridge.session.precision.accelerate import VARIABLES
-from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
     precision_of,
-    remember_speed,
     run_with_graph,
     session_of,
 )
@@ -22,18 +19,6 @@ def no_progress_variables(monkeypatch):
         for name in names:
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def float16_kernels_are_faster(tmp_path_factory):
-    """Float16 kernels, whatever this CPU is faster with, so that what computes in float16 can be counted."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.delenv(IMITATION, raising=False)
-        remember_speed(folder, 1.0, 45.0)
-        yield
-    kernels.float16_speed.cache_clear()
 
 
 @pytest.fixture(scope="session")

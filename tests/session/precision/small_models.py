@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import json
 
 import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.options import read_session_config, with_entry
-from npu_bridge.session.precision import Precision, attach, kernels
+from npu_bridge.session.precision import Precision, attach
 
 tf1 = tf.compat.v1
 MATRIX_KERNELS = ("MatMul", "Conv2D")
@@ -19,16 +18,6 @@ MATRIX_KERNELS = ("MatMul", "Conv2D")
 def precision_of(**keys):
     """The precision of a run whose session says these keys."""
     return Precision(read_session_config(with_entry(None, keys)))
-
-
-def remember_speed(cache_folder, real_msecs, imitated_msecs):
-    """Writes what an earlier process measured on this CPU; `XDG_CACHE_HOME` must name the folder."""
-    kernels.float16_speed.cache_clear()
-    kernels.float16_speed()
-    (place,) = cache_folder.rglob("*.json")
-    (key,) = json.loads(place.read_text())
-    place.write_text(json.dumps({key: [real_msecs, imitated_msecs]}))
-    kernels.float16_speed.cache_clear()
 
 
 def session_of(graph, precision=None, config=None):

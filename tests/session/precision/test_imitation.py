@@ -5,20 +5,16 @@ Where it fails TensorFlow ends the process: a crash of this file is a failure of
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
-from npu_bridge.session.precision import kernels
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
     precision_of,
-    remember_speed,
     run_with_graph,
     session_of,
     tf1,
@@ -80,19 +76,6 @@ def test_imitated_float16_trains(model, mode, monkeypatch):
     np.testing.assert_allclose(rounded, exact, rtol=2e-2)
 
 
-@pytest.fixture
-def remembered(monkeypatch, tmp_path):
-    """Writes what an earlier process measured on this CPU, and lets messages be said anew."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def remember(real_msecs, imitated_msecs):
-        remember_speed(tmp_path, real_msecs, imitated_msecs)
-        say_once.cache_clear()
-
-    yield remember
-    kernels.float16_speed.cache_clear()
-
-
 def matrix_dtypes(**keys):
     model = Dense()
     with session_of(model.graph, precision_of(**keys)) as session:
@@ -101,36 +84,19 @@ def matrix_dtypes(**keys):
 
 
 @pytest.mark.parametrize("mode", ["mixed_float16", "fp16"])
-def test_the_faster_of_both_ways_is_taken_and_said(mode, remembered, caplog):
+def test_float16_is_imitated_and_that_is_said(mode, monkeypatch, caplog):
+    monkeypatch.delenv(IMITATION)
     caplog.set_level("INFO")
-    for real, imitated, dtype, words in (
-        (1.0, 45.0, "float16", "float16 kernels are used"),
-        (45.0, 1.5, "float32", "float32 kernels on values rounded to float16"),
-    ):
-        remembered(real, imitated)
-        caplog.clear()
-        assert matrix_dtypes(precision_mode_v2=mode) == {dtype: 5}
-        assert [words in line and "45 ms" in line for line in caplog.messages if "measured" in line] == [True]
+    say_once.cache_clear()
+    assert matrix_dtypes(precision_mode_v2=mode) == {"float32": 5}
+    assert sum("float32 kernels on values rounded to float16" in line for line in caplog.messages) == 1
 
 
-def test_who_asks_for_slow_kernels_is_told(remembered, caplog, monkeypatch):
-    remembered(45.0, 1.5)
+def test_who_asks_for_slow_kernels_is_told(caplog, monkeypatch):
     monkeypatch.setenv(IMITATION, "0")
+    say_once.cache_clear()
     assert matrix_dtypes(precision_mode_v2="mixed_float16") == {"float16": 5}
     assert sum(f"Unset {IMITATION}" in line for line in caplog.messages) == 1
-
-
-def test_a_measurement_is_kept_and_a_broken_file_replaced(remembered, tmp_path):
-    place = tmp_path / "npu_bridge" / "float16_kernels.json"
-    place.parent.mkdir()
-    for broken in ("no JSON", "[]", '{"a": ["x", 1]}'):
-        place.write_text(broken)
-        kernels.float16_speed.cache_clear()
-        measured = kernels.float16_speed()
-        assert min(measured) > 0
-        assert list(json.loads(place.read_text()).values()) == [list(measured)]
-    kernels.float16_speed.cache_clear()
-    assert kernels.float16_speed() == measured
 
 
 def test_initial_values_that_operators_draw(monkeypatch):

@@ -11,11 +11,10 @@ from npu_bridge.base import environment
 from npu_bridge.session.precision import Precision
 from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
 
-# Kernels of matrix products, and of Relu and its gradient; float32 ones are fused with what is before them. The cube
-# mode multiplies rounded values in float32.
+# Kernels of matrix products, and of Relu and its gradient; float32 ones are fused with what is before them.
 EXPECTED = {
     "mixed_float16": ({"float16": 5}, {"float16": 2}),
-    "cube_fp16in_fp32out": ({"float32": 5}, {"float32": 2}),
+    "cube_fp16in_fp32out": ({"float16": 5}, {"float32": 2}),
     "fp16": ({"float16": 5}, {"float16": 2}),
     "origin": ({"float32": 5}, {"float32": 1}),
 }

@@ -14,6 +14,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
 from npu_bridge.session.precision import builds_of
+from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
 
 FLOAT16_MODES = [
@@ -71,15 +72,16 @@ def products_of_rounded_values(nodes):
 
 
 @pytest.mark.parametrize("keys", CUBE_MODES, ids=str)
-def test_matrix_products_of_float16_values(keys):
+def test_matrix_products_of_float16_values(keys, monkeypatch):
     """A CPU's float16 kernels add up in float16; float16 in and float32 sums are float32 kernels on rounded values."""
+    monkeypatch.delenv(IMITATION)
     nodes = train_step(precision_of(**keys))
     assert dtypes_of(nodes) == {"float32": 5}
     assert len(products_of_rounded_values(nodes)) == 5
     assert dtypes_of(nodes, "ResourceApply") == {"float32": 3}
 
 
-def test_a_product_of_the_cube_mode_is_rounded_once():
+def test_a_product_of_the_cube_mode_is_rounded_once(monkeypatch):
     random = np.random.RandomState(0)
     left, right = random.randn(16, 300).astype("f"), random.randn(300, 8).astype("f")
     with tf.Graph().as_default() as graph:
@@ -91,9 +93,10 @@ def test_a_product_of_the_cube_mode_is_rounded_once():
             return session.run(result, dict(zip(inputs, values)))
 
     rounded = product(None, *(value.astype(np.float16).astype("f") for value in (left, right)))
+    half = product(precision_of(precision_mode_v2="mixed_float16"), left, right)
+    monkeypatch.delenv(IMITATION)
     cube = product(precision_of(precision_mode_v2="cube_fp16in_fp32out"), left, right)
     np.testing.assert_array_equal(cube, rounded.astype(np.float16).astype("f"))
-    half = product(precision_of(precision_mode_v2="mixed_float16"), left, right)
     exact = left.astype(np.float64) @ right.astype(np.float64)
     assert np.abs(half - exact).max() > 5 * np.abs(cube - exact).max()
 
@@ -154,14 +157,14 @@ def test_reference_variables_keep_their_dtype():
 
 def test_imitated_float16(monkeypatch):
     """Who sets TensorFlow's own variable gets float32 kernels on values rounded to float16."""
-    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "1")
+    monkeypatch.setenv(IMITATION, "1")
     nodes = train_step(precision_of(precision_mode_v2="mixed_float16"))
     assert dtypes_of(nodes) == {"float32": 5}
     rounded = [node for node in nodes if node.op == "Cast" and node.attr["DstT"].type == tf.float16.as_datatype_enum]
     assert len(rounded) >= 5
 
 
-def test_convolutions():
+def test_convolutions(monkeypatch):
     with tf.Graph().as_default() as graph:
         image = tf1.get_variable("image", [2, 8, 8, 3], initializer=tf1.ones_initializer())
         kernel = tf1.get_variable("kernel", [3, 3, 3, 4], initializer=tf1.ones_initializer())
@@ -169,6 +172,8 @@ def test_convolutions():
         train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
         init = tf1.global_variables_initializer()
     for mode, dtype in (("mixed_float16", "float16"), ("cube_fp16in_fp32out", "float32")):
+        if dtype == "float32":
+            monkeypatch.delenv(IMITATION)
         with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
             session.run(init)
             nodes = run_with_graph(session, train_op)[1]
@@ -230,7 +235,9 @@ def three_products(keep):
 
 
 @pytest.mark.parametrize("mode", ["mixed_float16", "fp16", "cube_fp16in_fp32out"])
-def test_keep_dtype_scope(mode):
+def test_keep_dtype_scope(mode, monkeypatch):
+    if mode.startswith("cube"):
+        monkeypatch.delenv(IMITATION)
     graph, total, init = three_products(keep_dtype_scope)
     with session_of(graph, precision_of(precision_mode_v2=mode)) as session:
         session.run(init)

@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from npu_bridge.base.machine import missing_units
 from npu_bridge.options import read_session_config, with_entry
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
 from npu_bridge.session.precision import Precision, rewriter
-from npu_bridge.session.precision.kernels import missing_units
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import ORIGINAL, Policy, is_permission, policy_of
 from npu_bridge.session.precision.rewriter import Lists, lists_of, variables_of

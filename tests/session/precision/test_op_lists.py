@@ -16,6 +16,7 @@ from npu_bridge.session.precision import (
 from npu_bridge.session.precision.mixlist import read_mixlist
 from npu_bridge.session.precision.op_lists import registered
 from npu_bridge.session.precision.operator_dtypes import read_operator_dtypes
+from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tell_steps
 
 
@@ -29,7 +30,7 @@ def executed(change_graph=lambda: None, model=None, **keys):
         return run_with_graph(session, [model.train_op, model.loss], model.batch(0))[1]
 
 
-def test_half_and_float_move_kernels():
+def test_half_and_float_move_kernels(monkeypatch):
     def change():
         register_half_function("Square")
         register_float_function("Relu")
@@ -39,7 +40,9 @@ def test_half_and_float_move_kernels():
         assert dtypes_of(nodes, "Square") == {"float16": 1}, mode
         assert dtypes_of(nodes, "Relu") == relu, mode  # its gradient is a type of its own
         assert dtypes_of(nodes) == {"float16": 5}, mode
-    cube = executed(change, precision_mode_v2="cube_fp16in_fp32out")
+    with monkeypatch.context() as patch:
+        patch.delenv(IMITATION)
+        cube = executed(change, precision_mode_v2="cube_fp16in_fp32out")
     assert any(node.name.startswith("Square-0-CastToFp16") for node in cube)
     assert dtypes_of(executed(precision_mode_v2="mixed_float16"), "Square") == {"float32": 1}
 

@@ -1,4 +1,4 @@
-"""`tf.contrib.slim`, `layers`, `framework`, `metrics`, `losses`, `quantize` and `model_pruning`."""
+"""`tf.contrib.slim`, `layers`, `framework`, `metrics`, `losses` and `quantize`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tensorflow1_compat.contrib import framework, layers, losses, metrics, model_pruning, quantize, slim
+from tensorflow1_compat.contrib import framework, layers, losses, metrics, quantize, slim
 from tests.tensorflow1_compat.contrib_cases.common import close, names, value
 
 RANDOM = np.random.RandomState(0)
@@ -219,17 +219,3 @@ def case_quantize_waits():
         close(early, session.run(weights).sum(0, keepdims=True))
         session.run(tf.assign(step, 5))
         assert abs(session.run(product) - early).max() > 1e-3
-
-
-def case_pruning():
-    weights = tf.get_variable("w", initializer=np.array([0.1, -0.5, 0.3, 0.9], np.float32))
-    masked = model_pruning.apply_mask(weights, "layer")
-    spec = model_pruning.get_pruning_hparams().parse("initial_sparsity=0.5,target_sparsity=0.5,pruning_frequency=1")
-    update = model_pruning.Pruning(spec).conditional_mask_update_op()
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        close(session.run(masked), [0.1, -0.5, 0.3, 0.9])
-        session.run(update)
-        close(session.run(masked), [0, -0.5, 0, 0.9])
-        close(session.run(model_pruning.get_weight_sparsity()), [0.5])
-    assert {"layer/mask", "layer/threshold"} <= set(names())

@@ -126,24 +126,6 @@ def case_ada_max():
     close(found, TABLE - 0.1 * np.eye(4)[3][:, None])
 
 
-def case_signs():
-    found, slots = in_both_kinds(lambda: opt.PowerSignOptimizer(0.1), START, GRAD)
-    close(found, START - 0.1 * math.e * GRAD)
-    assert "w/PowerSignOptimizer" in slots
-    found, _ = in_both_kinds(lambda: opt.AddSignOptimizer(0.1, alpha=0.5), START, GRAD)
-    close(found, START - 0.1 * 1.5 * GRAD)
-    step = tf.train.get_or_create_global_step()
-    half = opt.AddSignOptimizer(0.1, sign_decay_fn=opt.get_linear_decay_fn(10))
-    close(run_updates(half, START, GRAD, step=step, steps=6)[0], START - 0.1 * GRAD * sum(2 - t / 10 for t in range(6)))
-
-
-def case_sign_decays():
-    step = tf.constant(5)
-    found = value([opt.get_linear_decay_fn(20)(step), opt.get_cosine_decay_fn(10)(step),
-                   opt.get_restart_decay_fn(10, num_periods=4)(step)], start=False)  # fmt: skip
-    close(found, [0.75, 0.5, 1.0])
-
-
 def case_moving_average():
     optimizer = opt.MovingAverageOptimizer(tf.train.GradientDescentOptimizer(1.0), average_decay=0.5)
     weights = tf.get_variable("w", initializer=np.float32(4.0))
@@ -189,19 +171,3 @@ def case_global_norm():
     pairs = opt.clip_gradients_by_global_norm([(tf.constant([3.0]), "a"), (tf.constant([4.0]), "b")], 1.0)
     close(value([grad for grad, _ in pairs], start=False), [[0.6], [0.8]])
     assert [var for _, var in pairs] == ["a", "b"]
-
-
-def case_scipy():
-    vector = tf.get_variable("v", initializer=np.array([7.0, 7.0], np.float32))
-    loss = tf.reduce_sum(tf.square(vector - 1.0))
-    optimizer = opt.ScipyOptimizerInterface(loss, options={"maxiter": 50})
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        optimizer.minimize(session)
-        close(session.run(vector), [1, 1], 1e-3)
-        bounded = opt.ScipyOptimizerInterface(loss, var_to_bounds={vector: (2.0, 5.0)})
-        bounded.minimize(session)
-        close(session.run(vector), [2, 2], 1e-3)
-        equal = opt.ScipyOptimizerInterface(loss, equalities=[vector[0] - 3.0], method="SLSQP")
-        equal.minimize(session)
-        close(session.run(vector), [3, 1], 1e-3)

@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tensorflow1_compat import graph_transforms, keras_policies, known_shapes, old_keras
+from tensorflow1_compat import graph_transforms, keras_policies, known_shapes, old_keras, proxies
 from tensorflow1_compat.contrib import (
     all_reduce,
     autograph,
@@ -19,7 +19,6 @@ from tensorflow1_compat.contrib import (
     eager,
     graph_editor,
     image,
-    integrate,
     keras,
     lookup,
     nccl,
@@ -114,14 +113,6 @@ def case_distributions():
     other = distributions.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
     close(*value([distributions.kl_divergence(normal, other),
                   tf.reduce_sum(distributions.kl_divergence(one, unit))]))  # fmt: skip
-
-
-def case_equations():
-    times = np.linspace(0, 2, 5)
-    found = value(integrate.odeint(lambda y, t: -y, tf.constant([1.0, 2.0], tf.float64), times))
-    close(found, np.exp(-times)[:, None] * [1, 2])
-    fixed = value(integrate.odeint_fixed(lambda y, t: -y, tf.constant(1.0, tf.float64), np.linspace(0, 2, 50)))
-    close(fixed[-1], np.exp(-2))
 
 
 def case_samples_between_pixels():
@@ -231,3 +222,26 @@ def case_old_keras():
     assert policy.compute_dtype == "float16" and keras_policies.global_policy()
     assert keras_policies.LossScaleOptimizer(keras.optimizers.SGD(0.1), 128.0).initial_scale == 128.0
     assert names()
+
+
+def case_names_that_few_scripts_used_say_what_to_use():
+    for name, instead in (
+        ("integrate", "tfp.math.ode"),
+        ("learn.preprocessing", "Tokenizer"),
+        ("model_pruning.python.pruning", "tensorflow-model-optimization"),
+        ("opt.AddSignOptimizer", "tf.train.AdamOptimizer"),
+        ("opt.ExternalOptimizerInterface", "scipy.optimize.minimize"),
+        ("opt.PowerSignOptimizer", "tf.train.AdamOptimizer"),
+        ("opt.ScipyOptimizerInterface", "scipy.optimize.minimize"),
+        ("opt.get_cosine_decay_fn", "tf.train.cosine_decay"),
+        ("opt.get_linear_decay_fn", "tf.train.polynomial_decay"),
+        ("opt.get_restart_decay_fn", "tf.train.cosine_decay_restarts"),
+        ("training.bucket", "group_by_window"),
+        ("training.bucket_by_sequence_length", "tf.data.experimental.bucket_by_sequence_length"),
+    ):
+        try:
+            proxies.proxy(f"tensorflow.contrib.{name}")
+        except ImportError as error:
+            assert "is not available under npu-run. Use " in str(error) and instead in str(error), error
+        else:
+            raise AssertionError(name)

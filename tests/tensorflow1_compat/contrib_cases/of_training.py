@@ -98,22 +98,6 @@ def case_hparams():
             raise AssertionError(wrong)
 
 
-def case_batches_by_length():
-    lengths = [1, 2, 7, 8, 2, 9, 1, 3]
-    dataset = tf.data.Dataset.from_tensor_slices(lengths)
-    length = tf.data.make_one_shot_iterator(dataset).get_next()
-    found, batch = training.bucket_by_sequence_length(
-        length, [tf.range(length)], 2, [5], dynamic_pad=True, allow_smaller_final_batch=True
-    )
-    seen = []
-    with tf.train.MonitoredSession() as session:
-        while not session.should_stop():
-            got, rows = session.run([found, batch[0]])
-            assert rows.shape[1] == max(got) and (max(got) < 5 or min(got) >= 5)
-            seen.extend(got.tolist())
-    assert sorted(seen) == sorted(lengths)
-
-
 def case_training_loop_and_evaluation():
     weights = tf.get_variable("w", initializer=4.0)
     loss = tf.square(weights)
@@ -162,15 +146,7 @@ def case_data():
 
 def case_learn():
     assert learn.ModeKeys.TRAIN == tf.estimator.ModeKeys.TRAIN and learn.ModeKeys.INFER == "infer"
-    texts = learn.preprocessing.VocabularyProcessor(4, min_frequency=0)
-    rows = np.array(list(texts.fit_transform(["a b c", "b d e f g"])))
-    assert rows.tolist() == [[1, 2, 3, 0], [2, 4, 5, 6]] and len(texts.vocabulary_) == 8
-    assert list(texts.reverse(rows))[0] == "a b c <UNK>"
-    assert np.array(list(texts.transform(["z a"]))).tolist() == [[0, 1, 0, 0]]
     with tempfile.TemporaryDirectory() as folder:
-        texts.save(f"{folder}/v")
-        again = learn.preprocessing.VocabularyProcessor.restore(f"{folder}/v")
-        assert list(again.transform(["b"]))[0].tolist() == [2, 0, 0, 0]
 
         def model_fn(features, labels, mode):
             loss = tf.reduce_mean(tf.square(tf.get_variable("w", initializer=3.0) - features))
