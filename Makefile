@@ -15,7 +15,7 @@ bin := .venv/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train train test test-hosts explore lint docs dist format bench clean distclean
+.PHONY: help venv venv-for-train train test test-hosts explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ format: venv  ## rewrite the files the way `make lint` wants them
 docs: venv  ## the pages as a site in out/site, with search and the reference; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict  # --quiet would keep warnings from being counted
 	@echo "out/site/index.html; with search: $(bin)/python -m http.server -d out/site"
+
+modules:  ## every module with the first sentence of its docstring
+	@$(or $(PYTHON),python3) tools/module_list.py
 
 dist: venv  ## wheel and sdist in dist/ (HOME_PAGE=https://... is where the links of their README lead)
 	@HOME_PAGE="$(HOME_PAGE)" $(bin)/python -c \

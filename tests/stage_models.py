@@ -1,4 +1,4 @@
-"""What stages do with gradients, in numpy: written from docs/stages.md, for any chain that has an order."""
+"""What stages do with gradients, in numpy: written from docs/stages*.md, for any chain that has an order."""
 
 from __future__ import annotations
 

@@ -256,9 +256,27 @@ def test_a_stage_of_your_own_that_makes_an_inf_skips_the_step():
             assert session.run(variable)[0] == -13.0
 
 
-def test_the_code_of_the_page_runs(monkeypatch):
+PIECES_OF_PAGES = {
+    "stages": 3,
+    "stages_accumulate": 0,
+    "stages_adasum": 2,
+    "stages_checkpoints": 1,
+    "stages_freeze": 1,
+    "stages_keras": 2,
+    "stages_partial_sync": 1,
+    "stages_wire": 1,
+}
+
+
+@pytest.mark.parametrize("name", PIECES_OF_PAGES)
+def test_the_code_of_a_page_runs(name, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    assert run_pieces_of("docs/stages.md") == 11
+    assert run_pieces_of(f"docs/{name}.md") == PIECES_OF_PAGES[name]
+
+
+def test_every_page_about_stages_is_run():
+    assert {page.stem for page in (REPOSITORY / "docs").glob("stages*.md")} == set(PIECES_OF_PAGES)
+    assert sum(PIECES_OF_PAGES.values()) == 11
 
 
 def test_the_table_of_the_page_names_every_stage_and_its_order_every_place():
