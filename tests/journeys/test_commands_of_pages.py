@@ -49,22 +49,25 @@ RUN_BY_OTHER_TESTS = {
         ["^npu-run explain (.*)$"],
     ),
     "npu-run compare out/here/dump out/npu/dump --only tensors": (
-        "compare/test_command.py",
+        "reporting/compare/test_command.py",
         ['tmp_path / "dump", tmp_path / "named", "--only", "tensors"'],
     ),
     "npu-run compare out/here/dump --write-names out/named": (
-        "compare/test_command.py",
+        "reporting/compare/test_command.py",
         ['tmp_path / "dump", "--write-names", tmp_path / "named"'],
     ),
     "npu-run -np 2 --timeline 20:25 train.py": ("launch/test_timeline.py", ['"-np", "2", "--timeline", "3:5"']),
-    "npu-run record train.py": ("trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
+    "npu-run record train.py": ("launch/trials/test_record.py", ['command(record, "--steps", 3, "train.py", 1)']),
     "npu-run record --steps 5 --out recorded train.py": (
-        "trials/test_record.py",
+        "launch/trials/test_record.py",
         ['command(record, "--steps", 3, "train.py", 1)'],
     ),
-    "npu-run replay recorded train.py": ("trials/test_record.py", ['command(replay, "recorded", "train.py", 2)']),
+    "npu-run replay recorded train.py": (
+        "launch/trials/test_record.py",
+        ['command(replay, "recorded", "train.py", 2)'],
+    ),
     "npu-run bisect train.py --low allow_mix_precision --steps 20": (
-        "trials/test_bisect.py",
+        "launch/trials/test_bisect.py",
         ['"train.py", "--low", "allow_mix_precision", "--steps", "3"'],
     ),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
