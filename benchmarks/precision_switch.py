@@ -20,7 +20,7 @@ import tensorflow as tf  # noqa: E402
 
 from npu_bridge.base import environment  # noqa: E402
 from npu_bridge.options import read_session_config, with_entry  # noqa: E402
-from npu_bridge.session.precision import Precision, attach, builds_of  # noqa: E402
+from npu_bridge.session.precision import Precision, attach, list_builds  # noqa: E402
 
 tf1 = tf.compat.v1
 PLANS = {"float16": "fast|step|0.5", "bfloat16": "fast1|step|0.5"}
@@ -60,7 +60,7 @@ def one_round(arguments):
             environment.write_variable("STEP_NOW", step)
             ours.append(secs(session, train_op))
             stock.append(secs(stock_session, train_op))
-        return ours, stock, [build for build in builds_of(session) if build.is_training]
+        return ours, stock, [build for build in list_builds(session) if build.is_training]
 
 
 def main():

@@ -15,9 +15,9 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.lazy import found_at
 from npu_bridge.gradients.explanation import as_text, list_stages
 from npu_bridge.gradients.freeze_schedule import FreezeSchedule
-from npu_bridge.gradients.from_config import stages_of
+from npu_bridge.gradients.from_config import make_stages
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.recipe import pipeline_of as pipeline
+from npu_bridge.gradients.recipe import build_pipeline as pipeline
 from npu_bridge.gradients.stage import PLACES, Stage, Step
 from npu_bridge.gradients.stages.accumulation import Accumulate
 from npu_bridge.gradients.stages.adasum import Adasum
@@ -62,7 +62,7 @@ def from_config(config: Mapping[str, Any]) -> list[Stage]:
       TypeError, ValueError: a stage or an argument is unknown, missing or illegal; the message names what is near.
     """
     classes = [each for each in map(globals().get, __all__) if isinstance(each, type) and issubclass(each, Stage)]
-    return stages_of(config, [made_by for made_by in classes if made_by is not Stage])
+    return make_stages(config, [made_by for made_by in classes if made_by is not Stage])
 
 
 def explain(optimizer: Any, svg: str | None = None, ranks: int | None = None) -> str:

@@ -10,7 +10,7 @@ import types
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
-def pieces_of(page: str) -> list[types.CodeType]:
+def cut_pieces(page: str) -> list[types.CodeType]:
     """The Python pieces of a page, such as `docs/boost.md`, in their order."""
     texts = re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(encoding="utf-8"), re.DOTALL)
     return [compile(text, f"piece {number} of {page}", "exec") for number, text in enumerate(texts)]
@@ -18,7 +18,7 @@ def pieces_of(page: str) -> list[types.CodeType]:
 
 def run_pieces_of(page: str) -> int:
     """Runs the pieces of a page one by one, each as a module of its own; gives their number."""
-    pieces = pieces_of(page)
+    pieces = cut_pieces(page)
     for piece in pieces:
         exec(piece, {"__name__": "page"})
     return len(pieces)

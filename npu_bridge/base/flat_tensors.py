@@ -29,7 +29,7 @@ def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
-def pieces_of(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
+def cut_pieces(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list:
     """A vector cut into tensors of static shapes, which remember where they come from."""
     sizes = [shape.num_elements() for shape in shapes]
     made, start = [], 0
@@ -72,7 +72,7 @@ def mapped(tensors: Sequence[Any], transform: Callable[[Any], Any]) -> list:
         if id(place.flat) not in of_flats:
             places = {other.start: each for each in tensors if (other := _place_in(each, place.flat)) is not None}
             starts = sorted(places)
-            pieces = pieces_of(transform(place.flat), [places[start].shape for start in starts])
+            pieces = cut_pieces(transform(place.flat), [places[start].shape for start in starts])
             of_flats[id(place.flat)] = dict(zip(starts, pieces))
         made.append(of_flats[id(place.flat)][place.start])
     return made

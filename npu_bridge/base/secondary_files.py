@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from npu_bridge.base.terminal import in_line, logger
 
-__all__ = ["GrowingFile", "Secondary", "reason_of"]
+__all__ = ["GrowingFile", "Secondary", "describe_failure"]
 
 _LOG = logger(__name__)
 # After a failure nothing is tried for a second, after the next for two, and so on: a disk that is nearly full takes
@@ -23,7 +23,7 @@ _PAUSE_SECS, _LONGEST_PAUSE_SECS = 1.0, 60.0
 _KEPT_BYTES = 1 << 20
 
 
-def reason_of(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Why something could not be written, in one line."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
     return in_line(text)
@@ -81,7 +81,7 @@ class Secondary:
         if self.is_stopped:
             return
         self._pause_secs = min(2 * self._pause_secs, _LONGEST_PAUSE_SECS)
-        self.is_stopped, self.reason = True, reason_of(error)
+        self.is_stopped, self.reason = True, describe_failure(error)
         self._say(f"{self.what} is not written any more: {self.reason}; the rest goes on without it")
 
 

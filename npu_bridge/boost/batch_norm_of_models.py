@@ -32,7 +32,7 @@ def nodes_of(model: tf.keras.Model) -> dict[str, patterns.Node]:
     """The layers of a functional model for the patterns; a layer that is used twice is none of them."""
     nodes = {}
     for layer in model.get_config()["layers"]:
-        calls = _calls_of(layer)
+        calls = _find_calls(layer)
         sources = tuple(dict.fromkeys(name for call in calls for name in call))
         is_sum = layer["config"].get("function") in _SUMS
         kind = patterns.ADD if is_sum else _KINDS.get(layer["class_name"], patterns.OTHER)
@@ -62,7 +62,7 @@ def without_layers(
       replaced: other layers to stand in the place of some, by name; they bring weights of their own.
     """
     config = model.get_config()
-    source = {layer["name"]: _calls_of(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
+    source = {layer["name"]: _find_calls(layer)[0][0] for layer in config["layers"] if layer["name"] in removed}
 
     def redirected(part):
         if isinstance(part, (list, tuple)):
@@ -98,7 +98,7 @@ def thinned(model: tf.keras.Model) -> tuple[tf.keras.Model, patterns.ThinningRep
     return (without_layers(model, report.removed) if report.removed else model), report
 
 
-def _calls_of(layer):
+def _find_calls(layer):
     """For each call of a layer, the names of the layers whose results it gets."""
     return [list(_names_in(call)) for call in layer["inbound_nodes"]]
 

@@ -15,7 +15,7 @@ from npu_bridge.base.errors import message, shown
 from npu_bridge.base.terminal import echo
 from npu_bridge.base.tf_internals.training import compile_arguments
 from npu_bridge.boost.config import BoostConfig
-from npu_bridge.boost.subspace_model import basis_of, train_as_compiled, train_in_subspace
+from npu_bridge.boost.subspace_model import make_basis, train_as_compiled, train_in_subspace
 from npu_bridge.boost.thinning import less_batch_norm, with_cosine_head
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
@@ -227,7 +227,7 @@ class _Choice:
     def newton(self, model):
         """The optimizer of the section `dim_reduce`."""
         settings = self.config["dim_reduce"]
-        basis = basis_of(settings, model.trainable_variables)
+        basis = make_basis(settings, model.trainable_variables)
         numbers = {key: settings[key] for key in ("rho", "gamma", "alpha", "sigma")}
         source = os.fspath(settings["pca_mat_path"] or settings["weight_load_dir"])
         what = f"steps along {len(basis.rows)} directions from {source}; the optimizer only counts them"

@@ -77,7 +77,7 @@ def train_as_compiled(model: tf.keras.Model) -> None:
         del model.train_step
 
 
-def basis_of(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
+def make_basis(settings: Mapping[str, Any], variables: Sequence[Any]) -> Basis:
     """The basis that the section `dim_reduce` of a configuration names.
 
     A matrix in `pca_mat_path` is loaded. Else the basis is computed from the checkpoints in `weight_load_dir` by one

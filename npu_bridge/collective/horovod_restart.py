@@ -12,7 +12,7 @@ from typing import Any
 
 from npu_bridge.base import environment
 from npu_bridge.collective import rendezvous
-from npu_bridge.collective.key_value_server import KeyValueServer, host_of, secret_of
+from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from npu_bridge.collective.key_value_store import ADDRESS_VARIABLE, PORT_VARIABLE, KeyValueStore
 
 
@@ -50,7 +50,7 @@ def _fresh_server(store):
 
     It is open where this rank reaches the job's own server, and to those who know the job's secret.
     """
-    with socket.create_connection((host_of(store.address), store.port), timeout=30) as connection:
+    with socket.create_connection((read_host(store.address), store.port), timeout=30) as connection:
         own_address = connection.getsockname()[0]
-    location = KeyValueServer(secret_of(store.address)).listen(own_address)
+    location = KeyValueServer(read_secret(store.address)).listen(own_address)
     return f"{location.address} {location.port}"

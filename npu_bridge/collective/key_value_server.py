@@ -17,7 +17,7 @@ import threading
 import time
 from typing import NamedTuple
 
-__all__ = ["KeyValueServer", "Location", "host_of", "secret_of"]
+__all__ = ["KeyValueServer", "Location", "read_host", "read_secret"]
 
 # A request that has not come whole by then is refused, so a slow client holds a thread for this long and no longer.
 _HEAD_SECS, _VALUE_SECS = 3.0, 30.0
@@ -42,12 +42,12 @@ class Location(NamedTuple):
     port: int
 
 
-def host_of(address: str) -> str:
+def read_host(address: str) -> str:
     """The host in the address of a `Location`, or in a bare one."""
     return address.partition("/")[0].partition(":")[0]
 
 
-def secret_of(address: str) -> str | None:
+def read_secret(address: str) -> str | None:
     """The secret in the address of a `Location`; None where there is none."""
     return address.partition("/")[2] or None
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.gradients.arithmetic import map_values, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.stage import Step
-from npu_bridge.gradients.stages.all_reduce import readiness_of
+from npu_bridge.gradients.stages.all_reduce import order_of_readiness
 
 
 class Sums:
@@ -59,7 +59,7 @@ class Window:
         self._sums: list = [None] * len(kept)
         gradients = [grad for grad, _ in grads_and_vars]
         # In the order in which the backward pass delivers: what reduces them looks for that order.
-        for position in sorted(range(len(kept)), key=readiness_of(gradients)):
+        for position in sorted(range(len(kept)), key=order_of_readiness(gradients)):
             if kept[position] is not None:
                 self._sums[position] = kept[position].added(addend(gradients[position], kept[position].sum.dtype))
 

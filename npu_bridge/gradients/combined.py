@@ -8,7 +8,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from npu_bridge.base.errors import message
-from npu_bridge.base.flat_tensors import joined, pieces_of
+from npu_bridge.base.flat_tensors import cut_pieces, joined
 from npu_bridge.base.terminal import logger
 from npu_bridge.gradients.arithmetic import in_true_units
 from npu_bridge.gradients.stage import Step
@@ -74,7 +74,7 @@ class CombinedGradients:
             checked = check_pieces(self._owner, flat, alone, names)
             with tf.control_dependencies([] if checked is None else [checked]):
                 flat = tf.identity(flat)
-        return pieces_of(flat, shapes)
+        return cut_pieces(flat, shapes)
 
     def _tell(self, names):
         if self._names is not None and set(self._names) != set(names):
@@ -109,7 +109,7 @@ def check_pieces(owner: str, flat: tf.Tensor, singles: Sequence[tf.Tensor], name
     if start != flat.shape[0]:
         problem, expected = f"the {what} have another size than {', '.join(names)}", str(start)
         raise ValueError(message(owner, problem, expected, str(flat.shape[0]), "Combine them again."))
-    pieces = pieces_of(flat, [single.shape for single in singles])
+    pieces = cut_pieces(flat, [single.shape for single in singles])
     alike = tf.stack([_are_alike(piece, single) for piece, single in zip(pieces, singles)])
     first = tf.gather(tf.constant(list(names)), tf.argmin(tf.cast(alike, tf.int32)))
     text = f"{owner}: check_combined_tensors: the {what} differ from the single ones. The first is that of"

@@ -43,7 +43,7 @@ class StageRow(NamedTuple):
 
 def list_stages(optimizer: Any, ranks: int | None = None) -> list[StageRow]:
     """The stages that gradients go through, in their order; arguments and errors as of `npu_bridge.stages.explain`."""
-    pipelines = pipelines_of(optimizer)
+    pipelines = list_pipelines(optimizer)
     size = collective.current().size if ranks is None else ranks
     is_sent = size > 1 and any(pipeline.communicates for pipeline in pipelines)
     sent: float | None = bytes_unchanged(size) if is_sent else None
@@ -83,7 +83,7 @@ def as_text(rows: Sequence[StageRow]) -> str:
     return "\n".join(lines)
 
 
-def pipelines_of(optimizer: Any) -> list:
+def list_pipelines(optimizer: Any) -> list:
     """The pipelines of an optimizer, the innermost first, or a list of the one given; errors as `explain`."""
     if isinstance(optimizer, Pipeline):
         return [optimizer]
@@ -93,7 +93,7 @@ def pipelines_of(optimizer: Any) -> list:
     check_instance("explain", "optimizer", optimizer, PipelineOptimizer, what, fix)
     inner = optimizer._inner.optimizer
     around = isinstance(inner, (PipelineOptimizer, PipelineMixin))
-    return [*(pipelines_of(inner) if around else []), optimizer._pipeline]
+    return [*(list_pipelines(inner) if around else []), optimizer._pipeline]
 
 
 def _told(before, after):

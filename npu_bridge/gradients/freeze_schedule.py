@@ -61,7 +61,7 @@ class FreezeSchedule(KnownKeywords):
         seed: int = 0,
         sequence: Sequence[int] | None = None,
     ):
-        self._patterns = None if is_number(groups) else _patterns_of(groups)
+        self._patterns = None if is_number(groups) else _make_patterns(groups)
         self.group_count = _count("groups", groups) if self._patterns is None else len(self._patterns)
         self._kind = check_choice(_OWNER, "kind", kind, KINDS, "Use 'interval' to draw the groups.")
         fix = "It is the share of updates that train all layers; use 0.7 to freeze some in 3 of 10."
@@ -120,7 +120,7 @@ class FreezeSchedule(KnownKeywords):
         names = [name.partition(":")[0] for name in names]
         if self._patterns is not None:
             return self._last_groups_of_patterns(names)
-        blocks = blocks_of(names)
+        blocks = number_blocks(names)
         count = blocks[-1] + 1 if blocks else 0
         if count < self.group_count:
             problem = "the model has too few layers for so many groups"
@@ -175,7 +175,7 @@ class FreezeSchedule(KnownKeywords):
         return made
 
 
-def blocks_of(names: Sequence[str]) -> list[int]:
+def number_blocks(names: Sequence[str]) -> list[int]:
     """The number of each variable's block, from 0: a layer begins a new one once a block has at least 3 variables.
 
     Names are in the order of the layers; what stands before the last "/" is the layer.
@@ -194,20 +194,20 @@ def _count(name, value, least=1):
     return check_count(_OWNER, name, value, "Leave it out for the usual one.", at_least=least, at_most=2**31 - 1)
 
 
-def _patterns_of(groups):
+def _make_patterns(groups):
     """For each part regular expressions."""
     expected = "a number of groups, or a list of lists of variables or regular expressions"
     parts = []
     for part in check_list(_OWNER, "groups", groups, "Leave it out for 10 groups.", "a number or a list", expected):
         fix = "Write [['embedding'], ['layer_0/', 'layer_1/'], ...]."
         entries = check_list(_OWNER, "an entry of groups", part, fix, expected=expected)
-        parts.append(tuple(_pattern_of(entry, expected) for entry in entries))
+        parts.append(tuple(_make_pattern(entry, expected) for entry in entries))
     if not parts or not all(parts):
         raise ValueError(message(_OWNER, "groups has an empty list", expected, shown(groups), "Leave it out."))
     return tuple(parts)
 
 
-def _pattern_of(entry, expected):
+def _make_pattern(entry, expected):
     if not isinstance(entry, str) and hasattr(entry, "name") and hasattr(entry, "shape"):
         return f"^{re.escape(entry.name.partition(':')[0])}$"
     fix, what = "Write a part of a variable's name.", "a variable or a regular expression"

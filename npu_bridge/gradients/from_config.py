@@ -13,7 +13,7 @@ from npu_bridge.gradients.stage import Stage
 _CLASS = "stage"  # the key that names it
 
 
-def stages_of(config: Any, public: Iterable[type[Stage]]) -> list:
+def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
     """The stages of a configuration, in the order of its list.
 
     Args:
@@ -29,10 +29,10 @@ def stages_of(config: Any, public: Iterable[type[Stage]]) -> list:
         expected, fix = "{'stages': [...]}, and nothing else", "Leave other keys out."
         raise ValueError(message("from_config", "that is no list of stages", expected, shown(config), fix))
     known = {made_by.__name__: made_by for made_by in [*_defined_elsewhere(Stage), *public]}
-    return [_stage_of(table, known) for table in tables]
+    return [_make_stage(table, known) for table in tables]
 
 
-def _stage_of(table, known):
+def _make_stage(table, known):
     if not isinstance(table, Mapping) or _CLASS not in table:
         expected, fix = f"a table with {_CLASS!r}", f"Add the name of a class, such as {_CLASS} = 'Accumulate'."
         raise ValueError(message("stages", "it is not said which stage that is", expected, shown(table), fix))

@@ -61,7 +61,7 @@ def tensors_if(condition: tf.Tensor, make: Callable[[], list], otherwise: Callab
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]  # the classic one unpacks a single one
 
 
-def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
+def choose_tensors(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
     """The tensors that the function at a position (int32 scalar) gives, and that alone is run.
 
     Each function gives as many tensors, of the same dtypes; they are called in this order, eagerly only the one.
@@ -72,7 +72,7 @@ def tensors_of(number: tf.Tensor, makers: Sequence[Callable[[], list]]) -> list:
         return list(tf.switch_case(number, [lambda make=make: tuple(make()) for make in makers]))
     first, *others = makers
     # One inside the other: what later ones read is handed on by the conditions before them only.
-    return tensors_if(tf.equal(number, 0), first, lambda: tensors_of(number - 1, others)) if others else first()
+    return tensors_if(tf.equal(number, 0), first, lambda: choose_tensors(number - 1, others)) if others else first()
 
 
 def run_one(number: tf.Tensor, runs: Sequence[Callable[[], Any]]) -> Any:

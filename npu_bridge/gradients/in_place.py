@@ -13,7 +13,7 @@ from npu_bridge.base.tf_internals.names import LEGACY_AGGREGATE, LEGACY_COMPUTE
 from npu_bridge.gradients.inner import adapt, is_distributed, mark_as_distributed
 from npu_bridge.gradients.keras.pipeline import KerasPipeline
 from npu_bridge.gradients.optimizer import PipelineOptimizer
-from npu_bridge.gradients.recipe import pipeline_of
+from npu_bridge.gradients.recipe import build_pipeline
 
 _LOG = logger(__name__)
 _NAME = "Npu_Distributed_optimizer"
@@ -106,7 +106,7 @@ class _AveragedOnce:
     def _replace(self, optimizer, method_name, name, method):
         """Replaces a method of the optimizer by one that is given the original and a pipeline besides."""
         original = getattr(optimizer, method_name)
-        pipeline = pipeline_of(name, is_distributed=True, owner=self._owner)
+        pipeline = build_pipeline(name, is_distributed=True, owner=self._owner)
         pipeline.optimizer_variables = adapt(optimizer, self._owner, is_updating=False).variables
         averaging = KerasPipeline(pipeline, None, self._owner)
         self._pipelines.append(averaging)

@@ -14,7 +14,7 @@ from npu_bridge.collective import agreement, groups, wire_names
 from npu_bridge.collective.communicator import REDUCTIONS, Communicator
 from npu_bridge.collective.composed import sum_over_ranks, without_gradient
 from npu_bridge.gradients.graph_mode import building_graph
-from npu_bridge.gradients.stages.all_reduce import fragments_of
+from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.gradients.start_values import watch_graph
 from npu_bridge.graph.variables import variables_updated_from
 
@@ -112,7 +112,7 @@ def _transfers(values, fusion, group):
     dense = [position for position, value in enumerate(values) if isinstance(value, tf.Tensor)]
     strategy = groups.of_this_process().strategies.of(group)
     if fusion == _BY_STRATEGY and strategy.fits(len(dense)):
-        return fragments_of(values, [f"value {position}" for position in range(len(values))], strategy)
+        return cut_fragments(values, [f"value {position}" for position in range(len(values))], strategy)
     return [dense] if dense else []
 
 

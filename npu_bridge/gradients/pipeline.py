@@ -12,14 +12,14 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.collective import agreement, exchanges, wire_names
 from npu_bridge.gradients import collections, object_restores, training_apart
-from npu_bridge.gradients.graph_mode import building_graph, tensors_if, tensors_of
+from npu_bridge.gradients.graph_mode import building_graph, choose_tensors, tensors_if
 from npu_bridge.gradients.order import in_order
 from npu_bridge.gradients.rank_values import GivenBack, RankValues, noted_gather
 from npu_bridge.gradients.resuming import watch_savers
 from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, changes_after_verdict
 from npu_bridge.gradients.stages.overflow import OverflowCheck
-from npu_bridge.gradients.start_values import SeenVariables, plan_of, watch_graph
-from npu_bridge.gradients.step_branches import BranchResults, update_of_group
+from npu_bridge.gradients.start_values import SeenVariables, make_plan, watch_graph
+from npu_bridge.gradients.step_branches import BranchResults, make_update
 
 
 class Pipeline:
@@ -255,7 +255,7 @@ class Pipeline:
             return results.of(inside)
 
         branches = [functools.partial(reduce, number) for number in range(len(step.group.frozen))]
-        results.unpack(step, tensors_of(step.group.number, branches))
+        results.unpack(step, choose_tensors(step.group.number, branches))
 
     def _compare_with_other_ranks(self, step):
         # In graphs, whenever gradients are computed. Functions are traced, and eager steps made, more often on some
@@ -265,7 +265,7 @@ class Pipeline:
             return
         self._has_compared = True
         ranks = collective.current()
-        plan = plan_of(self._stages if ranks.size > 1 else (), step.grads_and_vars, has_numbered_names=not is_graph)
+        plan = make_plan(self._stages if ranks.size > 1 else (), step.grads_and_vars, has_numbered_names=not is_graph)
         self._owner = plan.owner
         if plan.owner:
             agreement.of_this_process().check(plan, ranks.rank, ranks.size)
@@ -289,7 +289,7 @@ class Pipeline:
         slots = functools.partial(self.slots_of, step.updated)
         self._make_replicas(step.updated, slots)
         self.start_alike(step.grads_and_vars, slots)
-        update_of = Update(_noted(update_of_group(step, apply)), step.updated, slots)
+        update_of = Update(_noted(make_update(step, apply)), step.updated, slots)
         for stage in reversed(self._stages):
             update_of = dataclasses.replace(update_of, run=functools.partial(stage.gate, step, update_of))
         with wire_names.noted() as transfers, exchanges.looked_at():

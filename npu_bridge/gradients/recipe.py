@@ -21,7 +21,7 @@ from npu_bridge.gradients.stages.loss_scaling import LossScaling
 from npu_bridge.gradients.stages.overflow import DropNotice, NarrowVariableGuard, OverflowCheck
 
 
-def pipeline_of(
+def build_pipeline(
     name: str,
     manager: Any = None,
     is_checked: bool = True,
@@ -58,7 +58,7 @@ def pipeline_of(
       TypeError: `stages` is no list of stages.
       ValueError: the stages cannot be ordered.
     """
-    added = copies_of(stages, owner)
+    added = copy_stages(stages, owner)
     is_scaled = manager is not None
     scaling = GroupScaling if getattr(manager, "is_for_groups", False) else LossScaling
     made = [scaling(manager, combined)] if is_scaled else []
@@ -118,7 +118,7 @@ def _check_reducing(stage, is_distributed, wire_dtype, is_sharded, owner):
         raise ValueError(message(owner, problem, "is_weight_update_sharding=False", got, "Leave one of them out."))
 
 
-def copies_of(stages: Any, owner: str) -> list:
+def copy_stages(stages: Any, owner: str) -> list:
     """The stages of a list, each a new object without variables.
 
     Raises:

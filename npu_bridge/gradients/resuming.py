@@ -111,7 +111,7 @@ def _plan(saver, graph, pipelines, path):
     if keys_in_object_checkpoint(reader):
         return None
     state, slots = _state_of(saver, graph, pipelines)
-    reads = _reads_of(saver, graph)
+    reads = _find_reads(saver, graph)
     lacking = {(read.key, read.part) for read in reads if read.key not in shapes}
     begun = {place: state.get(place) for place in sorted(lacking, key=[*state, *lacking].index)}
     _check_missing([key for (key, _), variable in begun.items() if variable is None], path, shapes)
@@ -147,7 +147,7 @@ def _state_of(saver, graph, pipelines):
     return state, {key for (key, _), variable in state.items() if id(variable) in rules}
 
 
-def _reads_of(saver, graph):
+def _find_reads(saver, graph):
     restoring = graph.get_operation_by_name(saver.saver_def.restore_op_name)
 
     def needs(op):

@@ -35,19 +35,19 @@ _MEETING = "start_values"
 _HELD_BYTES = 256 * 2**20
 
 
-def plan_of(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
+def make_plan(stages: Sequence[Stage], grads_and_vars: Sequence, has_numbered_names: bool) -> agreement.Plan:
     """What these stages will transfer of these gradients, for ranks to compare before they do."""
     plan = agreement.Plan(has_numbered_names=has_numbered_names)
     for stage in stages:
         plan.owner = stage.transfer_name or plan.owner
         plan.settings.update(stage.agreed_settings(grads_and_vars))
         if stage.communicates:
-            plan.gradients = [_description_of(grad, variable) for grad, variable in grads_and_vars]
+            plan.gradients = [_describe_gradient(grad, variable) for grad, variable in grads_and_vars]
             plan.fragments = stage.fragments(grads_and_vars)
     return plan
 
 
-def _description_of(grad, variable):
+def _describe_gradient(grad, variable):
     """What other ranks must have alike in one gradient."""
     shape = str(tuple(variable.shape.as_list())) if variable.shape.rank is not None else "unknown"
     if grad is None:

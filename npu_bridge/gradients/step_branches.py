@@ -18,7 +18,7 @@ from npu_bridge.gradients.graph_mode import run_one
 from npu_bridge.gradients.stage import Step
 
 
-def update_of_group(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
+def make_update(step: Step, apply: Callable[..., Any]) -> Callable[[], Any]:
     """A function without arguments that updates what this step trains.
 
     Args:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
 from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.stages.all_reduce import readiness_of
+from npu_bridge.gradients.stages.all_reduce import order_of_readiness
 from npu_bridge.graph.operators import consumers, needed_ops
 
 # A merge runs whatever it waits for, and what is inside a loop cannot wait for what is outside.
@@ -53,7 +53,7 @@ def stop_backward(grads_and_vars: Sequence, last_groups: Sequence[int], group: t
         if not any(needed_until.get(tensor.op) == last for tensor in op.inputs):
             add_control_inputs(op, [branches[last].taken])
     # In the order in which the backward pass delivers: what reduces them looks for that order.
-    for position in sorted(range(len(pairs)), key=readiness_of([grad for grad, _ in pairs])):
+    for position in sorted(range(len(pairs)), key=order_of_readiness([grad for grad, _ in pairs])):
         grad, variable = pairs[position]
         if grad is not None and any(part.op in needed_until for part in parts_of(grad)):
             pairs[position] = (branches[last_groups[position]].or_nothing(grad, variable), variable)

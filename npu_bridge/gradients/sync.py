@@ -11,7 +11,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.gradients.explanation import pipelines_of
+from npu_bridge.gradients.explanation import list_pipelines
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
@@ -33,7 +33,7 @@ def sync_all(optimizer: Any) -> Any:
       ValueError: no stage needs it, or it is not known yet which variables are trained.
     Ranks: collective.
     """
-    pipelines = pipelines_of(optimizer)
+    pipelines = list_pipelines(optimizer)
     if not _need_it(pipelines):
         names = ", ".join(type(stage).__name__ for pipeline in pipelines for stage in pipeline.stages)
         problem, fix = "ranks are alike with these stages", "Leave the call out."

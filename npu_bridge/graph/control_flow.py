@@ -41,7 +41,7 @@ class Depth(NamedTuple):
     conditions: int = 0
 
 
-def depths_of(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
+def measure_depths(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[tf.Operation, Depth]:
     """The depth of operators, given in the order of `computed_ops`.
 
     A condition inside a loop counts until the loop's exit at the latest.
@@ -58,6 +58,6 @@ def depths_of(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -
 def by_depth(ops: Iterable[tf.Operation], fed: Collection[str] = NOTHING_FED) -> dict[Depth, list[tf.Operation]]:
     """Operators grouped by how deep inside control flow they are; those at `Depth()` surely run, once."""
     groups: dict[Depth, list[tf.Operation]] = {}
-    for op, depth in depths_of(ops, fed).items():
+    for op, depth in measure_depths(ops, fed).items():
         groups.setdefault(depth, []).append(op)
     return groups

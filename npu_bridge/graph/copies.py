@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.base.errors import message
 from npu_bridge.base.search import dependency_order
 from npu_bridge.graph.functions import nodes_in_functions
-from npu_bridge.graph.loop import COLLECTIVE_TYPES, LOOP_TYPES, definition_of
+from npu_bridge.graph.loop import COLLECTIVE_TYPES, LOOP_TYPES, export_definition
 from npu_bridge.graph.operators import producers
 
 tf1 = tf.compat.v1
@@ -18,7 +18,7 @@ tf1 = tf.compat.v1
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
-def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
+def make_copier(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callable[[], tf.Tensor]:
     """Gives a function that builds the tensor once more, of what the variables hold when its operators run.
 
     Everything that does not depend on the variables, as a batch and masks of dropout, is shared with the first time;
@@ -37,7 +37,7 @@ def copier_of(tensor: tf.Tensor, variables: Sequence[Any], owner: str) -> Callab
             depends.add(op)
             copied.append(op)
             _check(op, owner)
-    definition, outer = definition_of(tensor.graph, copied, keeps_order=False)
+    definition, outer = export_definition(tensor.graph, copied, keeps_order=False)
 
     def copy():
         if not copied:

@@ -91,7 +91,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     reasons = {op: reason for op in copied if (reason := _reason_against_a_copy(op))}
     if reasons:
         raise NotLoopableError(reasons)
-    definition, outer = definition_of(graph, copied, fed)
+    definition, outer = export_definition(graph, copied, fed)
 
     def train_once(number):
         done = tf1.import_graph_def(definition, outer, [op.name for op in step], name="step")
@@ -106,7 +106,7 @@ def put_in_loop(graph: tf.Graph, step: Iterable[tf.Operation], fed: Collection[s
     return InGraphLoop(reached.op, count)
 
 
-def definition_of(
+def export_definition(
     graph: tf.Graph, copied: Sequence[tf.Operation], fed: Collection[str] = (), keeps_order: bool = True
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, tf.Tensor]]:
     """Operators as a GraphDef, and the tensors that are handed in from outside, by the names they have in it.

@@ -14,7 +14,7 @@ BACK_EDGES = ("NextIteration", "RefNextIteration")
 NOTHING_FED: frozenset[str] = frozenset()
 
 
-def elements_of(graph: tf.Graph, structure: Any) -> list:
+def list_elements(graph: tf.Graph, structure: Any) -> list:
     """The tensors and operators in anything `session.run` takes; what it would not take is left out."""
     if isinstance(structure, Mapping):
         parts: Iterable = structure.values()
@@ -23,7 +23,7 @@ def elements_of(graph: tf.Graph, structure: Any) -> list:
     else:
         leaves = tf.nest.flatten(structure, expand_composites=True)
         return [element for leaf in leaves for element in _element(graph, leaf)]
-    return [element for part in parts for element in elements_of(graph, part)]
+    return [element for part in parts for element in list_elements(graph, part)]
 
 
 def producers(elements: Iterable, fed: Collection[str] = NOTHING_FED) -> list[tf.Operation]:

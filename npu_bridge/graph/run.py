@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.graph.control_flow import Depth, by_depth
-from npu_bridge.graph.operators import computed_ops, elements_of
+from npu_bridge.graph.operators import computed_ops, list_elements
 from npu_bridge.graph.variables import changes_variable, trained_variables, variable_behind
 
 TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
@@ -99,8 +99,8 @@ def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
       fetches: as given to `session.run`.
       feeds: what is fed: a feed dictionary, or its keys.
     """
-    asked = elements_of(graph, fetches)
-    fed = [tensor for tensor in elements_of(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
+    asked = list_elements(graph, fetches)
+    fed = [tensor for tensor in list_elements(graph, list(feeds or ())) if isinstance(tensor, tf.Tensor)]
     kept = _kept_with(graph)
     if kept.version != graph.version:
         kept.version, kept.runs = graph.version, {}

@@ -9,7 +9,7 @@ import sys
 import click
 
 from npu_bridge.base.terminal import echo, json_text
-from npu_bridge.launch.check_page import facts_of, page_of
+from npu_bridge.launch.check_page import facts_of, make_page
 from npu_bridge.launch.command_line import SETTINGS, Command
 from npu_bridge.launch.source_choice import SourceChoice
 
@@ -30,5 +30,5 @@ def check(era: int | None, trees: tuple[str, ...], as_json: bool, script: str) -
     """
     choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
     found = choice.survey(script)
-    echo(json_text(json.dumps(facts_of(script, found), indent=1)) if as_json else page_of(script, found))
+    echo(json_text(json.dumps(facts_of(script, found), indent=1)) if as_json else make_page(script, found))
     sys.exit(int(any(finding.is_fatal for finding in found.findings)))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tensorflow1_compat.findings import Finding, Survey
     from tensorflow1_compat.journal import Entry
 
-__all__ = ["facts_of", "page_of"]
+__all__ = ["facts_of", "make_page"]
 
 _TITLES = {
     "cannot work": "cannot work here",
@@ -38,7 +38,7 @@ def _row(each: Finding | Entry) -> dict[str, str]:
     return {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
 
 
-def page_of(script: str, found: Survey, entries: list[Entry] = ()) -> str:
+def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
     """Lines for people: a block for each kind of finding, and a verdict."""
     lines = [f"{in_line(script)}: a script of TensorFlow {found.era}, {found.files} file(s) read"]
     blocks = {kind: [each for each in found.findings if each.kind == kind] for kind in _TITLES}

@@ -48,7 +48,7 @@ class SourceChoice(NamedTuple):
         if self != SourceChoice():
             environment.write_variable(_CHOICE, json.dumps(self))
 
-    def roots_of(self, script: str) -> list[str]:
+    def find_roots(self, script: str) -> list[str]:
         """The folders of the modules of a script: its own, those of `PYTHONPATH` that hold it, and those given."""
         folder = os.path.dirname(os.path.realpath(script))
         paths = [os.path.realpath(path) for path in sys.path[1:] if path]
@@ -62,7 +62,7 @@ class SourceChoice(NamedTuple):
         from npu_bridge.options import OPTIONS
         from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
 
-        return survey(script, self.roots_of(script), self.era, OPTIONS)
+        return survey(script, self.find_roots(script), self.era, OPTIONS)
 
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.
@@ -75,7 +75,7 @@ class SourceChoice(NamedTuple):
         from tensorflow1_compat import era, journal, start
 
         start.decide()
-        roots = self.roots_of(script)
+        roots = self.find_roots(script)
         found = self.era
         if found != 1:
             evidence = era.evidence_of(script, roots)
@@ -91,14 +91,14 @@ class SourceChoice(NamedTuple):
         """In a rank, after the script: writes the migration report and prints it, if it was asked for."""
         if self.report is None or rank > 0:
             return
-        from npu_bridge.launch.check_page import facts_of, page_of
+        from npu_bridge.launch.check_page import facts_of, make_page
         from tensorflow1_compat.journal import entries
 
         found = self.survey(script)
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
         Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
-        echo(page_of(script, found, entries()), err=True)
+        echo(make_page(script, found, entries()), err=True)
 
 
 def take_choice() -> SourceChoice:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.base.errors import did_you_mean, message
 from npu_bridge.optimizers import keras, rules, tf1
-from npu_bridge.optimizers.make import signature_of
+from npu_bridge.optimizers.make import make_signature
 
 
 def from_config(config: dict) -> Any:
@@ -42,7 +42,7 @@ def _for_the_place(rule):
 
     make.__name__ = make.__qualname__ = rule.__name__
     make.__doc__ = rule.__doc__
-    make.__signature__ = signature_of(rule)
+    make.__signature__ = make_signature(rule)
     return make
 
 

@@ -24,7 +24,7 @@ _OF_ALL = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 @contextlib.contextmanager
-def _working_dtype_of(variable):
+def _choose_working_dtype(variable):
     """Inside, Keras makes slots of the dtype in which the variable is updated, not of its own 16 bits; yields it."""
     dtype = working_dtype(variable)
 
@@ -135,7 +135,7 @@ class KerasOptimizer(_KerasFace, tf.keras.optimizers.Optimizer):
         self._updated = list(map(owner_of_slots, var_list))
         self._slots = []
         for variable in var_list:
-            with _working_dtype_of(variable) as dtype:
+            with _choose_working_dtype(variable) as dtype:
                 starts = self._groups.of(variable).rule.slots().items()
                 values = {slot: tf.fill(variable.shape, tf.cast(start, dtype)) for slot, start in starts}
                 made = {
@@ -204,7 +204,7 @@ class KerasLegacyOptimizer(_KerasFace, tf.keras.optimizers.legacy.Optimizer):
         updated = [*self._updated, *map(owner_of_slots, var_list)]
         self._updated = list({variable.ref(): variable for variable in updated}.values())
         for variable in var_list:
-            with _working_dtype_of(variable) as dtype:
+            with _choose_working_dtype(variable) as dtype:
                 for slot, start in self._groups.of(variable).rule.slots().items():
                     self.add_slot(variable, slot, tf.fill(variable.shape, tf.cast(start, dtype)))
         self._take_states_to_come()

@@ -19,7 +19,7 @@ def named_optimizers(base: type, module: str) -> dict:
     return {rule.__name__: _named_optimizer(base, rule, module) for rule in rules.ALL}
 
 
-def signature_of(rule: type) -> inspect.Signature:
+def make_signature(rule: type) -> inspect.Signature:
     """The arguments of an optimizer of this rule."""
     fields = [
         inspect.Parameter(
@@ -35,7 +35,7 @@ def signature_of(rule: type) -> inspect.Signature:
 
 
 def _named_optimizer(base, rule, module):
-    signature = signature_of(rule)
+    signature = make_signature(rule)
 
     def __init__(self, *arguments: Any, **keywords: Any):
         given = signature.bind(*arguments, **keywords).arguments

@@ -17,7 +17,7 @@ _PLACES = {
     "read_job_start": "npu_bridge.options.job_start:read_job_start",
     "read_run_config": "npu_bridge.options.reading:read_run_config",
     "read_session_config": "npu_bridge.options.reading:read_session_config",
-    "session_config_of": "npu_bridge.options.reading:session_config_of",
+    "make_session_config": "npu_bridge.options.reading:make_session_config",
     "with_entry": "npu_bridge.options.reading:with_entry",
 }
 

@@ -42,7 +42,7 @@ def read_run_config(config: Any) -> TrainingOptions:
     Raises:
       TypeError, ValueError: an option, or a combination of options, is illegal.
     """
-    table = table_of(config)
+    table = find_table(config)
     given = _entry_values(session_config(config), table)
     own = _own_values(config, table)
     given.update(_sent_values(own, table))
@@ -78,7 +78,7 @@ def read_keywords(function: str, values: Mapping[str, Any]) -> TrainingOptions:
 
 def parameter_values(config: Any) -> dict[str, Any]:
     """What an NPURunConfig puts into the parameter_map: plain `str`, `int` or `bool` by session key."""
-    table = table_of(config)
+    table = find_table(config)
     sent = _sent_values(_own_values(config, table), table)
     return {table[name].key: table[name].kind.normalise(value) for name, value in sent.items()}
 
@@ -109,12 +109,12 @@ def with_entry(session_config: Any, values: Mapping[str, Any], table: OptionTabl
     return changed
 
 
-def session_config_of(config: Any) -> Any:
+def make_session_config(config: Any) -> Any:
     """A copy of an NPURunConfig's session settings whose last `NpuOptimizer` entry says all its options."""
-    return with_entry(session_config(config), parameter_values(config), table_of(config))
+    return with_entry(session_config(config), parameter_values(config), find_table(config))
 
 
-def table_of(config: Any) -> OptionTable:
+def find_table(config: Any) -> OptionTable:
     """The table a config object was declared from."""
     return getattr(type(config), "_option_table", OPTIONS)
 

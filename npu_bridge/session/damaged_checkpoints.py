@@ -48,7 +48,7 @@ def check_newest_checkpoint(folder: str | None, may_go_back: bool = False) -> No
     if not folder or not tf.io.gfile.exists(os.path.join(folder, _STATE)):
         return
     listed = _listed_checkpoints(folder)
-    damage = damage_of(listed[-1]) if listed else _Damage(os.path.join(folder, _STATE), "it names no checkpoint")
+    damage = find_damage(listed[-1]) if listed else _Damage(os.path.join(folder, _STATE), "it names no checkpoint")
     if damage is None:
         return
     intact = _newest_intact(folder, listed[:-1])
@@ -70,14 +70,14 @@ def check_checkpoint(path: str) -> None:
     if tf.io.gfile.isdir(path):
         check_newest_checkpoint(path)
     elif tf.io.gfile.exists(f"{path}.index"):
-        damage = damage_of(path)
+        damage = find_damage(path)
         if damage is not None:
             intact = _newest_intact(os.path.dirname(path) or ".", [])
             there = f"The newest intact one there is {os.path.basename(intact)}." if intact else "None there is intact."
             raise DamagedCheckpointError(_explain(damage, there))
 
 
-def damage_of(prefix: str) -> _Damage | None:
+def find_damage(prefix: str) -> _Damage | None:
     """What is wrong with a checkpoint, and in which of its files; None if all its tensors can be read."""
     index = f"{prefix}.index"
     if not tf.io.gfile.exists(index):
@@ -127,7 +127,7 @@ def _newest_intact(folder, listed):
     indexes = [file for file in tf.io.gfile.listdir(folder) if re.search(r"-\d+\.index$", file)]
     found = [os.path.join(folder, file[: -len(".index")]) for file in indexes]
     candidates = [*reversed(listed), *sorted(found, key=_step_of, reverse=True)]
-    return next((path for path in dict.fromkeys(candidates) if damage_of(path) is None), None)
+    return next((path for path in dict.fromkeys(candidates) if find_damage(path) is None), None)
 
 
 def _step_of(prefix):

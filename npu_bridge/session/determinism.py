@@ -25,7 +25,7 @@ _KEY = ("npu_bridge", "deterministic")  # TensorFlow exports collections with te
 def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
     """Gives a graph without a seed a fixed one, and each random operator that has none, for determinism."""
     if graph.seed is None:
-        graph.seed = seed_of(options)
+        graph.seed = choose_seed(options)
     if graph.seed is None:
         return
     seeded = seed_operators(graph, graph.seed)
@@ -37,7 +37,7 @@ def give_seed(options: TrainingOptions, graph: tf.Graph) -> None:
         )
 
 
-def seed_of(options: TrainingOptions) -> int | None:
+def choose_seed(options: TrainingOptions) -> int | None:
     """The graph seed of a run: `tf_random_seed`, or a fixed one, with a warning, when determinism needs one."""
     if options.tf_random_seed is not None or options.deterministic != 1 or not options.use_off_line:
         return options.tf_random_seed

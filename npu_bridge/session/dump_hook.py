@@ -9,7 +9,7 @@ from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.options.grammar import parse_dump_step
 from npu_bridge.session.dump_files import write_operators
-from npu_bridge.session.tensor_watch import TensorWatch, places_of
+from npu_bridge.session.tensor_watch import TensorWatch, find_places
 
 _SIDES = {"input": ("input",), "output": ("output",), "all": ("input", "output")}
 
@@ -51,7 +51,7 @@ class DumpHook(TensorWatch):
     def _places(self, run: Run):
         layers = self._layers
         ops = [op for op in run.ops if (op.type != "Const" if layers is None else op.name in layers)]
-        return places_of(ops, self._sides, run.values)
+        return find_places(ops, self._sides, run.values)
 
     def _check_layers(self, run: Run):
         if not run.ops:

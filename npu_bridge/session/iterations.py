@@ -121,7 +121,7 @@ class _Loops(SessionEngine):
         reason, is_only_random = _reason_against_copying(session), False
         if not reason:
             try:
-                return _InGraph(_loop_of(graph, step, fed))
+                return _InGraph(_make_loop(graph, step, fed))
             except NotLoopableError as error:
                 reason, is_only_random = str(error), error.is_only_random
         _LOG.info("iterations_per_loop: steps are repeated one by one, as %s.", reason)
@@ -217,7 +217,7 @@ def _reason_against_copying(session):
     return f"this machine has devices of type {', '.join(sorted(others))}" if others else ""
 
 
-def _loop_of(graph, step, fed):
+def _make_loop(graph, step, fed):
     """The loop of these steps: a new one, or that of an earlier session."""
     known = graph.get_collection_ref(_LOOPS_KEY)
     for asked, loop in known:

@@ -16,7 +16,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.graph.run import Run
 from npu_bridge.options import TrainingOptions
 from npu_bridge.session.dump_files import plain
-from npu_bridge.session.tensor_watch import TensorWatch, places_of
+from npu_bridge.session.tensor_watch import TensorWatch, find_places
 
 _LOG = logger(__name__)
 # Steps with an overflow that are looked into (ours): once a variable is NaN, every later step has one too.
@@ -66,7 +66,7 @@ class OverflowHook(TensorWatch):
 
     def _report(self, run, step, finding, values):
         op, name = finding.origin, self.name_of(run)
-        folder = self.write(run, step, places_of([op], ("input", "output"), values), values)
+        folder = self.write(run, step, find_places([op], ("input", "output"), values), values)
         place = place_in_script(op)
         about = {"op": op.name, "type": op.type, "made_at": place, "graph": name, "step": step}
         with new_file(os.path.join(folder, "overflow.json")) as file:

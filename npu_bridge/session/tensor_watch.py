@@ -84,7 +84,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         return self._graph_name or run.name
 
     def write(self, run: Run, step: int, places: Iterable[tuple], values: dict) -> str:
-        """Writes tensors, or statistics of them, of what `places_of` gives; returns the folder of the step."""
+        """Writes tensors, or statistics of them, of what `find_places` gives; returns the folder of the step."""
         folder = self._folder.of_step(self.name_of(run), run.purpose, step)
         tensors = (
             DumpedTensor(op.name, op.type, side, slot, tensor.name, values[tensor.name])
@@ -100,7 +100,7 @@ class TensorWatch(tf.estimator.SessionRunHook):
         self._secondary.attempt(self.seen, pending.run, pending.step, values)
 
 
-def places_of(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
+def find_places(ops: Iterable[tf.Operation], sides: Iterable[str], names: Any) -> Iterator[tuple]:
     """(operator, side, slot, tensor) for the inputs and outputs of operators whose tensors have one of these names."""
     for op in ops:
         for side in sides:

@@ -65,7 +65,7 @@ def pictures():
     return random.randn(8, 6, 6, 3).astype("float32"), random.randn(8, 2).astype("float32")
 
 
-def weights_of(model):
+def read_weights(model):
     return [weight.astype("float32") for weight in model.get_weights()]
 
 
@@ -93,15 +93,15 @@ def seen_in_keras(case, low):
     inputs = tf.keras.Input([6, 6, 3])
     hidden = layers.BatchNormalization()(layers.Conv2D(4, 3)(inputs))
     model = tf.keras.Model(inputs, layers.Dense(2)(layers.Flatten()(tf.nn.relu(hidden))))
-    before = weights_of(model)
+    before = read_weights(model)
     optimizer = tf.keras.optimizers.legacy.SGD(0.01)
     made = amp.configure(case[0], optimizer, model, is_distributed=False, **overrides_of(case, low))
-    assert all(np.allclose(*pair, atol=0.01) for pair in zip(before, weights_of(made.model)))
+    assert all(np.allclose(*pair, atol=0.01) for pair in zip(before, read_weights(made.model)))
     scale = float(made.loss_scale_managers[0].get_loss_scale()) if made.loss_scale_managers else 1.0
     made.model.compile(made.optimizer, "mse")
     with collected_function_graphs() as metadata:
         losses = made.model.fit(*pictures(), batch_size=8, epochs=6, verbose=0).history["loss"]
-    assert np.isfinite(losses).all() and not all(map(np.array_equal, before, weights_of(made.model)))
+    assert np.isfinite(losses).all() and not all(map(np.array_equal, before, read_weights(made.model)))
     nodes = [n for function in metadata.function_graphs for graph in function.partition_graphs for n in graph.node]
     (norm,) = [layer for layer in made.model.layers if isinstance(layer, layers.BatchNormalization)]
     others = [variable for variable in made.model.weights if all(variable is not own for own in norm.weights)]

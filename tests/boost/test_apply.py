@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp, boost, collective, stages
-from npu_bridge.boost.subspace_model import basis_of
+from npu_bridge.boost.subspace_model import make_basis
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.gradients import AllReduce
 from tests.stage_models import adasum_tree
@@ -168,19 +168,19 @@ def test_a_basis_has_a_folder_of_its_own_and_is_found_where_it_was_kept_before(t
         tf.train.Checkpoint(model=model).write(str(tmp_path / f"weights_{number}"))
     settings = {"pca_mat_path": None, "weight_load_dir": str(tmp_path), "n_components": 2, "timeout": 1}
     users = sorted(tmp_path.iterdir())
-    rows = basis_of(settings, model.trainable_variables).rows
+    rows = make_basis(settings, model.trainable_variables).rows
     assert sorted(tmp_path.iterdir()) == sorted([*users, tmp_path / "pca_basis"])
     for path in list((tmp_path / "pca_basis").iterdir()):
         path.rename(tmp_path / path.name) if path.name.startswith("pca_basis_") else path.unlink()
     (tmp_path / "pca_basis").rmdir()
-    np.testing.assert_array_equal(basis_of(settings, model.trainable_variables).rows, rows)
+    np.testing.assert_array_equal(make_basis(settings, model.trainable_variables).rows, rows)
     assert not (tmp_path / "pca_basis").exists()
     for path in tmp_path.glob("pca_basis_*"):
         path.unlink()
     (tmp_path / "pca_basis").mkdir()
     (tmp_path / "pca_basis" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"dim_reduce: .*pca_basis holds 'notes.txt', which boost did not make"):
-        basis_of(settings, model.trainable_variables)
+        make_basis(settings, model.trainable_variables)
 
 
 def test_dim_reduce_trains_a_model_from_a_basis_of_its_checkpoints(tmp_path, capsys):
@@ -224,10 +224,10 @@ def test_gradient_split_groups_cut_where_parameters_begin(capsys):
     """Of this optimizer, not of the next one in the same process."""
 
     def cut(optimizer):
-        (stage,) = (stage for stage in stages_of(optimizer) if isinstance(stage, AllReduce))
+        (stage,) = (stage for stage in make_stages(optimizer) if isinstance(stage, AllReduce))
         return stage.split.strategy().cut([4] * 5)
 
-    def stages_of(optimizer):
+    def make_stages(optimizer):
         return optimizer.backward_passes.pipeline.stages
 
     starts, usual = [[0], [1, 2], [3, 4]], [[0, 1, 2, 3, 4]]

@@ -129,7 +129,7 @@ def scaled(newton):
     return NPUOptimizer(newton, FixedLossScaleManager(1024.0), is_distributed=True, is_loss_scale=True)
 
 
-def basis_of(k, names=tuple(SHAPES)):
+def make_basis(k, names=tuple(SHAPES)):
     sizes = {"first": 6, "second": 4}
     return boost.Basis(orthonormal(k), tuple((name, sizes[name]) for name in names))
 
@@ -141,7 +141,7 @@ def test_steps_are_those_of_numpy(train, wrap):
     matrix, start = quadratic(largest=1.4)
     model = NumpyModel(orthonormal(4), alpha=0.05)
     expected = numpy_run(model, matrix, start, 12)
-    weights, losses, rates = train(wrap, matrix, start, 12, basis=basis_of(4), alpha=0.05)
+    weights, losses, rates = train(wrap, matrix, start, 12, basis=make_basis(4), alpha=0.05)
     np.testing.assert_allclose(rates, model.rates, rtol=1e-6)
     assert {0.0, 1.0} <= set(model.rates)  # steps that are accepted and steps that are not
     np.testing.assert_allclose(losses, model.losses, rtol=2e-4)
@@ -151,7 +151,7 @@ def test_steps_are_those_of_numpy(train, wrap):
 def test_eager_steps_are_those_of_functions():
     matrix, start = quadratic()
     results = [
-        trained_in_function(unwrapped, matrix, start, 5, is_eager=is_eager, basis=basis_of(3))
+        trained_in_function(unwrapped, matrix, start, 5, is_eager=is_eager, basis=make_basis(3))
         for is_eager in (True, False)
     ]
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
@@ -162,7 +162,7 @@ def test_eager_steps_are_those_of_functions():
 @pytest.mark.parametrize("largest, trials", [(1.0, 2), (50.0, 30)])
 def test_with_all_directions_a_quadratic_falls_monotonically_to_a_millionth(train, largest, trials):
     matrix, start = quadratic(largest=largest, smallest=largest / 10)
-    _, losses, rates = train(unwrapped, matrix, start, 60, basis=basis_of(COUNT), alpha=0.0, trials=trials)
+    _, losses, rates = train(unwrapped, matrix, start, 60, basis=make_basis(COUNT), alpha=0.0, trials=trials)
     losses = np.array(losses)
     fell = losses[: np.argmax(losses < 1e-6 * losses[0]) + 1]
     assert losses.min() < 1e-6 * losses[0]
@@ -183,7 +183,7 @@ def test_bfgs_is_that_of_numpy():
 def test_where_no_rate_is_accepted_nothing_is_learnt_and_the_weights_return():
     matrix, start = quadratic(largest=100.0, smallest=50.0)
     variables = [tf.Variable(value, name=name) for name, value in starts(start).items()]
-    newton = boost.SubspaceNewton(basis_of(3), alpha=0.0)
+    newton = boost.SubspaceNewton(make_basis(3), alpha=0.0)
     evaluations = []
 
     def loss():
@@ -298,17 +298,17 @@ def test_an_estimator_goes_on_where_it_stopped(tmp_path):
 def test_arguments_are_checked(arguments, expected):
     kind, text = expected
     with pytest.raises(kind, match=text):
-        boost.SubspaceNewton(**{"basis": basis_of(2), **arguments})
+        boost.SubspaceNewton(**{"basis": make_basis(2), **arguments})
 
 
 def test_ranks_cannot_share_its_update():
     with pytest.raises(ValueError, match="is_weight_update_sharding.* got SubspaceNewton"):
-        NPUDistributedOptimizer(boost.SubspaceNewton(basis_of(2)), is_weight_update_sharding=True)
+        NPUDistributedOptimizer(boost.SubspaceNewton(make_basis(2)), is_weight_update_sharding=True)
 
 
 def test_a_basis_of_other_variables_is_refused():
     variables = [tf.Variable([1.0] * 6, name="frist"), tf.Variable([1.0] * 4, name="second")]
-    newton = boost.SubspaceNewton(basis_of(2))
+    newton = boost.SubspaceNewton(make_basis(2))
     with pytest.raises(ValueError, match="differ in frist.*It may be called 'first' now"):
         newton.minimize(lambda: tf.reduce_sum(flat_of(variables)), var_list=variables)
     with pytest.raises(ValueError, match="another number of values"):
@@ -320,7 +320,9 @@ def test_a_basis_of_other_variables_is_refused():
 def test_columns_follow_names_and_not_the_order_of_variables():
     matrix, start = quadratic()
     reversed_basis = boost.Basis(np.roll(orthonormal(3), 4, axis=1), (("second", 4), ("first", 6)))
-    results = [trained_in_function(unwrapped, matrix, start, 3, basis=basis) for basis in (basis_of(3), reversed_basis)]
+    results = [
+        trained_in_function(unwrapped, matrix, start, 3, basis=basis) for basis in (make_basis(3), reversed_basis)
+    ]
     np.testing.assert_array_equal(results[0][0], results[1][0])
 
 
@@ -338,7 +340,7 @@ def on_rank():
     """On a rank: losses differ, rank by rank, by a shift of the point at which the quadratic is computed."""
     shift = 0.3 if collective.current().rank else -0.1
     matrix, start = quadratic()
-    return [train(wrap, matrix, start, 6, shift, basis=basis_of(k), alpha=0.05) for train, wrap, k in RANK_CASES]
+    return [train(wrap, matrix, start, 6, shift, basis=make_basis(k), alpha=0.05) for train, wrap, k in RANK_CASES]
 
 
 @pytest.mark.ranks(2)

@@ -15,13 +15,13 @@ from tests.canaries import canary_of, expect
 v1 = tf.compat.v1
 
 
-@canary_of(sessions.put_around_sessions, sessions.run_quietly, sessions.run_options_buffer, sessions.content_of)
+@canary_of(sessions.put_around_sessions, sessions.run_quietly, sessions.run_options_buffer, sessions.read_content)
 def _():
     base = importlib.import_module(names.SESSION_MODULE).BaseSession
     before, seen, made_of = {**vars(base)}, [], []
 
     def do_run(run, session, handle, target_list, fetch_list, feed_dict, options, run_metadata):
-        seen.append((handle, target_list, fetch_list, feed_dict, sessions.content_of(options)))
+        seen.append((handle, target_list, fetch_list, feed_dict, sessions.read_content(options)))
         return run(session, handle, target_list, fetch_list, feed_dict, options, run_metadata)
 
     def make_callable_from_options(make, session, options):
@@ -37,7 +37,7 @@ def _():
         with v1.Session() as session:
             values = session.run([doubled, target], {fed: 3.0}, options)
             with sessions.run_options_buffer(options) as buffer:
-                expect(sessions.content_of(buffer) == options.SerializeToString(), "a buffer holds something else")
+                expect(sessions.read_content(buffer) == options.SerializeToString(), "a buffer holds something else")
             again = sessions.run_quietly(session, [doubled], [target], {fed: np.array(4, np.float32)})
             made = session._make_callable_from_options(asked)()
     finally:
@@ -132,7 +132,7 @@ def _():
     wanted = v1.RunOptions(output_partition_graphs=True)
     with v1.Session() as session, sessions.run_options_buffer(wanted) as options, sessions.empty_buffer() as metadata:
         session._do_run(None, [], [drawn], {}, options, metadata)
-        graphs = v1.RunMetadata.FromString(sessions.content_of(metadata)).partition_graphs
+        graphs = v1.RunMetadata.FromString(sessions.read_content(metadata)).partition_graphs
     expect(
         any(node.op == "RandomUniform" for graph in graphs for node in graph.node),
         "a run tells no graph it was executed as",

@@ -18,7 +18,7 @@ from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import DynamicInputConfig, ExperimentalConfig, NPURunConfig
 from npu_bridge.estimator.npu.npu_session import decorate_sessions
-from npu_bridge.options import environment_table, read_run_config, read_session_config, session_config_of, with_entry
+from npu_bridge.options import environment_table, make_session_config, read_run_config, read_session_config, with_entry
 
 FACTS = runpy.run_path(str(Path(__file__).with_name("run_config_facts.py")))
 HELPER_FACTS = runpy.run_path(str(Path(__file__).with_name("helper_config_facts.py")))
@@ -398,7 +398,7 @@ def test_session_config_of_the_caller_is_never_changed():
     session_config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     before = session_config.SerializeToString()
     config = NPURunConfig(session_config=session_config, precision_mode_v2="mixed_float16")
-    changed = session_config_of(config)
+    changed = make_session_config(config)
     read_run_config(config)
     assert session_config.SerializeToString() == before
     assert changed.allow_soft_placement

@@ -44,13 +44,13 @@ SIGNATURES = {
 
 
 def test_names_and_signatures():
-    def signature_of(name):
+    def make_signature(name):
         bare = inspect.Signature.empty
         found = inspect.signature(getattr(util, name))
         parameters = [parameter.replace(annotation=bare) for parameter in found.parameters.values()]
         return str(found.replace(parameters=parameters, return_annotation=bare))
 
-    assert {name: signature_of(name) for name in util.__all__} == SIGNATURES
+    assert {name: make_signature(name) for name in util.__all__} == SIGNATURES
 
 
 @pytest.fixture

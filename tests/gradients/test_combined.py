@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge import amp
-from npu_bridge.base.flat_tensors import joined, mapped, pieces_of, run_of, with_flats
+from npu_bridge.base.flat_tensors import cut_pieces, joined, mapped, run_of, with_flats
 from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
@@ -135,7 +135,7 @@ def test_one_division_one_check_and_no_second_join_on_the_way_to_a_fused_update(
 def test_pieces_know_where_they_lie():
     tensors = [tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant(5.0), tf.constant([6.0, 7.0])]
     flat = joined(tensors)
-    pieces = pieces_of(flat, [tensor.shape for tensor in tensors])
+    pieces = cut_pieces(flat, [tensor.shape for tensor in tensors])
     for piece, tensor in zip(pieces, tensors):
         np.testing.assert_array_equal(piece, tensor)
     assert run_of(pieces) is flat and with_flats([*pieces, tensors[1]])[0] is flat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from npu_bridge.graph.control_flow import Depth, by_depth, depths_of
+from npu_bridge.graph.control_flow import Depth, by_depth, measure_depths
 from npu_bridge.graph.functions import called_functions, nodes_in_functions
 from npu_bridge.graph.operators import computed_ops
 
@@ -32,7 +32,7 @@ def test_nested_control_flow_is_grouped_by_depth(classic):
     with tf.Graph().as_default() as imported:  # no contexts any more
         tf.import_graph_def(definition, name="")
         ops = computed_ops([imported.get_tensor_by_name(name)])
-        depths = {op.type: depth for op, depth in depths_of(ops).items()}
+        depths = {op.type: depth for op, depth in measure_depths(ops).items()}
     assert depths["Sin"] == Depth()
     assert depths["Exp"].loops == 1
     assert depths["Exp"].conditions > depths["Cos"].conditions == 1
@@ -47,8 +47,8 @@ def test_what_is_fed_ends_control_flow(classic):
         chosen = tf1.cond(tf1.placeholder(tf.bool, []), lambda: tf.constant(1.0), lambda: tf.constant(2.0))
         side = chosen.op.inputs[0]
         after = tf.negative(side)
-        assert depths_of(computed_ops([after]))[after.op] == Depth(0, 1)
-        assert depths_of(computed_ops([after], {side.name}), {side.name})[after.op] == Depth()
+        assert measure_depths(computed_ops([after]))[after.op] == Depth(0, 1)
+        assert measure_depths(computed_ops([after], {side.name}), {side.name})[after.op] == Depth()
 
 
 def test_functions_within_functions_are_found_once():

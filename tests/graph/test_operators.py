@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from npu_bridge.graph.operators import computed_ops, consumers, elements_of, needed_ops, producers, sources_among
+from npu_bridge.graph.operators import computed_ops, consumers, list_elements, needed_ops, producers, sources_among
 
 tf1 = tf.compat.v1
 
@@ -65,9 +65,9 @@ def test_all_that_a_session_takes_is_understood(graph):
     tensor = tf.constant([1.0], name="t")
     sparse = tf.sparse.SparseTensor(np.zeros((1, 1), np.int64), tensor, [1])
     variable = tf1.get_variable("v", [1])
-    found = elements_of(graph, {"a": (tensor, [sparse]), "b": variable, object: "t:0", "c": variable.op})
+    found = list_elements(graph, {"a": (tensor, [sparse]), "b": variable, object: "t:0", "c": variable.op})
     assert [element.name for element in found].count("t:0") == 3
-    assert elements_of(graph, ["no_such_thing", None, 3]) == []
+    assert list_elements(graph, ["no_such_thing", None, 3]) == []
 
 
 def test_sources_are_what_a_result_is_made_of_through_data_alone():

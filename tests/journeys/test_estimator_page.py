@@ -10,9 +10,9 @@ import re
 import pytest
 import tensorflow as tf
 
-from tests.loose_code import pieces_of
+from tests.loose_code import cut_pieces
 
-EXAMPLES = pieces_of("docs/estimator.md")
+EXAMPLES = cut_pieces("docs/estimator.md")
 
 
 def run_pieces(folder, numbers=(0, 1, 2)):

@@ -11,10 +11,10 @@ from npu_bridge.launch.job.first_failure import (
     SETTLE_SECS,
     Ending,
     InputEnd,
+    choose_exit_code,
     describe,
     describe_short,
     describe_survivors,
-    exit_code_of,
     first_failure,
     is_decided,
     ran_short,
@@ -102,7 +102,7 @@ def test_a_rank_that_was_gone_without_a_word_is_the_cause_of_what_others_noticed
         "rank 5 of 6 was gone before its script came to its end, without an exception, as after os._exit(0); exit code "
         "1. The other ranks were stopped."
     )
-    assert exit_code_of(GONE) == 1 and exit_code_of(RAISED._replace(exit_code=7)) == 7
+    assert choose_exit_code(GONE) == 1 and choose_exit_code(RAISED._replace(exit_code=7)) == 7
 
 
 def test_survivors_have_a_line_each_and_one_where_they_say_the_same():

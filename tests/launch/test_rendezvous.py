@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from npu_bridge.collective import key_value_server
-from npu_bridge.collective.key_value_server import KeyValueServer, host_of, secret_of
+from npu_bridge.collective.key_value_server import KeyValueServer, read_host, read_secret
 from tests.launch.launching import needs_horovod, npu_run, wait_for, write_script
 
 
@@ -32,7 +32,7 @@ def ask(location, key, method="GET", value=None):
 
 def answer_to(location, text):
     """What the server says to a stranger who sends some bytes."""
-    with socket.create_connection((host_of(location.address), location.port), timeout=20) as stranger:
+    with socket.create_connection((read_host(location.address), location.port), timeout=20) as stranger:
         answer = b""
         try:
             stranger.sendall(text)
@@ -62,7 +62,7 @@ def test_values_are_kept_replaced_and_removed(server):
 def test_a_stranger_gets_no_answer_leaves_no_trace_and_is_counted(server, capfd):
     location = server.listen("127.0.0.1")
     ask(location, "global/0", "PUT", b"ours")
-    secret = secret_of(location.address)
+    secret = read_secret(location.address)
     knocks = [
         b"GET /global/0 HTTP/1.1\r\n\r\n",
         b"GET /%s/global/0 HTTP/1.1\r\n\r\n" % (b"0" * len(secret)),
@@ -111,7 +111,7 @@ def test_what_a_member_may_store_is_bounded_too(server, monkeypatch):
 def test_one_server_has_a_port_on_each_address_it_is_asked_for(server):
     here, there = server.listen("127.0.0.1"), server.listen("127.0.0.2")
     named = server.listen("127.0.0.2", name="localhost")
-    assert [host_of(of.address) for of in (here, there, named)] == ["127.0.0.1", "127.0.0.2", "localhost"]
+    assert [read_host(of.address) for of in (here, there, named)] == ["127.0.0.1", "127.0.0.2", "localhost"]
     ask(here, "a/0", "PUT", b"x")
     assert ask(there, "a/0") == b"x"
     with pytest.raises(ConnectionRefusedError):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.options import OPTIONS, read_run_config, read_session_config, session_config_of
+from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config
 from npu_bridge.options.table import RUN_CONFIG
 
 _TEXTS = [str(choice) for option in OPTIONS for choice in getattr(option.kind, "choices", ())]
@@ -55,7 +55,7 @@ def test_run_config_takes_it_or_names_it(number):
             assert _names_one_of(error, arguments), (arguments, error)
         else:
             options = read_run_config(config)
-            again = read_session_config(session_config_of(config))
+            again = read_session_config(make_session_config(config))
             differing = [o.name for o in OPTIONS if o.key and options.get(o.name) != again.get(o.name)]
             assert not differing, (arguments, differing)
         assert session_config.SerializeToString() == before

@@ -13,10 +13,10 @@ from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.options import (
     OPTIONS,
+    make_session_config,
     parameter_values,
     read_run_config,
     read_session_config,
-    session_config_of,
     with_entry,
 )
 from npu_bridge.options.table import RUN_CONFIG, SESSION
@@ -218,7 +218,7 @@ def test_both_entries_agree(name, value, tmp_path, monkeypatch):
     Path("dtypes.cfg").write_text("")
     value = str(tmp_path) if value == "{directory}" else value
     config = NPURunConfig(**{**FACTS["NEEDS"].get(name, {}), name: value})
-    assert read_session_config(session_config_of(config)) == read_run_config(config)
+    assert read_session_config(make_session_config(config)) == read_run_config(config)
 
 
 def _helper_cases():
@@ -241,7 +241,7 @@ def test_both_entries_agree_for_helpers(owner, name, value, others, tmp_path):
     parameter = next(o.name for o in OPTIONS.of(RUN_CONFIG) if getattr(o.kind, "owner", None) == owner)
     config = NPURunConfig(**{parameter: helper})
     options = read_run_config(config)
-    assert read_session_config(session_config_of(config)) == options
+    assert read_session_config(make_session_config(config)) == options
 
 
 def test_session_only_options_are_part_of_the_value():
@@ -302,7 +302,7 @@ def test_caller_proto_is_not_changed_by_reading_or_writing():
 
 
 def test_stock_session_runs_with_the_entry():
-    config = session_config_of(NPURunConfig())
+    config = make_session_config(NPURunConfig())
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         assert session.run(tf.constant(2) * 3) == 6
 

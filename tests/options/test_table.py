@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.options import OPTIONS, docs_page, read_run_config, read_session_config, session_config_of
+from npu_bridge.options import OPTIONS, docs_page, make_session_config, read_run_config, read_session_config
 from npu_bridge.options.construction import declared
 from npu_bridge.options.kinds import Integer
 from npu_bridge.options.table import RUN_CONFIG, Option, OptionTable, recorded
@@ -28,7 +28,7 @@ def test_one_entry_is_enough_for_a_new_option():
     config = Extended(fake_level=2)
     assert config._fake_level == 2
     assert read_run_config(config).fake_level == 2
-    assert read_session_config(session_config_of(config), table) == read_run_config(config)
+    assert read_session_config(make_session_config(config), table) == read_run_config(config)
     assert "| 89 | `fake_level` | `fake_level` .i | an integer in 0..3 | `1` |" in docs_page.render(table)
     with pytest.raises(ValueError, match="fake_level"):
         Extended(fake_level=4)

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.collective import groups
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer, npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
-from npu_bridge.gradients.stages.all_reduce import fragments_of
+from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from tests.training import in_graph
 
 tf1 = tf.compat.v1
@@ -135,7 +135,7 @@ def reduce_in_many_cuts(seed, cut_count):
         random_strategy(random, gradients.kinds.count("dense"))
         if number == cut_count - 1:
             groups.of_this_process().strategies.forget(groups.WORLD)
-        fragment_counts.append(len(fragments_of([grad for grad, _ in pairs], gradients.kinds)))
+        fragment_counts.append(len(cut_fragments([grad for grad, _ in pairs], gradients.kinds)))
         reduced = _reduced(f"cut_{number}", pairs, wire, is_scaled)
         assert [grad is None for grad in reduced] == [grad is None for grad, _ in pairs]
         cuts.append([reduced[position] for position in existing])

@@ -19,7 +19,7 @@ from npu_bridge.collective.communicator import REDUCTIONS
 from npu_bridge.estimator.npu import npu_optimizer
 from npu_bridge.estimator.npu.npu_optimizer import npu_allreduce
 from npu_bridge.gradients import AllReduce, Step
-from npu_bridge.gradients.stages.all_reduce import fragments_of
+from npu_bridge.gradients.stages.all_reduce import cut_fragments
 from npu_bridge.hccl import checks, hccl_ops
 
 SIZES = (4, 3, 2, 1)
@@ -505,7 +505,7 @@ def random_strategies(count):
         else:
             shares = drawn.dirichlet(np.ones(drawn.integers(1, 9)))
             strategies.set_percentages(groups.WORLD, 100 * shares)
-        fragment_counts.add(len(fragments_of(gradients, [variable.name for variable in variables])))
+        fragment_counts.add(len(cut_fragments(gradients, [variable.name for variable in variables])))
         step = Step(list(zip(gradients, variables)))
         stage = AllReduce("cut")
         stage.before_reduce(step)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge.launch.trials.record import RecordSteps
 from npu_bridge.options import read_session_config
 from npu_bridge.reporting import CsvWriter, History, HistoryHook, MetricsHook, ReportHook, TensorBoardHook
-from npu_bridge.reporting.compare.events import scalars_of
+from npu_bridge.reporting.compare.events import read_scalars
 from npu_bridge.reporting.step_recorder import StepRecorder
 from npu_bridge.session.dump_hook import DumpHook
 from npu_bridge.session.hooked_session import WatchOfTraining
@@ -89,7 +89,7 @@ def test_training_goes_on_and_writes_again_when_there_is_room(tmp_path, small_di
     with open(disk / "numbers" / "numbers.csv", newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == list(map(str, range(1, STEPS + 1)))
     assert writer.steps == [1, 2, 7, 8, 9]
-    steps = scalars_of(str(disk / "events"))["training/loss"]
+    steps = read_scalars(str(disk / "events"))["training/loss"]
     assert set(steps) == {1, 2, 7, 8, 9}
     dumped = {json.loads(path.read_text())["step"] for path in (disk / "dump").glob("*/0/graph/*/*/index.json")}
     assert dumped >= {0, 1, 6, 7, 8} and not list(disk.rglob(".unfinished-*"))

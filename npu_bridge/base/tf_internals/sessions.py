@@ -141,7 +141,7 @@ def is_traced() -> bool:
     return summary_ops_v2._current_trace_context is not None
 
 
-def content_of(buffer: Any) -> bytes:
+def read_content(buffer: Any) -> bytes:
     """The serialized message in a buffer (`pywrap_tf_session.TF_GetBuffer`, TF 2.15)."""
     from tensorflow.python.client import pywrap_tf_session
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import distribute_config
-from npu_bridge.options import construction, read_run_config, session_config_of
+from npu_bridge.options import construction, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
 from npu_bridge.session import precision
-from npu_bridge.session.determinism import seed_of
+from npu_bridge.session.determinism import choose_seed
 from npu_bridge.session.devices import variables_on_host
 
 __all__ = [
@@ -203,14 +203,14 @@ class NPURunConfig(tf.estimator.RunConfig):
         """
         if self._session_config is None or not self.__dict__.get("_is_set_up"):
             return self._session_config
-        return session_config_of(self)
+        return make_session_config(self)
 
     @property
     def tf_random_seed(self) -> int | None:
         """Seed of every graph; a fixed number when `deterministic=1` needs one and none was given."""
         if not self.__dict__.get("_is_set_up"):
             return self._tf_random_seed
-        return seed_of(read_run_config(self))
+        return choose_seed(read_run_config(self))
 
     @property
     def device_fn(self):

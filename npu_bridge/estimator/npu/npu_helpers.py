@@ -20,7 +20,7 @@ from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, check_combined
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
-from npu_bridge.gradients.recipe import copies_of
+from npu_bridge.gradients.recipe import copy_stages
 from npu_bridge.options import read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
 
@@ -269,7 +269,7 @@ def npu_keras_optimizer(
         manager=manager,
         is_distributed=bool(is_distributed),
         is_tailing_optimization=bool(is_tailing_optimization),
-        stages=tuple(copies_of(stages, owner)),
+        stages=tuple(copy_stages(stages, owner)),
         wire=wire,
         first_parameters=check_first_parameters(owner, gradient_split_groups),
         combines=check_combined(owner, manager, combine_grad, check_combined_tensors) is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npu_bridge.base.arguments import check_switch
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
 from npu_bridge.gradients import PipelineOptimizer
-from npu_bridge.gradients.recipe import pipeline_of
+from npu_bridge.gradients.recipe import build_pipeline
 
 __all__ = ["FixedLossScaleManager", "NPULossScaleOptimizer"]
 
@@ -31,7 +31,7 @@ class NPULossScaleOptimizer(PipelineOptimizer):
         check_manager("NPULossScaleOptimizer", loss_scale_manager)
         is_distributed = check_switch("NPULossScaleOptimizer", "is_distributed", is_distributed, takes_numbers=True)
         managers = loss_scale_manager if isinstance(loss_scale_manager, (list, tuple)) else [loss_scale_manager]
-        pipeline = pipeline_of(
+        pipeline = build_pipeline(
             name,
             manager=loss_scale_manager,
             is_checked=any(getattr(manager, "get_enable_overflow_check", lambda: True)() for manager in managers),

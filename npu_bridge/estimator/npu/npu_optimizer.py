@@ -21,7 +21,7 @@ from npu_bridge.gradients.in_place import distribute_in_place
 from npu_bridge.gradients.keras.optimizer import PIPELINE_OPTIMIZERS, keras_optimizer, keras_optimizer_from_config
 from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.over_ranks import mean_or_sum, reduce_all
-from npu_bridge.gradients.recipe import pipeline_of
+from npu_bridge.gradients.recipe import build_pipeline
 from npu_bridge.hccl.checks import Call
 from npu_bridge.options import of_graph
 
@@ -102,7 +102,7 @@ class NPUOptimizer(PipelineOptimizer):
         manager, wire_dtype = check_arguments(
             "NPUOptimizer", loss_scale_manager, is_distributed, is_loss_scale, is_tailing_optimization, wire
         )
-        pipeline = pipeline_of(
+        pipeline = build_pipeline(
             name,
             manager=manager,
             is_distributed=bool(is_distributed),
@@ -187,7 +187,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
         self.is_weight_update_sharding = check_switch(
             "NPUDistributedOptimizer", "is_weight_update_sharding", is_weight_update_sharding, takes_numbers=True
         )
-        pipeline = pipeline_of(
+        pipeline = build_pipeline(
             name,
             is_distributed=True,
             wire_dtype=wire_dtype,

@@ -13,13 +13,13 @@ from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.pipeline import Pipeline
-from npu_bridge.gradients.recipe import pipeline_of
+from npu_bridge.gradients.recipe import build_pipeline
 from npu_bridge.gradients.stages.overflow import SkipRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class KerasSettings:
-    """The arguments of one optimizer; `name`, `manager`, `is_distributed` and `stages` as of `recipe.pipeline_of`.
+    """The arguments of one optimizer; `name`, `manager`, `is_distributed` and `stages` as of `recipe.build_pipeline`.
 
     Attributes:
       is_tailing_optimization: decide about a step before the last fragment is all-reduced; needs both of the above.
@@ -47,7 +47,7 @@ class KerasSettings:
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
         is_scaled = self.manager is not None
-        return pipeline_of(
+        return build_pipeline(
             self.name,
             manager=self.manager,
             is_distributed=self.is_distributed,

@@ -59,7 +59,7 @@ class AllReduce(Stage):
 
     def fragments(self, grads_and_vars):
         gradients = [grad for grad, _ in grads_and_vars]
-        return fragments_of(gradients, [variable.name for _, variable in grads_and_vars], self.split.strategy())
+        return cut_fragments(gradients, [variable.name for _, variable in grads_and_vars], self.split.strategy())
 
     def agreed_settings(self, grads_and_vars):
         if collective.current().size == 1:
@@ -197,7 +197,7 @@ class OwnSplit:
         return self._strategy
 
 
-def fragments_of(
+def cut_fragments(
     gradients: Sequence[Any], names: Sequence[str], strategy: fragments.SplitStrategy | None = None
 ) -> list[list[int]]:
     """Cuts the dense gradients into aggregation fragments.
@@ -212,7 +212,7 @@ def fragments_of(
       ValueError: the strategy by index reaches beyond the gradients.
     """
     dense = [position for position, grad in enumerate(gradients) if isinstance(grad, tf.Tensor)]
-    ready = sorted(dense, key=readiness_of(gradients))
+    ready = sorted(dense, key=order_of_readiness(gradients))
     strategy = strategy or OwnSplit().strategy()
     if strategy.last_indices is not None:
         _LOG.info(
@@ -223,7 +223,7 @@ def fragments_of(
     return [[ready[index] for index in fragment] for fragment in cut]
 
 
-def readiness_of(gradients):
+def order_of_readiness(gradients):
     """A sort key for positions: the order in which the backward pass delivers the gradients.
 
     In a graph that is the order in which their ops were made, since backpropagation builds them from the loss

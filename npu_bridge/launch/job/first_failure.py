@@ -20,10 +20,10 @@ __all__ = [
     "describe",
     "describe_short",
     "describe_survivors",
-    "exit_code_of",
+    "choose_exit_code",
     "first_failure",
     "is_decided",
-    "names_of",
+    "name_ranks",
     "ran_short",
 ]
 
@@ -115,7 +115,7 @@ def is_decided(endings: list[Ending], now: float) -> bool:
 
 def describe(cause: Ending, endings: list[Ending], size: int) -> str:
     """One line: which rank failed first, how, and what may be behind it."""
-    text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {exit_code_of(cause)}."
+    text = f"rank {cause.rank} of {size} {_how(cause)}; exit code {choose_exit_code(cause)}."
     finished = sorted(ending.rank for ending in endings if ending.exit_code == 0)
     if _is_secondary(cause) and finished:
         ranks = ", ".join(str(rank) for rank in finished)
@@ -148,7 +148,7 @@ def ran_short(cause: Ending, input_ends: Mapping[int, InputEnd], size: int) -> i
 
 def describe_short(rank: int, input_ends: Mapping[int, InputEnd], size: int, code: int) -> str:
     """One line: which rank came to the end of its input, when, who went on, and what to do."""
-    others = names_of(sorted(set(range(size)) - set(input_ends)))
+    others = name_ranks(sorted(set(range(size)) - set(input_ends)))
     steps = input_ends[rank].steps
     where = "another step" if steps is None else f"step {steps + 1}"
     return (
@@ -174,7 +174,7 @@ def _how(ending: Ending) -> str:
     return "ended without an exception"
 
 
-def exit_code_of(cause: Ending) -> int:
+def choose_exit_code(cause: Ending) -> int:
     """The exit code of a job that failed because of a rank: the rank's own, if that is not 0."""
     return cause.exit_code or 1
 
@@ -190,10 +190,10 @@ def describe_survivors(cause: Ending, endings: list[Ending]) -> list[str]:
                 where = f" (in {ending.tensor})" if dot and ending.tensor else ""
                 ending = ending._replace(summary=f"{reason}{where}")
             ranks_by_words.setdefault(_how(ending), []).append(ending.rank)
-    return [f"{names_of(ranks)} {words} after that" for words, ranks in ranks_by_words.items()]
+    return [f"{name_ranks(ranks)} {words} after that" for words, ranks in ranks_by_words.items()]
 
 
-def names_of(ranks: list[int]) -> str:
+def name_ranks(ranks: list[int]) -> str:
     """Ranks in words."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 

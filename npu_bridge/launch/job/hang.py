@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple
 
-from npu_bridge.launch.job.first_failure import Ending, InputEnd, names_of
+from npu_bridge.launch.job.first_failure import Ending, InputEnd, name_ranks
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -153,7 +153,7 @@ def describe_hang(
         input_end = (input_ends or {}).get(rank)
         words = words if input_end is None else f"{input_end}, and is {words}"
         ranks_by_words.setdefault(words, []).append(rank)
-    parts = [f"{names_of(ranks)} {words}" for words, ranks in ranks_by_words.items()]
+    parts = [f"{name_ranks(ranks)} {words}" for words, ranks in ranks_by_words.items()]
     return f"no progress for {secs:.0f} s: {'; '.join(parts)}. {_CAUSES}"
 
 

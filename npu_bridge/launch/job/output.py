@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Callable
 
-from npu_bridge.base.secondary_files import GrowingFile, Secondary, reason_of
+from npu_bridge.base.secondary_files import GrowingFile, Secondary, describe_failure
 from npu_bridge.launch.errors import LaunchError
 
 __all__ = ["LOG_FILES", "TAIL_LINES", "JointStream", "RankLog", "RankOutput", "ReaderGoneError"]
@@ -167,7 +167,7 @@ class RankLog:
         except OSError as error:
             # Where there is a log of an earlier attempt, the folder is the right one.
             if error.errno not in _NO_ROOM and not path.is_file():
-                why = reason_of(error)
+                why = describe_failure(error)
                 raise LaunchError(f"--log-dir {folder} cannot be written ({why}). Name another folder.") from error
         self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode(errors="replace"))
         self._held: dict[str, bytearray] = {}

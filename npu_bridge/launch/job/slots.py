@@ -12,7 +12,7 @@ from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, is_this_machine
-from npu_bridge.launch.remote.address import address_towards, interface_of
+from npu_bridge.launch.remote.address import address_towards, find_interface
 
 __all__ = ["Slot", "open_slots"]
 
@@ -77,9 +77,9 @@ def _way_of(plan: Plan, host: str) -> tuple[str, str]:
         return address_towards(host), ""
     if not plan.is_local:
         address = address_towards(next(other for other in plan.slots if not is_this_machine(other)))
-        return address, environment.read_variable("HOROVOD_GLOO_IFACE") or interface_of(address)
+        return address, environment.read_variable("HOROVOD_GLOO_IFACE") or find_interface(address)
     address = "127.0.0.1"
-    interface = interface_of(address)
+    interface = find_interface(address)
     if not interface:
         raise LaunchError(f"no network interface has the address {address}. Bring one up: ip link set lo up")
     return address, interface

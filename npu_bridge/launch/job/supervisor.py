@@ -24,10 +24,10 @@ from npu_bridge.launch.job.first_failure import (
     SECONDARY_GRACE_SECS,
     Ending,
     InputEnd,
+    choose_exit_code,
     describe,
     describe_short,
     describe_survivors,
-    exit_code_of,
     first_failure,
     is_decided,
     ran_short,
@@ -281,8 +281,8 @@ class _Job:
             # Nothing is wrong where the exceptions of the others were raised.
             for line in describe_survivors(cause._replace(rank=short), endings):
                 self.say(line)
-            self.say(describe_short(short, input_ends, size, exit_code_of(cause)))
-            return exit_code_of(cause)
+            self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
+            return choose_exit_code(cause)
         for line in describe_survivors(cause, endings):
             self.say(line)
         lines = cause.trace.splitlines()[-_TRACE_LINES:]
@@ -291,7 +291,7 @@ class _Job:
             self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))
         self._say_who_was_refused()
         self.say(describe(cause, endings, len(self._ranks)))
-        return exit_code_of(cause)
+        return choose_exit_code(cause)
 
     def _say_who_was_refused(self) -> None:
         count = self.server.refused if self.server is not None else 0

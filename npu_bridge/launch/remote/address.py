@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-__all__ = ["address_towards", "interface_of"]
+__all__ = ["address_towards", "find_interface"]
 
 _ANY_PORT = 9  # nothing is sent to it
 
@@ -18,7 +18,7 @@ def address_towards(host: str) -> str:
     return ""
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """The interface with an IPv4 address of this machine; "" when none has it."""
     import psutil  # it comes with Horovod, and several ranks need that
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.launch.job.rank_process import RankProcess, rank_command, rank_defaults, unregister_closed
-from npu_bridge.launch.remote.address import address_towards, interface_of
+from npu_bridge.launch.remote.address import address_towards, find_interface
 
 __all__ = ["LIFE_SIGN_SECS", "main"]
 
@@ -116,7 +116,7 @@ def _tell(**event: Any) -> None:
 def _environment(job: dict[str, Any]) -> dict[str, str]:
     """All that the launcher's environment holds, over what ssh gives, over our defaults."""
     variables = {**rank_defaults(len(job["ranks"])), **os.environ, **job["environment"]}
-    interface = interface_of(address_towards(job["peer"]))
+    interface = find_interface(address_towards(job["peer"]))
     if interface:
         variables.setdefault("HOROVOD_GLOO_IFACE", interface)
         variables.setdefault("NCCL_SOCKET_IFNAME", interface)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npu_bridge.reporting.compare.band import band_of, judge
+from npu_bridge.reporting.compare.band import judge, measure_band
 from npu_bridge.reporting.compare.losses import read_losses
 from npu_bridge.reporting.compare.verdict import CannotTell
 
@@ -26,7 +26,7 @@ class Float32Band:
         self._tolerance = tolerance
         self._steps, self._losses = runs[0].steps, runs[0].values
         try:
-            self._band = band_of(runs)
+            self._band = measure_band(runs)
         except CannotTell:  # the repeats are the same to the bit
             self._band = None
 

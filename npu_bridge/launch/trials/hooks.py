@@ -116,7 +116,9 @@ class ListOperators(HookOfTraining):
         if os.path.exists(self._path):
             return
         listed = [
-            {"name": op.name, "type": op.type, "where": _line_of(op)} for op in self.training.ops if _may_be_lowered(op)
+            {"name": op.name, "type": op.type, "where": _find_line(op)}
+            for op in self.training.ops
+            if _may_be_lowered(op)
         ]
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
@@ -198,7 +200,7 @@ def _may_be_lowered(op: tf.Operation) -> bool:
     return bool(floats) and has_floating_type(op.type)
 
 
-def _line_of(op: tf.Operation) -> str:
+def _find_line(op: tf.Operation) -> str:
     """The script's line, as `train.py:31: tf.exp(logits)`; "" for an operator that a backward pass has made."""
     frames = [frame for frame in op.traceback or () if "site-packages" not in frame.filename]
     own = [frame for frame in frames if f"{os.sep}npu_bridge{os.sep}" not in frame.filename]

@@ -66,13 +66,13 @@ class RecordSteps(HookOfTraining):
         """Writes the weights."""
         if self._session is None:
             self._session = session
-            self._save("weights.npz", weights_of(session))
+            self._save("weights.npz", read_weights(session))
 
     def before_run(self, run_context):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
-        sources = sources_of(self.training.ops, self.training.fed_names)
+        sources = find_sources(self.training.ops, self.training.fed_names)
         self._facts["kinds"].update(sources.kinds)
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:
@@ -105,7 +105,7 @@ class RecordSteps(HookOfTraining):
         if self._session is None or "weights_after" in self._facts:
             return
         if session is not None:
-            self._save("weights_after.npz", weights_of(session))
+            self._save("weights_after.npz", read_weights(session))
         self._facts["weights_after"] = session is not None
         if self._is_whole:  # a record that lacks a step could not be replayed
             self._secondary.attempt(self._write_facts, now=True)
@@ -129,13 +129,13 @@ def folder_of_rank(folder: str, rank: int) -> str:
     return os.path.join(folder, f"rank_{rank}")
 
 
-def weights_of(session: Any) -> dict[str, np.ndarray]:
+def read_weights(session: Any) -> dict[str, np.ndarray]:
     """Every variable of a session's graph that holds numbers, by name."""
     variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     return session.run({variable.op.name: variable for variable in variables if _is_number(variable.dtype)})
 
 
-def sources_of(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
+def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
     """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
     found = Sources({}, {}, {})
     for op in ops:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.reading import open_file
-from npu_bridge.launch.trials.record import folder_of_rank, weights_of
+from npu_bridge.launch.trials.record import folder_of_rank, read_weights
 from npu_bridge.launch.trials.replay_tf1 import Replay
 from npu_bridge.session.hooked_session import HookOfTraining
 
@@ -68,7 +68,7 @@ class ReplaySteps(HookOfTraining):
         if os.path.lexists(path):
             with open_file(path, "rb", within=self._folder) as file:
                 recorded = dict(np.load(file))
-        weights = weights_of(self._session)
+        weights = read_weights(self._session)
         for name in recorded:
             if name not in weights:
                 found.append(f"there is no variable {name} here")

@@ -23,7 +23,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
 
         pin_seeds(trial.seed, rank)
     when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
-    end = watch_training(functools.partial(_hooks_of, trial, rank))
+    end = watch_training(functools.partial(_choose_hooks, trial, rank))
     if trial.folder:
         # Where a script is ended early, what it writes itself is not what counts, nor in the way.
         is_short = trial.steps or trial.replay
@@ -72,7 +72,7 @@ def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> No
         module.config.experimental.enable_op_determinism()
 
 
-def _hooks_of(trial: Trial, rank: int) -> list:
+def _choose_hooks(trial: Trial, rank: int) -> list:
     from npu_bridge.launch.trials import hooks
 
     chosen: list = []

@@ -12,7 +12,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count, check_instance, check_number
 from npu_bridge.base.errors import message
 from npu_bridge.graph.control_flow import classic_control_flow
-from npu_bridge.graph.copies import copier_of
+from npu_bridge.graph.copies import make_copier
 from npu_bridge.optimizers.subspace.basis import Basis, split
 from npu_bridge.optimizers.unfused import as_dense
 
@@ -208,7 +208,7 @@ class SubspaceNewton(tf.compat.v1.train.Optimizer):
     def _rate(self, direction, slope, variables, start, is_graph):
         """The rate that is accepted, 0.0 for none; the variables are left at the last trial."""
         loss_before = self._averaged(self._value, "loss")
-        evaluate = copier_of(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
+        evaluate = make_copier(self._loss, variables, "SubspaceNewton") if not callable(self._loss) else self._loss
         steps = _shaped_like(direction, variables)
         kept = list(self._kept())
 

@@ -14,7 +14,7 @@ from npu_bridge.base.reading import RefusedFileError, open_file
 from npu_bridge.reporting.compare.verdict import CannotTell
 from npu_bridge.reporting.history import for_json
 
-__all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "tolerance_of"]
+__all__ = ["TOLERANCES", "Agreement", "Stored", "compare_arrays", "in_pieces", "open_npy", "choose_tolerance"]
 
 # The largest relative error that two ways of computing the same may make (ours): some thousand roundings for float32,
 # as sums of many numbers have; some ten for 16 bits, whose products are summed in more.
@@ -149,7 +149,7 @@ def in_pieces(array: Stored) -> Iterator[np.ndarray]:
             yield (piece.astype(np.uint32) << 16).view(np.float32) if name == "bfloat16" else piece
 
 
-def tolerance_of(array: Stored) -> float:
+def choose_tolerance(array: Stored) -> float:
     """The relative error that is within tolerance, by dtype; nothing for whole numbers."""
     return TOLERANCES.get(array.computed_in, 0.0)
 
@@ -162,7 +162,7 @@ def compare_arrays(a: Stored, b: Stored, tolerance: float | None = None) -> Agre
       b: the other.
       tolerance: relative; None: as `TOLERANCES`, and nothing for whole numbers.
     """
-    tolerance = tolerance_of(a) if tolerance is None else tolerance
+    tolerance = choose_tolerance(a) if tolerance is None else tolerance
     sums = np.zeros(4)  # a a, b b, a b, |b - a|
     square_error = largest = 0.0
     bad, counted = np.zeros(3, np.int64), 0

@@ -30,7 +30,7 @@ from npu_bridge.reporting.compare.t_distribution import t_quantile
 from npu_bridge.reporting.compare.verdict import CannotTell, Verdict
 from npu_bridge.reporting.history import for_json
 
-__all__ = ["Band", "band_of", "compare_losses", "judge"]
+__all__ = ["Band", "measure_band", "compare_losses", "judge"]
 
 # Chance of a false alarm in one comparison (ours): 50 pairs together stay below one in ten.
 FALSE_ALARM = 1e-3
@@ -69,7 +69,7 @@ class Band(NamedTuple):
     freedom: float
 
 
-def band_of(runs: Sequence[Losses]) -> Band:
+def measure_band(runs: Sequence[Losses]) -> Band:
     """Measures the band of several trainings.
 
     Args:
@@ -129,7 +129,7 @@ def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, B
     if max(len(a), len(b)) > 1:
         of_a = len(a) > 1
         try:
-            band = band_of(a if of_a else b)
+            band = measure_band(a if of_a else b)
         except _NoSpread as error:
             notes.append(str(error))
         else:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from npu_bridge.base.reading import RefusedFileError, open_file
-from npu_bridge.base.secondary_files import reason_of
+from npu_bridge.base.secondary_files import describe_failure
 from npu_bridge.reporting.compare.arrays import Stored
-from npu_bridge.reporting.compare.events import fields_of, varint
+from npu_bridge.reporting.compare.events import parse_fields, varint
 from npu_bridge.reporting.compare.verdict import CannotTell
 
 __all__ = ["checkpoints_in", "read_checkpoint"]
@@ -70,11 +70,11 @@ def read_checkpoint(prefix: str) -> tuple[dict[str, Stored], list[str]]:
     except RefusedFileError:
         raise
     except OSError as error:
-        raise CannotTell(f"{index} cannot be read: {reason_of(error)}.") from None
+        raise CannotTell(f"{index} cannot be read: {describe_failure(error)}.") from None
     tensors, others, shards = {}, [], 1
     try:
         for key, value in _entries(table):
-            fields = dict(fields_of(value))
+            fields = dict(parse_fields(value))
             if not key:
                 shards = int(fields.get(1, 1))
                 continue
@@ -143,7 +143,7 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 def _shape(message: bytes) -> tuple[int, ...]:
-    return tuple(int(dict(fields_of(dim)).get(1, 0)) for number, dim in fields_of(message) if number == 2)
+    return tuple(int(dict(parse_fields(dim)).get(1, 0)) for number, dim in parse_fields(message) if number == 2)
 
 
 def _number(prefix: str) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from npu_bridge.base.reading import open_file
 
-__all__ = ["event_files", "fields_of", "scalars_of", "varint"]
+__all__ = ["event_files", "parse_fields", "read_scalars", "varint"]
 
 _LONGEST_RECORD = 1 << 31
 _LARGEST_STEP = 1 << 53
@@ -37,7 +37,7 @@ def event_files(folder: str) -> list[str]:
     return found
 
 
-def scalars_of(folder: str) -> dict[str, dict[int, float]]:
+def read_scalars(folder: str) -> dict[str, dict[int, float]]:
     """For each tag the number of each step; a later entry for a step replaces an earlier one.
 
     A file that ends in the middle of a record, or is damaged, gives what came before.
@@ -69,20 +69,20 @@ def _scalars(path: str) -> Iterator[tuple[int, str, float]]:
 
 def _of_event(event: bytes) -> Iterator[tuple[int, str, float]]:
     step, summaries = 0, []
-    for number, value in fields_of(event):
+    for number, value in parse_fields(event):
         if number == 2 and isinstance(value, int) and value < _LARGEST_STEP:
             step = value
         elif number == 5 and isinstance(value, bytes):
             summaries.append(value)
     for summary in summaries:
-        for number, value in fields_of(summary):
+        for number, value in parse_fields(summary):
             if number == 1 and isinstance(value, bytes):
                 yield from ((step, tag, scalar) for tag, scalar in _of_value(value))
 
 
 def _of_value(value: bytes) -> Iterator[tuple[str, float]]:
     tag, scalar = "", None
-    for number, field in fields_of(value):
+    for number, field in parse_fields(value):
         if number == 1 and isinstance(field, bytes):
             tag = field.decode("utf-8", "replace")
         elif number == 2 and isinstance(field, bytes) and len(field) == 4:
@@ -95,7 +95,7 @@ def _of_value(value: bytes) -> Iterator[tuple[str, float]]:
 
 def _only_number(tensor: bytes) -> float | None:
     """The number of a tensor that holds one."""
-    fields = dict(fields_of(tensor))
+    fields = dict(parse_fields(tensor))
     dtype = _TENSOR_DTYPES.get(fields.get(1))
     content = fields.get(_CONTENT) or fields.get(_LISTS.get(fields.get(1)), b"")
     if dtype is None or not isinstance(content, bytes) or len(content) != dtype.itemsize:
@@ -103,7 +103,7 @@ def _only_number(tensor: bytes) -> float | None:
     return float(np.frombuffer(content, dtype)[0])
 
 
-def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a protocol buffer: number, and an integer or the bytes of everything else.
 
     Raises:

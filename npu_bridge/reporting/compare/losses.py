@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.compare.events import scalars_of
+from npu_bridge.reporting.compare.events import read_scalars
 from npu_bridge.reporting.compare.names import some
 from npu_bridge.reporting.compare.verdict import CannotTell, NothingThereError
 from npu_bridge.reporting.history import HISTORY_FILE, History
@@ -76,7 +76,7 @@ def read_losses(path: str, tag: str | None = None) -> Losses:
         if history is not None and history.rows:
             return _of_history(path, history)
     if os.path.isdir(path):
-        tags = scalars_of(path)
+        tags = read_scalars(path)
         chosen = next((name for name in ((tag,) if tag else _TAGS) if name in tags), None)
         if chosen is not None:
             points = sorted(tags[chosen].items())

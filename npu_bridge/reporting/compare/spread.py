@@ -42,7 +42,7 @@ def _places_together(rows: np.ndarray) -> float:
     by_chance = 1 / (repeats - 1)
     same_sign = _correlations(rows)
     proportions = (_correlations(pairs.reshape(-1, count)) - by_chance) / (1 - by_chance)
-    return max(_sum_of(same_sign), _sum_of(proportions))
+    return max(_sum_correlations(same_sign), _sum_correlations(proportions))
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
     return (sums / max(sums[0], 1e-300))[: count // 2]
 
 
-def _sum_of(correlations: np.ndarray) -> float:
+def _sum_correlations(correlations: np.ndarray) -> float:
     """The sum over all distances, up to the first without correlation; where none is, over twice what was seen."""
     none = np.flatnonzero(correlations < 0.05)
     if not len(none):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from npu_bridge.reporting.compare.arrays import Agreement, compare_arrays, tolerance_of
+from npu_bridge.reporting.compare.arrays import Agreement, choose_tolerance, compare_arrays
 from npu_bridge.reporting.compare.dumps import Dump, Key, Place
 from npu_bridge.reporting.compare.names import Matching, match, some
 from npu_bridge.reporting.compare.verdict import CannotTell, Verdict
@@ -151,7 +151,7 @@ def _steps_of_both(a: Sequence[Dump], b: Sequence[Dump]) -> tuple[list[tuple[Dum
 def _compare_step(
     a: Dump, b: Dump, repeats: Sequence[Dump], tolerance: float | None, given: Mapping[str, str]
 ) -> Tensors:
-    noise, noisy = _noise_of(a, repeats, tolerance)
+    noise, noisy = _measure_noise(a, repeats, tolerance)
     matching = match(a.operators, b.operators, given)
     rows = []
     for place in a.files:
@@ -181,7 +181,7 @@ def _compare_step(
     return Tensors(a.key, rows, matching, first, before, behind)
 
 
-def _noise_of(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
+def _measure_noise(a: Dump, repeats: Sequence[Dump], tolerance: float | None) -> tuple[dict[Place, float], set[Place]]:
     """The largest relative errors of A's own repeats, and where they are out of tolerance."""
     noise: dict[Place, float] = {}
     noisy: set[Place] = set()
@@ -209,7 +209,7 @@ def _row(a: Dump, b: Dump, place: Place, other: Place, how: str, tolerance: floa
         if x.size != y.size:
             problem = f"{place.op!r} has the shape {list(x.shape)} in A and {list(y.shape)} in B"
             return row._replace(problem=problem)
-        allowed = tolerance_of(x) if tolerance is None else tolerance
+        allowed = choose_tolerance(x) if tolerance is None else tolerance
         return row._replace(agreement=compare_arrays(x, y, max(allowed, room)))
     except CannotTell as error:
         return row._replace(problem=str(error).rstrip("."))

@@ -12,7 +12,7 @@ from npu_bridge.session.precision.keras_callback import AccelerateTrainCallback
 from npu_bridge.session.precision.live_session import (
     Build,
     attach,
-    builds_of,
+    list_builds,
     one_decision,
     policy_of_last_step,
     precision_of_session,
@@ -41,7 +41,7 @@ __all__ = [
     "PrecisionSummaryHook",
     "Switch",
     "attach",
-    "builds_of",
+    "list_builds",
     "check_files",
     "from_opt_level",
     "lower_functions",

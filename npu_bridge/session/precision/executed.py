@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from npu_bridge.base.tf_internals.sessions import (
     collected_function_graphs,
-    content_of,
     empty_buffer,
     is_traced,
+    read_content,
     run_options_buffer,
 )
 
@@ -61,12 +61,12 @@ def asked_run(options: Any, metadata: Any) -> Iterator[tuple[Any, Any, Answer]]:
       options, metadata: those of the run, as buffers or None; what is yielded says the same and asks for the graphs.
     """
     answer = Answer()
-    wanted = tf.compat.v1.RunOptions() if options is None else tf.compat.v1.RunOptions.FromString(content_of(options))
+    wanted = tf.compat.v1.RunOptions() if options is None else tf.compat.v1.RunOptions.FromString(read_content(options))
     wanted.output_partition_graphs = True
     with run_options_buffer(wanted) as asking, empty_buffer() as own:
         metadata = own if metadata is None else metadata
         yield asking, metadata, answer
-        answer.graphs = list(tf.compat.v1.RunMetadata.FromString(content_of(metadata)).partition_graphs)
+        answer.graphs = list(tf.compat.v1.RunMetadata.FromString(read_content(metadata)).partition_graphs)
 
 
 @contextlib.contextmanager

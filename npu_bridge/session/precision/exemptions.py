@@ -9,7 +9,7 @@ import tensorflow as tf
 from npu_bridge.base.search import search
 from npu_bridge.base.tf_internals.graphs import control_flow_context, set_attribute
 from npu_bridge.gradients.collections import LOSS_SCALE, LOSS_SCALE_STATE, UPDATES
-from npu_bridge.graph.operators import elements_of
+from npu_bridge.graph.operators import list_elements
 from npu_bridge.session.precision.modes import Policy
 from npu_bridge.session.precision.operator_dtypes import OperatorDtypes
 from npu_bridge.session.precision.rewriter import MATRIX_TYPES
@@ -38,7 +38,7 @@ def asked_types(dtypes: OperatorDtypes, graph: tf.Graph) -> dict[str, str]:
     """
     asked = dict(dtypes.by_type)
     for name, dtype in dtypes.by_name.items():
-        for op in elements_of(graph, name) if dtype != "float32" else ():
+        for op in list_elements(graph, name) if dtype != "float32" else ():
             asked.setdefault(op.type, dtype)
     return asked
 

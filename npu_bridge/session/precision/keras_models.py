@@ -86,12 +86,12 @@ def with_dtypes(model: Any, dtypes: ModelDtypes, owner: str) -> Any:
 
 
 def _rebuilt(model, dtypes, owner):
-    classes = {type(layer).__name__: type(layer) for layer in _layers_of(model)}
+    classes = {type(layer).__name__: type(layer) for layer in _list_layers(model)}
     classes.update({ours.__name__: ours for ours in _OURS}, BatchNormalization=_BATCH_NORMALIZATION)
     functions: dict[str, Callable] = {}
     config = copy.deepcopy(model.get_config())
-    layers = {layer.name: layer for layer in _layers_of(model)}
-    for piece in _pieces_of(config):
+    layers = {layer.name: layer for layer in _list_layers(model)}
+    for piece in _find_pieces(config):
         _change(piece, dtypes, classes, layers, functions)
     try:
         with tf.keras.utils.custom_object_scope({**classes, **functions}):
@@ -107,7 +107,7 @@ def _rebuilt(model, dtypes, owner):
     return changed
 
 
-def _pieces_of(config: Any) -> Iterator[dict]:
+def _find_pieces(config: Any) -> Iterator[dict]:
     """Every serialised object inside a configuration, those inside wrappers and models too."""
     if isinstance(config, dict):
         if isinstance(config.get("config"), dict) and "class_name" in config:
@@ -115,7 +115,7 @@ def _pieces_of(config: Any) -> Iterator[dict]:
         config = list(config.values())
     if isinstance(config, (list, tuple)):
         for part in config:
-            yield from _pieces_of(part)
+            yield from _find_pieces(part)
 
 
 def _change(piece, dtypes, classes, layers, functions):
@@ -189,7 +189,7 @@ def _in_place(model, dtypes, owner):
         problem = f"the model {model.name!r} is of a class of its own and has its variables already"
         fix = "Call this before the model sees its first batch."
         raise ValueError(message(owner, problem, "a model that is not built, or a functional one", "a built one", fix))
-    for layer in _layers_of(model):
+    for layer in _list_layers(model):
         is_batchnorm = isinstance(layer, _BATCH_NORMALIZATION)
         set_dtype_policy(layer, dtypes.policy_of(layer.name, type(layer).__name__, is_batchnorm))
         if is_batchnorm and type(layer) in (*_OURS, _BATCH_NORMALIZATION):
@@ -211,7 +211,7 @@ def _casting(call, dtype):
     return cast_call
 
 
-def _layers_of(model: Any) -> list:
+def _list_layers(model: Any) -> list:
     return [model, *(module for module in model.submodules if isinstance(module, tf.keras.layers.Layer))]
 
 

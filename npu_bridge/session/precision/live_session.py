@@ -23,7 +23,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
-from npu_bridge.base.tf_internals.sessions import content_of, is_remote, run_options_buffer
+from npu_bridge.base.tf_internals.sessions import is_remote, read_content, run_options_buffer
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.session.precision import executed
 from npu_bridge.session.precision.modes import Policy
@@ -66,7 +66,7 @@ def precision_of_session(session: tf.compat.v1.Session) -> Precision | None:
     return executors.precision if executors is not None else None
 
 
-def builds_of(session: tf.compat.v1.Session) -> list[Build]:
+def list_builds(session: tf.compat.v1.Session) -> list[Build]:
     """The executors an attached session has built so far, in order; empty for other sessions."""
     executors = find_engine(session, _Executors)
     return list(executors.builds) if executors is not None else []
@@ -171,7 +171,7 @@ class _Executors(SessionEngine):
         """
         debug_options = b""  # the only run options an executor is built for
         if request.options is not None:
-            given = tf.compat.v1.RunOptions.FromString(content_of(request.options))
+            given = tf.compat.v1.RunOptions.FromString(read_content(request.options))
             debug_options = given.debug_options.SerializeToString()
         names = [tuple(element.name for element in asked) for asked in (request.fetches, request.targets)]
         fed = tuple(sorted(reference.deref().name for reference in request.feeds))

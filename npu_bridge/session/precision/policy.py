@@ -138,7 +138,7 @@ class Precision:
         """What the environment has to say while an executor of a graph is built under a policy."""
         types = rewriter.types_in(graph)
         asked = exemptions.asked_types(self._dtypes, graph)
-        lists = rewriter.lists_of(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
+        lists = rewriter.make_lists(policy, types, self._mixlist, asked, registered(graph).as_mixlist())
         return rewriter.variables_of(lists, self._imitates)
 
     @property
@@ -149,7 +149,7 @@ class Precision:
     def variables_of_functions(self, policy: Policy) -> dict[str, str]:
         """As `variables`, for functions that are not there yet: they may hold operators of every type."""
         types = () if policy.reach == "mixed" else dir(tf.raw_ops)
-        lists = rewriter.lists_of(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
+        lists = rewriter.make_lists(policy, types, self._mixlist, self._dtypes.by_type, self._op_lists.as_mixlist())
         return rewriter.variables_of(lists, self._imitates)
 
     def round_single_values(self, graph: tf.Graph) -> None:

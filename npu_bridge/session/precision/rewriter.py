@@ -151,7 +151,7 @@ def keep_order(session_config: Any) -> None:
     rewrites.optimizers.extend([_SORTING, _SORTING, name, *later])  # where passes are listed, they run in that order
 
 
-def lists_of(
+def make_lists(
     policy: Policy,
     types: Iterable[str],
     mixlist: Mixlist,

@@ -31,7 +31,7 @@ def build():
     return tf.losses.mean_squared_error(y, tf.layers.dense(x, 1))
 
 
-def weights_of(session):
+def read_weights(session):
     return np.concatenate([value.ravel() for value in session.run(tf.trainable_variables())]).tolist()
 
 
@@ -83,7 +83,7 @@ def options_in_the_map():
         facts["options_in_the_map"] = {
             "losses": [float(first), float(last)],
             "step": int(sess.run(step)),
-            "weights": weights_of(sess),
+            "weights": read_weights(sess),
             "scale": float(scale),
         }
 
@@ -100,7 +100,7 @@ def own_gradients():
         sess.run(tf.global_variables_initializer())
         sess.run(bcast_op)
         losses = [float(sess.run([loss, train_op])[0]) for _ in range(40)]
-        facts["own_gradients"] = {"losses": losses, "step": int(sess.run(step)), "weights": weights_of(sess)}
+        facts["own_gradients"] = {"losses": losses, "step": int(sess.run(step)), "weights": read_weights(sess)}
 
 
 class LastLook(tf.train.SessionRunHook):
@@ -157,7 +157,7 @@ def supervisor():
             losses.append(float(sess.run([train_op, loss])[1]))
             if sess.run(step) >= 40:
                 break
-        facts["supervisor"] = {"losses": losses, "step": int(sess.run(step)), "weights": weights_of(sess)}
+        facts["supervisor"] = {"losses": losses, "step": int(sess.run(step)), "weights": read_weights(sess)}
         if get_rank_id() == 0:
             sv.saver.save(sess, sv.save_path, global_step=step)
 
@@ -194,7 +194,7 @@ def from_horovod():
     facts["from_horovod"] = {
         "losses": losses,
         "step": int(sess.run(step)),
-        "weights": weights_of(sess),
+        "weights": read_weights(sess),
         "every": every.tolist(),
         "printer": printer.ended_with,
     }

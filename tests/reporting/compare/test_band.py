@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from npu_bridge.reporting.compare.band import band_of, compare_losses, judge
+from npu_bridge.reporting.compare.band import compare_losses, judge, measure_band
 from npu_bridge.reporting.compare.losses import Losses, read_losses, read_repeats
 from npu_bridge.reporting.compare.t_distribution import t_quantile
 from npu_bridge.reporting.compare.verdict import CannotTell
@@ -54,7 +54,7 @@ def test_repeats_raise_no_alarm(noise, count):
     alarms = 0
     for _ in range(60):
         runs = [run_of(curve(count) + NOISES[noise](rng, count)) for _ in range(4)]
-        alarms += judge(band_of(runs[:3]), runs[3:]).is_inside is False
+        alarms += judge(measure_band(runs[:3]), runs[3:]).is_inside is False
     assert alarms == 0
 
 
@@ -63,7 +63,7 @@ def test_a_shift_is_found_where_it_begins():
     for _ in range(20):
         runs = [run_of(curve() + white(rng)) for _ in range(5)]
         other = run_of(curve() + white(rng) + np.where(np.arange(STEPS) >= 50, 0.4, 0.0))
-        verdict = judge(band_of(runs), [other])
+        verdict = judge(measure_band(runs), [other])
         assert verdict.is_inside is False and "and never came back: loss " in verdict.sentence
         found.append(verdict.facts["step"])
     assert np.median(found) == 51 and min(found) > 45 and max(found) < 57
@@ -73,14 +73,14 @@ def test_a_departure_of_rounding_is_found_at_its_step():
     rng = np.random.default_rng(3)
     runs = [run_of(curve() + growing(rng)) for _ in range(3)]
     other = run_of(curve() + growing(rng) + np.where(np.arange(STEPS) >= 50, 0.01, 0.0))
-    verdict = judge(band_of(runs), [other])
+    verdict = judge(measure_band(runs), [other])
     assert verdict.facts["step"] == 51
     assert verdict.sentence.startswith("B left the band of A at step 51 and was inside again after step 8")
 
 
 def test_spikes_of_single_steps_are_no_departure_and_a_return_is_told():
     rng = np.random.default_rng(4)
-    band = band_of([run_of(curve() + white(rng)) for _ in range(4)])
+    band = measure_band([run_of(curve() + white(rng)) for _ in range(4)])
     spiked = curve() + white(rng)
     spiked[[10, 60, 90]] += 30
     assert judge(band, [run_of(spiked)]).is_inside
@@ -92,7 +92,7 @@ def test_spikes_of_single_steps_are_no_departure_and_a_return_is_told():
 
 def test_losses_that_are_no_numbers_leave_the_band_at_once():
     rng = np.random.default_rng(5)
-    band = band_of([run_of(curve() + white(rng)) for _ in range(3)])
+    band = measure_band([run_of(curve() + white(rng)) for _ in range(3)])
     broken = curve()
     broken[70:] = np.nan
     verdict = judge(band, [run_of(broken)])
@@ -120,7 +120,7 @@ def test_without_repeats_equal_is_inside_far_is_outside_and_the_rest_cannot_be_t
 def test_repeats_that_do_not_differ_are_no_band():
     base = curve()
     with pytest.raises(CannotTell, match="are the same to the bit and measure no band; vary something else"):
-        band_of([run_of(base)] * 3)
+        measure_band([run_of(base)] * 3)
     verdict, _ = compare_losses([run_of(base)] * 3, [run_of(base * (1 + 1e-6))])
     assert verdict.exit_code == 2 and "same to the bit" in verdict.notes[0]
     assert compare_losses([run_of(base)] * 3, [run_of(base)])[0].exit_code == 0
@@ -128,7 +128,7 @@ def test_repeats_that_do_not_differ_are_no_band():
 
 def test_what_cannot_be_compared_is_one_sentence():
     with pytest.raises(CannotTell, match="One training has no band"):
-        band_of([run_of(curve())])
+        measure_band([run_of(curve())])
     with pytest.raises(CannotTell, match="no step in common: A has losses of the steps 1 to 120, B of 500 to 619"):
         compare_losses([run_of(curve())], [run_of(curve(), first=500)])
 

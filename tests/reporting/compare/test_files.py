@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from npu_bridge.reporting.compare.arrays import in_pieces
 from npu_bridge.reporting.compare.checkpoint_files import checkpoints_in, read_checkpoint
-from npu_bridge.reporting.compare.events import scalars_of
+from npu_bridge.reporting.compare.events import read_scalars
 from npu_bridge.reporting.compare.losses import read_losses
 from npu_bridge.reporting.compare.verdict import CannotTell
 from npu_bridge.reporting.tensorboard import TensorBoardWriter
@@ -33,7 +33,7 @@ def test_scalars_of_both_generations_and_of_ours(tmp_path):
     ours.begin(0)
     ours.write(7, {"loss": 0.5, "steps_per_sec": 3.0}, "float16")
     ours.close()
-    one = scalars_of(str(tmp_path / "one"))["loss"]
+    one = read_scalars(str(tmp_path / "one"))["loss"]
     assert list(one) == [1, 2, 3] and one[2] == 2.0 and np.isnan(one[3])
     losses = read_losses(str(tmp_path / "two"))
     assert len(losses.steps) == 300 and losses.values[3] == 0.25 and losses.source == "tag epoch_loss of event files"
@@ -49,10 +49,10 @@ def test_an_event_file_that_was_cut_off_gives_what_came_before(tmp_path):
     content = path.read_bytes()
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        found = scalars_of(str(tmp_path)).get("loss", {})
+        found = read_scalars(str(tmp_path)).get("loss", {})
         assert found == dict(list({1: 5.0, 2: 4.0, 3: 3.0}.items())[: len(found)])
     path.write_bytes(b"\xff" * 1000)
-    assert scalars_of(str(tmp_path)) == {}
+    assert read_scalars(str(tmp_path)) == {}
 
 
 def write_checkpoint(folder, step=3, scale=1.0, extra=()):

@@ -7,10 +7,10 @@ import pathlib
 import pytest
 
 from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_V2
-from tests.loose_code import pieces_of
+from tests.loose_code import cut_pieces
 
 PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "precision.md").read_text()
-EXAMPLES = pieces_of("docs/precision.md")
+EXAMPLES = cut_pieces("docs/precision.md")
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

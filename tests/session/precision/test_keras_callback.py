@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from npu_bridge.base import environment
 from npu_bridge.base.tf_internals.sessions import collected_function_graphs
-from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, builds_of, policy_of_last_step
+from npu_bridge.session.precision import ORIGINAL, AccelerateTrainCallback, Policy, list_builds, policy_of_last_step
 from tests.session.precision.small_models import MATRIX_KERNELS, dtypes_of, precision_of, session_of, tf1
 from tests.training import assert_same_bits
 
@@ -266,8 +266,8 @@ def test_in_a_session(keras_session):
     session = keras_session(experimental_accelerate_train_mode="fast|step|0.5")
     seen = fit_in_session(session, AccelerateTrainCallback("fast|step|0.5"), validation_data=data())
     assert seen == [{"float16": 5}] * 4 + [{"float32": 5}] * 4
-    assert [build.policy for build in builds_of(session) if build.is_training] == [LOW, ORIGINAL]
-    assert {build.policy for build in builds_of(session) if not build.is_training} == {ORIGINAL}
+    assert [build.policy for build in list_builds(session) if build.is_training] == [LOW, ORIGINAL]
+    assert {build.policy for build in list_builds(session) if not build.is_training} == {ORIGINAL}
 
 
 def test_in_a_session_by_loss(keras_session):

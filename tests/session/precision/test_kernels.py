@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import config_pb2
 from npu_bridge.base.errors import say_once
 from npu_bridge.estimator.npu import util
 from npu_bridge.estimator.npu.npu_scope import keep_dtype_scope
-from npu_bridge.session.precision import builds_of
+from npu_bridge.session.precision import list_builds
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import Dense, dtypes_of, precision_of, run_with_graph, session_of, tf1
 
@@ -210,7 +210,7 @@ def test_one_executor_for_each_set_of_fetches():
         for number in range(3):
             session.run([model.train_op, model.loss], model.batch(number))
             session.run(model.loss, model.batch(number))
-        assert [build.is_training for build in builds_of(session)] == [False, True, False]
+        assert [build.is_training for build in list_builds(session)] == [False, True, False]
 
 
 def test_an_error_of_the_run_is_the_callers():

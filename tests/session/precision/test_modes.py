@@ -10,7 +10,7 @@ from npu_bridge.options.table_precision import PRECISION_MODES, PRECISION_MODES_
 from npu_bridge.session.precision import Precision, rewriter
 from npu_bridge.session.precision.mixlist import Mixlist
 from npu_bridge.session.precision.modes import ORIGINAL, Policy, is_permission, policy_of
-from npu_bridge.session.precision.rewriter import Lists, lists_of, variables_of
+from npu_bridge.session.precision.rewriter import Lists, make_lists, variables_of
 
 POLICIES = {
     "must_keep_origin_dtype": ORIGINAL,
@@ -76,13 +76,13 @@ def test_dtypes_that_do_not_exist(mode):
 
 
 def test_lists_of_the_original_precision_allow_nothing():
-    assert lists_of(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == Lists(removed=frozenset({"MatMul", "Relu"}))
+    assert make_lists(ORIGINAL, ["MatMul", "Relu"], Mixlist(), {}) == Lists(removed=frozenset({"MatMul", "Relu"}))
 
 
 def test_an_asked_type_beats_mode_and_mixlist():
     mixlist = Mixlist(frozenset({"Relu"}), frozenset({"Tanh"}), frozenset({"Exp"}))
     asked = {"Relu": "float32", "Tanh": "float16", "Exp": "float32"}
-    lists = lists_of(Policy("mixed", "float16"), [], mixlist, asked)
+    lists = make_lists(Policy("mixed", "float16"), [], mixlist, asked)
     assert lists == Lists(allow=frozenset({"Tanh"}), deny=frozenset({"Relu", "Exp"}))
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.session.precision import ORIGINAL, Policy, attach, builds_of, policy_of_last_step
+from npu_bridge.session.precision import ORIGINAL, Policy, attach, list_builds, policy_of_last_step
 from tests.session.precision.small_models import (
     Dense,
     dtypes_of,
@@ -46,7 +46,7 @@ def test_dtypes_before_and_after(plan, keys, low_dtype, request):
         for step in range(6):
             tell_steps(step, 6)
             seen.append(dtypes_of(run_with_graph(session, [model.train_op, model.loss], model.batch(step))[1]))
-        trained = [build.policy for build in builds_of(session) if build.is_training]
+        trained = [build.policy for build in list_builds(session) if build.is_training]
     assert seen == [{low_dtype: 5}] * 3 + [{"float32": 5}] * 3
     assert trained == [Policy("mixed", low_dtype), Policy("nothing", None)]  # exactly one more executor
 
