@@ -76,7 +76,8 @@ def _check_left_out(stages, owner):
     leaving = next((stage for stage in stages if stage.leaves_out), None)
     for stage in stages if leaving is not None else ():
         is_of_all = stage.place in ("update", "synchronise") and not stage.copes_with_left_out
-        if is_of_all or (stage.communicates and stage.needs_variables):
+        is_of_each = stage.communicates or stage.place == "accumulate reduced"
+        if is_of_all or (is_of_each and stage.needs_variables):
             problem = f"{name_of(leaving)} leaves variables out of some steps, and {name_of(stage)} needs all in each"
             expected = f"one of them, in the order {leaving.place}, reduce, verdict, update"
             got = f"{name_of(leaving)} ({leaving.place}) and {name_of(stage)} ({stage.place})"
