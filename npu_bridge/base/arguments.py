@@ -89,7 +89,7 @@ def check_switch(
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Iterable[str], fix: str = "Choose one.") -> str:
-    """One of a few words; another one, and what is none, is a ValueError with the nearest word, else with `fix`."""
+    """One of a few words; anything else is a ValueError with the nearest word, else with `fix`."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
@@ -123,7 +123,7 @@ def check_texts(owner: str, name: str, value: Any, fix: str) -> list[str]:
 
 
 def check_pattern(owner: str, name: str, value: Any, fix: str = "Escape special characters with a backslash.") -> str:
-    """A regular expression; what is none, of whatever type, is a ValueError with the reason."""
+    """A regular expression; anything else is a ValueError with the reason."""
     try:
         re.compile(value)
     except (re.error, TypeError) as error:
