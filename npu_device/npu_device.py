@@ -123,7 +123,7 @@ def set_npu_loop_size(loop_size: int) -> None:
     """Says how many steps a loop inside a `tf.function` makes at once; checked, without an effect here.
 
     Raises:
-      ValueError: it is no integer of at least 1.
+      ValueError: it is not an integer of at least 1.
     """
     if isinstance(loop_size, bool) or not isinstance(loop_size, int) or loop_size < 1:
         fix = "Use 1 for a step at a time."

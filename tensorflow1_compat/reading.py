@@ -61,7 +61,7 @@ def read_file(path: str) -> FileFacts:
     """Reads one file; a file that is no Python 3 has an `error` and nothing else.
 
     Raises:
-      OSError: it cannot be read, or is no regular file.
+      OSError: it cannot be read, or is not a regular file.
     """
     with open_file(path, "rb") as file:
         source = file.read()

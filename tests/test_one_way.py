@@ -8,7 +8,7 @@ import pathlib
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What is written there is written beside a training, and a training goes on without it.
 BESIDE = ("launch", "reporting", "session")
-# What a command is asked for, and ends with one sentence where it cannot be written; and what is no file of anybody.
+# What a command is asked for, and ends with one sentence where it cannot be written; and what is not a file of anybody.
 PRODUCTS = {
     "reporting/compare/dumps.py": "compare --write-names",
     "launch/bisect.py": "the state of a search, and what it finds",
@@ -122,7 +122,7 @@ def test_files_are_read_in_one_way():
         is_reading = opens(call) == "r" and "devnull" not in ast.unparse(call)
         if name_of(call) in READERS and owner_of(call):
             is_reading = name_of(call) != "load" or owner_of(call) in ("np", "json")
-        # Of an array that is open; of what is no file.
+        # Of an array that is open; of what is not a file.
         is_open = call.args and ast.unparse(call.args[0]) in ("file", "session")
         if is_reading and not is_open and path not in READ_OTHERWISE:
             found.append(f"{path}:{call.lineno}: {ast.unparse(call)[:80]}")

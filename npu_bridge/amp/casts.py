@@ -37,7 +37,7 @@ def half_function(name: str) -> str:
     Returns:
       `name`.
     Raises:
-      TypeError: it is no text.
+      TypeError: it is not a text.
       ValueError: there is neither; the message names what is near.
     """
     return _register(half_function.__name__, name, _HALF)

@@ -149,7 +149,7 @@ class Configuration:
         """A Keras model in the level's dtypes: a new one with the same weights, or the same where nothing is cast.
 
         Raises:
-          TypeError, ValueError: it is no model, or cannot be cast.
+          TypeError, ValueError: it is not a model, or cannot be cast.
         """
         if self._casts.layers and self.properties.patch_functions:
             names = ", ".join(sorted(self._casts.layers))
@@ -189,8 +189,8 @@ class Configuration:
           An `NPUOptimizer`, or what `npu_keras_optimizer` gives. Both skip a step that overflows, also with a fixed
           scale.
         Raises:
-          TypeError, ValueError: it is no optimizer, or one that scales the loss already, or one that cannot train the
-            level's variables of 16 bits.
+          TypeError, ValueError: it is not an optimizer, it scales the loss already, or it cannot train the level's
+            variables of 16 bits.
         """
         if self._has_narrow_variables:
             check_takes_stand_ins(optimizer, f"{_OWNER}: {self.level}")

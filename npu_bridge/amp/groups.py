@@ -176,14 +176,16 @@ def _checked_groups(owner, groups):
     if isinstance(groups, str) or not isinstance(groups, (list, tuple)) or not groups:
         kind = ValueError if isinstance(groups, (list, tuple)) else TypeError
         expected, fix = "a list with what belongs to each group", "Write groups=['block_1', 'block_2'], for example."
-        raise kind(message(owner, "groups is no list of groups", expected, shown(groups), fix))
+        raise kind(message(owner, "groups is not a list of groups", expected, shown(groups), fix))
     members = [list(group) if isinstance(group, (list, tuple)) else [group] for group in groups]
     for member in (member for group in members for member in group):
         if isinstance(member, str):
             check_pattern(owner, "what belongs to a group", member)
         elif not hasattr(member, "trainable_variables") and not isinstance(member, tf.Variable):
             expected = "a regular expression, a variable, a Keras layer, or a list of them"
-            raise TypeError(message(owner, "that is no part of a group", expected, shown(member), "Pass one of these."))
+            raise TypeError(
+                message(owner, "that is not a part of a group", expected, shown(member), "Pass one of these.")
+            )
     return members
 
 

@@ -161,9 +161,9 @@ def load_state_dict(optimizer: Any, state: Mapping[str, Mapping], session: Any =
       state: as `state_dict` returns it; `bad_steps` may be missing.
       session: as in `state_dict`.
     Raises:
-      TypeError: `optimizer` has no stages, or a value is no number.
+      TypeError: `optimizer` has no stages, or a value is not a number.
       ValueError: a key is unknown, a value is out of range, has another shape or is not that of a fixed scale, or there
-        is no session.
+        is not a session.
     Ranks: local; load the same on all of them.
     """
     owner = "load_state_dict"
@@ -214,7 +214,7 @@ def _check_mapping(owner, name, value):
 
 
 def _check_numbers(owner, manager, values):
-    """Refuses what is no number of steps, and scales and steps that are not as many as the manager has scales."""
+    """Refuses what is not a number of steps, and scales and steps that are not as many as the manager has scales."""
     shape = tuple(manager.scale_shape) if isinstance(manager, MovingLossScaleManager) else ()
     fix = "Pass what state_dict returned."
     expected = f"one number, or the shape {shape}" if shape else "one number"

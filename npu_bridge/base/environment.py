@@ -64,7 +64,7 @@ def positive_number(name: str, default: int, unit: str) -> int:
     number = whole_number(text)
     if not number:
         expected, fix = f"whole {unit}, 1 to 2**63 - 1", f"Correct it, or unset it for {default}."
-        raise _error(f"{name} is no number of {unit}", expected, repr(text), fix)
+        raise _error(f"{name} is not a number of {unit}", expected, repr(text), fix)
     return number
 
 

@@ -95,7 +95,9 @@ def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None
     except FileNotFoundError:
         found = None
     if found is not None and not stat.S_ISREG(found.st_mode):
-        raise NotOursError(f"{where} is no ordinary file. Expected a new file, or one made before; name another file.")
+        raise NotOursError(
+            f"{where} is not an ordinary file. Expected a new file, or one made before; name another file."
+        )
     if found is not None and found.st_size:
         with open(path, "rb") as file:
             if not re.search(ours, file.read(_HEAD_BYTES)):

@@ -140,7 +140,9 @@ def _check(path: str, command: str, option: str) -> None:
     if not os.path.lexists(path):
         return
     if not os.path.isdir(path):
-        raise NotOursError(f"{option}: {path} is no folder. Expected a new or empty one; name another with {option}.")
+        raise NotOursError(
+            f"{option}: {path} is not a folder. Expected a new or empty one; name another with {option}."
+        )
     everybodys = {os.path.realpath(each) for each in ("/", os.path.expanduser("~"), tempfile.gettempdir())}
     if path in everybodys:
         raise NotOursError(

@@ -25,7 +25,7 @@ _KINDS = {
 
 
 class RefusedFileError(OSError):
-    """What has the name of a file to read is no regular file, or is not in the folder that it has to be in."""
+    """What has the name of a file to read is not a regular file, or is not in the folder that it has to be in."""
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, 
 
     Raises:
       OSError: as `open_file`, or it has more than `most_bytes`.
-      UnicodeDecodeError: it is no text.
+      UnicodeDecodeError: it is not a text.
     """
     with open_file(path, "rb", within) as file:
         content = file.read(most_bytes + 1)
@@ -70,7 +70,7 @@ def read_json(path: str | os.PathLike, within: str | os.PathLike | None = None) 
 
     Raises:
       OSError: as `open_file`.
-      ValueError: as `parse_json`; a UnicodeDecodeError where it is no text.
+      ValueError: as `parse_json`; a UnicodeDecodeError where it is not a text.
     """
     return parse_json(read_text(path, within))
 

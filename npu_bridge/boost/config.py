@@ -107,7 +107,7 @@ class BoostConfig:
         """A configuration of nested mappings, the outer keys being sections; what is missing has its default.
 
         Raises:
-          TypeError: the configuration, or a section, is no mapping, or a list is needed and something else is given.
+          TypeError: the configuration, or a section, is not a mapping, or a list is needed and something else is given.
           ValueError: a section or a key is unknown, or a value is illegal; the message names what is near.
         """
         config = {} if config is None else config

@@ -116,7 +116,7 @@ class Communicator(abc.ABC):
           groups: for each one the ranks of its members in this communicator, ascending, at least 2 and not all.
           meeting: as in `exchange`.
         Returns:
-          The groups in that order, their local ranks not yet set; `rank` is None where this process is no member.
+          The groups in that order, their local ranks not yet set; `rank` is None where this process is not a member.
         Raises:
           RuntimeError: the script started Horovod in a way that allows no groups.
         """

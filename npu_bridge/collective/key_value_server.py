@@ -76,7 +76,7 @@ class KeyValueServer:
           address: an IPv4 address; "" for all this machine has.
           name: by which ranks reach it, if not by the address.
         Raises:
-          OSError: it is no address of this machine.
+          OSError: it is not an address of this machine.
         """
         if address not in self._listeners:
             listener = self._listeners[address] = _Listener((address, 0), self)

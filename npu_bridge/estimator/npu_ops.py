@@ -89,7 +89,7 @@ def dropout(
 def _kept_unless_training(keyword, is_training, keep_prob):
     if keyword not in ("is_training", "training"):
         raise TypeError(f"dropout() got an unexpected keyword argument {keyword!r}")
-    text = f"npu_ops.dropout: {keyword} is no argument of it. It is followed here: False keeps every element. Pass "
+    text = f"npu_ops.dropout: {keyword} is not an argument of it. It is followed here: False keeps every element. Pass "
     say_once(logging.WARNING, text + "keep_prob=1.0 then, which works on an NPU, too.")
     if tf.is_tensor(is_training):
         return tf.where(tf.cast(is_training, tf.bool), tf.cast(keep_prob, tf.float32), 1.0)
@@ -214,7 +214,7 @@ def adam_apply_one_assign(
     Returns:
       The op to run; None eagerly, where it is done.
     Raises:
-      TypeError: one of the three is no variable.
+      TypeError: one of the three is not a variable.
     """
     where = "npu_ops.adam_apply_one_assign"
     with tf.name_scope(name or "adam_apply_one_assign"):

@@ -46,7 +46,7 @@ def lamb_apply_optimizer_assign(
     Returns:
       The direction, the new v and the new m.
     Raises:
-      TypeError: v or m is no variable.
+      TypeError: v or m is not a variable.
     """
     with tf.name_scope(name or "lamb_apply_optimizer_assign"):
         weight_decay = tf.cast(do_use_weight, tf.float32) * tf.cast(weight_decay_rate, tf.float32)
@@ -69,7 +69,7 @@ def lamb_apply_weight_assign(
     Returns:
       The variable with its new value.
     Raises:
-      TypeError: var is no variable.
+      TypeError: var is not a variable.
     """
     with tf.name_scope(name or "lamb_apply_weight_assign"):
         where = "npu_vector_ops.lamb_apply_weight_assign"

@@ -39,7 +39,7 @@ class Profiler:
         ResourceConflictRatio and L2Cache; checked at the levels L1 and L2, otherwise without effect.
       output_path: an existing folder; by default the working directory.
     Raises:
-      ValueError: a value is no string or not one of these, or the folder does not exist.
+      ValueError: a value is not a string or not one of these, or the folder does not exist.
       RuntimeError: on entering, when another trace is being written, this one's included, or PROFILING_MODE asks for
         one.
     Ranks: local.
@@ -52,13 +52,13 @@ class Profiler:
         given = {"level": level, "aic_metrics": aic_metrics, "output_path": output_path}
         for name, value in given.items():
             if not isinstance(value, str):
-                raise _error(f"{name} is no string", "a string", value, f'Pass {name}="...".')
+                raise _error(f"{name} is not a string", "a string", value, f'Pass {name}="...".')
         if level not in _TRACED:
             raise _error("level is unknown", f"one of {', '.join(_TRACED)}", level, 'Pass level="L1".')
         if level != "L0" and aic_metrics and aic_metrics not in _METRICS:
             raise _error("aic_metrics is unknown", f"one of {', '.join(_METRICS)}", aic_metrics, "Leave it out.")
         if output_path and not os.path.isdir(output_path):
-            raise _error("output_path is no folder", "an existing folder", output_path, "Create it first.")
+            raise _error("output_path is not a folder", "an existing folder", output_path, "Create it first.")
         self._level = _TRACED[level]
         self._folder = output_path or "."
         self._is_running = False

@@ -80,7 +80,7 @@ def checked_loss_id(owner: str, loss_id: Any, pipeline: Pipeline) -> int:
     """Refuses what is not the position of a loss-scale manager; without loss scaling every number is right.
 
     Raises:
-      TypeError: it is no integer.
+      TypeError: it is not an integer.
       ValueError: there is no such manager.
     """
     fix = "Leave it out for the first manager."
@@ -99,7 +99,7 @@ def loss_ids(owner: str, count: int, loss_id: Any, pipeline: Pipeline) -> list[i
     Args:
       loss_id: one number for each, or None: each loss has its own manager, or all have the only one.
     Raises:
-      TypeError: `loss_id` is no list of integers.
+      TypeError: `loss_id` is not a list of integers.
       ValueError: there is no loss, or not as many numbers or managers as losses.
     """
     managers = len(pipeline.loss_scale_managers)

@@ -27,7 +27,7 @@ def make_stages(config: Any, public: Iterable[type[Stage]]) -> list:
     tables = config.get("stages") if isinstance(config, Mapping) and len(config) == 1 else None
     if not isinstance(tables, (list, tuple)):
         expected, fix = "{'stages': [...]}, and nothing else", "Leave other keys out."
-        raise ValueError(message("from_config", "that is no list of stages", expected, shown(config), fix))
+        raise ValueError(message("from_config", "that is not a list of stages", expected, shown(config), fix))
     known = {made_by.__name__: made_by for made_by in [*_defined_elsewhere(Stage), *public]}
     return [_make_stage(table, known) for table in tables]
 

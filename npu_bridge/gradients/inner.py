@@ -110,7 +110,7 @@ def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimize
     `is_updating` is False where somebody else calls the optimizer's `apply_gradients`.
 
     Raises:
-      TypeError: it is no optimizer of a known family.
+      TypeError: it is not an optimizer of a known family.
     """
     # An optimizer that has stand-ins of its own asks for the variables themselves.
     updates_narrow = not is_updating or getattr(type(optimizer), "has_stand_ins", False)

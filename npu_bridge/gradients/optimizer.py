@@ -91,7 +91,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         Returns:
           List of (gradient, variable); a gradient may be None, a sparse one is `tf.IndexedSlices`.
         Raises:
-          TypeError: `loss_id` is no position.
+          TypeError: `loss_id` is not a position.
           ValueError: there are not as many managers as losses, or there is no manager at that position.
         Ranks: collective where the pipeline communicates.
         """

@@ -18,7 +18,7 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
       stages: the stages, in any order.
       owner: what they are stages of, for messages.
     Raises:
-      TypeError: something is no stage.
+      TypeError: something is not a stage.
       ValueError: a place is unknown or taken twice, two stages reduce, or a stage needs what none gives.
     """
     for stage in stages:
@@ -41,7 +41,7 @@ def in_order(stages: Sequence[Any], owner: str) -> tuple:
 
 
 def check_stage(stage: Any, owner: str) -> None:
-    """Refuses what is no stage.
+    """Refuses what is not a stage.
 
     Raises:
       TypeError: it is something else, a class perhaps.

@@ -38,7 +38,7 @@ class Pipeline:
       restored_optimizer: gives what object-based checkpoints save as the optimizer; set by the same.
       slots_of: gives the optimizer's slots of variables, making those that do not exist yet; set by the same.
     Raises:
-      TypeError: something is no stage.
+      TypeError: something is not a stage.
       ValueError: more than one stage communicates, two stages stand at one place, or a stage lacks what it needs.
     Example:
       >>> step = pipeline.begin()

@@ -55,7 +55,7 @@ def build_pipeline(
       combined: with a manager, joins gradients into flat tensors; None for each by itself.
       owner: who asks, for messages.
     Raises:
-      TypeError: `stages` is no list of stages.
+      TypeError: `stages` is not a list of stages.
       ValueError: the stages cannot be ordered.
     """
     added = copy_stages(stages, owner)
@@ -122,7 +122,7 @@ def copy_stages(stages: Any, owner: str) -> list:
     """The stages of a list, each a new object without variables.
 
     Raises:
-      TypeError: it is no list of stages.
+      TypeError: it is not a list of stages.
     """
     stages = check_list(owner, "stages", stages, "Write stages=[...].", expected="a list of npu_bridge.stages")
     for stage in stages:

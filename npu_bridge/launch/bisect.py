@@ -110,8 +110,8 @@ class Bisection:
         found = smallest_kept(operators, self._passes)
         if found is None:
             self._say(
-                f"even with all {len(operators)} operators in float32 the run is outside: what differs is no operator "
-                f"of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
+                f"even with all {len(operators)} operators in float32 the run is outside: what differs is not an "
+                f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
             )
             return 2
         self._conclude(found, len(operators))

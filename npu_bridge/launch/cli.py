@@ -76,7 +76,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
 
 @click.command(
     cls=Command,
-    # The first word that is no option is the script; whatever follows is the script's own, options included.
+    # The first word that is not an option is the script; whatever follows is the script's own, options included.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[-np N] [-H HOST:SLOTS,...] [OPTIONS]",
     epilog="Options of npu-run come before SCRIPT; everything after it is passed to the script. npu-run check SCRIPT "

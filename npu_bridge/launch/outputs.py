@@ -52,7 +52,7 @@ def own_output(folder: str, option: str, command: str = "npu-run", holds: bool =
 
 
 def check_file(path: str | None, option: str, ours: bytes) -> None:
-    """Sees that a file can be written without loss; None is no file.
+    """Sees that a file can be written without loss; None for no file.
 
     Raises:
       LaunchError: something else has its name, or its folder is not there or cannot be written to.

@@ -40,11 +40,11 @@ class SourceChoice(NamedTuple):
         """Tells the ranks, which inherit the environment.
 
         Raises:
-          LaunchError: a tree is no folder.
+          LaunchError: a tree is not a folder.
         """
         for tree in self.trees:
             if not os.path.isdir(tree):
-                raise LaunchError(f"--tree {tree} is no folder. Name the folder of the script's own modules.")
+                raise LaunchError(f"--tree {tree} is not a folder. Name the folder of the script's own modules.")
         if self != SourceChoice():
             environment.write_variable(_CHOICE, json.dumps(self))
 

@@ -89,7 +89,7 @@ class Recording(NamedTuple):
         numbers = _RANGE.fullmatch(text.strip())
         if not numbers or int(numbers[1]) >= int(numbers[2]):
             raise LaunchError(
-                f"--timeline is no range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
+                f"--timeline is not a range of steps. Expected FIRST:LAST with FIRST < LAST, where LAST itself is not "
                 f"recorded; got {text[:60]!r}. Say --timeline 20:25 for steps 20 to 24."
             )
         return cls(int(numbers[1]), int(numbers[2]), os.path.abspath(folder))

@@ -76,5 +76,7 @@ def layer_norm(
 
 def _axis(axis: int, rank: int, name: str, where: str) -> int:
     if not -rank <= axis < rank:
-        raise ValueError(message(where, f"{name} is no axis of x", f"{-rank} to {rank - 1}", str(axis), "Correct it."))
+        raise ValueError(
+            message(where, f"{name} is not an axis of x", f"{-rank} to {rank - 1}", str(axis), "Correct it.")
+        )
     return axis % rank

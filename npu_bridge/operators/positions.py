@@ -39,7 +39,7 @@ def nonzero_with_value(x: Any, transpose: bool, dtype: Any, where: str) -> tuple
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 2:
-        raise ValueError(message(where, "x is no matrix", "2 axes", f"shape {x.shape}", "Reshape it."))
+        raise ValueError(message(where, "x is not a matrix", "2 axes", f"shape {x.shape}", "Reshape it."))
     places = tf.where(tf.cast(x, tf.bool))
     size, count = tf.size(x), tf.shape(places)[0]
     values = tf.pad(tf.gather_nd(x, places), [[0, size - count]])

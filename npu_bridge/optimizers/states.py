@@ -76,7 +76,7 @@ def set_states(owner: str, states: dict, count: Any, slots: dict, session: tf.co
 
 
 def _check_form(owner, states, count):
-    """Refuses what is no dictionary of dictionaries with, perhaps, a count."""
+    """Refuses what is not a dictionary of dictionaries with, perhaps, a count."""
     if not isinstance(states, Mapping):
         raise TypeError(message(owner, "the states are not a dictionary", "one by slots", shown(states), _FIX))
     for slot, by_name in states.items():

@@ -40,7 +40,7 @@ def read_job_start(job_start_file: str | os.PathLike | None = None) -> JobStart:
         `local_checkpoint_dir`. If that is not set either, `RESTORE_FROM` is the last resort.
     Raises:
       ValueError: the file is not a JSON object, or a field is missing or too small.
-      TypeError: a number in it is no int.
+      TypeError: a number in it is not an int.
     """
     of_file = _read(job_start_file) if job_start_file else None
     if of_file is not None:
@@ -73,7 +73,7 @@ def _read(path: str | os.PathLike) -> tuple[int, str | None] | None:
     rank_size = _number(content, "rank_size", 1, where)
     checkpoint = content.get("local_checkpoint_dir")
     if not isinstance(checkpoint, (str, type(None))):
-        problem, fix = "local_checkpoint_dir is no path", "Write it as text."
+        problem, fix = "local_checkpoint_dir is not a path", "Write it as text."
         raise TypeError(message(where, problem, "a string", shown(checkpoint), fix))
     return rank_size, checkpoint
 
@@ -88,7 +88,7 @@ def _number(parent, name, least, where):
     value = _field(parent, name, where)
     expected = f"an integer of at least {least}"
     if not isinstance(value, int):
-        raise TypeError(message(where, f"{name} is no integer", expected, shown(value), "Correct it."))
+        raise TypeError(message(where, f"{name} is not an integer", expected, shown(value), "Correct it."))
     if value < least:
         raise ValueError(message(where, f"{name} is too small", expected, shown(value), "Correct it."))
     return value

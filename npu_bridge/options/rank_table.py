@@ -115,7 +115,7 @@ def parse_rank_table(content: Any, where: str = "rank table") -> RankTable:
       ValueError: a field is missing or malformed, ranks are not 0..n-1, or a count is wrong.
     """
     if not isinstance(content, dict):
-        raise _error(where, "it is no object", "a JSON object", type(content).__name__, "Correct the file")
+        raise _error(where, "it is not an object", "a JSON object", type(content).__name__, "Correct the file")
     if content.get("status") != "completed":
         fix = "Wait until the cluster has written it" if content.get("status") == "initializing" else "Correct it"
         raise _error(where, "status is not completed", "'completed'", repr(content.get("status")), fix)

@@ -236,7 +236,7 @@ def usable_directory(path: str) -> str:
     """The real path of an existing directory that can be read and written.
 
     Raises:
-      ValueError: it does not exist, is no directory, or lacks permission.
+      ValueError: it does not exist, is not a directory, or lacks permission.
     """
     real = os.path.realpath(path)
     if not os.path.isdir(real):

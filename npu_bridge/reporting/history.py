@@ -98,7 +98,7 @@ class History:
         """Drops what came after global step `step`, marks a new start there and opens the file for rows.
 
         The file is rewritten in one move, so a crash here leaves either the old or the new one. Where it cannot be
-        written, the training goes on, and what happens is written later, when it can; a file that is no history is
+        written, the training goes on, and what happens is written later, when it can; a file that is not a history is
         left alone.
         """
         self.close()
@@ -175,14 +175,14 @@ def _read(path: str) -> Iterator[Entry]:
 def _from_line(line: str) -> Entry:
     fields = parse_json(line)
     if not isinstance(fields, dict):
-        raise TypeError("the line is no object")
+        raise TypeError("the line is not an object")
     if "start" in fields:
         return SessionStart(
             whole_number(fields["start"]), _time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
         )
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
-        raise TypeError("precision is no name of a dtype")
+        raise TypeError("precision is not a name of a dtype")
     return StepRow(
         whole_number(fields["step"]),
         _number(fields["loss"]),

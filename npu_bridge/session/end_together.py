@@ -92,7 +92,7 @@ class EndTogether(tf.estimator.SessionRunHook):
 
 
 def check_dataset(dataset: Any, owner: str) -> None:
-    """Raises ValueError for what is no data set: iterators, tensors and arrays cannot be looked ahead."""
+    """Raises ValueError for what is not a data set: iterators, tensors and arrays cannot be looked ahead."""
     if not isinstance(dataset, tf.data.Dataset):
         problem, expected = "the input cannot be looked ahead", "a tf.data.Dataset"
         fix = "Hand over the data set itself, not what its iterator gives."

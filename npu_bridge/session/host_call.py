@@ -33,7 +33,7 @@ def check_host_call(host_call: Any) -> None:
     """Checks what an `NPUEstimatorSpec` was given as `host_call`.
 
     Raises:
-      ValueError: it is no pair of a function and its arguments.
+      ValueError: it is not a pair of a function and its arguments.
       TypeError: its first element cannot be called.
       RuntimeError: the function takes another number of arguments.
     """

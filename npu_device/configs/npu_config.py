@@ -125,7 +125,7 @@ class NpuConfig(OptionTree):
     Those with an effect here are `WORKING`; the others are checked and kept.
 
     Raises:
-      ValueError: when an attribute is set that is no option, or to none of its values.
+      ValueError: when an attribute is set that is not an option, or to none of its values.
       TypeError: when it is set to a value of another type.
     """
 

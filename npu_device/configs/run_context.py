@@ -22,7 +22,7 @@ class RunContextOptions(OptionTree):
     """Options for what is called inside `npu_run_context`.
 
     Raises:
-      ValueError: when an attribute is set that is no option.
+      ValueError: when an attribute is set that is not an option.
     """
 
     def __init__(self):

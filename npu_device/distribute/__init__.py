@@ -54,7 +54,7 @@ def all_reduce(values: Any, reduction: str = "mean", fusion: int = 1, fusion_id:
     tensors = [given[place] for place in places]
     tensors = [each if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in tensors]
     is_mean = reduction == "mean"
-    # A mean of whole numbers is no whole number.
+    # A mean of whole numbers is not a whole number.
     wide = [is_mean and not isinstance(each, tf.IndexedSlices) and each.dtype.is_integer for each in tensors]
     tensors = [tf.cast(each, tf.float64) if is_wide else each for each, is_wide in zip(tensors, wide)]
     for place, reduced in zip(places, reduce_all(tensors, reduction, fusion, group)):
@@ -71,7 +71,7 @@ def broadcast(values: Any, root_rank: int = 0, fusion: int = 2, fusion_id: int =
       root_rank: the rank whose values are sent.
       fusion, fusion_id, group: as in `hccl_ops.broadcast`.
     Raises:
-      TypeError: one of them is no variable.
+      TypeError: one of them is not a variable.
       ValueError: `root_rank` is not a rank.
     Ranks: collective in `group`.
     """
@@ -101,7 +101,7 @@ def npu_distributed_keras_optimizer_wrapper(
     Returns:
       The same object, or the new optimizer.
     Raises:
-      TypeError: it is no optimizer.
+      TypeError: it is not an optimizer.
       ValueError: there is no optimizer of that name, or an argument has another value.
     """
     where = "npu_distributed_keras_optimizer_wrapper"

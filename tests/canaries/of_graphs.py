@@ -156,7 +156,7 @@ def _():
 def _():
     variable = v1.get_variable("v", [], use_resource=True)
     expect(isinstance(graphs.read_tensor(variable), tf.Tensor), "a variable has no tensor that reads it")
-    expect(graphs.read_tensor(0.5) == 0.5, "a number is no number")
+    expect(graphs.read_tensor(0.5) == 0.5, "a number is not a number")
     value = tf.constant(7.0)
     graphs.set_read_tensor(variable, value)
     with v1.Session() as session:

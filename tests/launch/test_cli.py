@@ -121,7 +121,7 @@ def test_help_and_version():
         (["--stall-secs", "nan"], "expected seconds, 0 for never; got nan"),
         (["--stall-secs", "inf"], "expected seconds, 0 for never; got inf"),
         (["--stall-secs", "-1"], "-1"),
-        (["--timeline", f"0:{'9' * 5000}"], "--timeline is no range of steps"),
+        (["--timeline", f"0:{'9' * 5000}"], "--timeline is not a range of steps"),
         (["-H", "-oProxyCommand=x:1"], "begins with a dash"),
     ],
 )

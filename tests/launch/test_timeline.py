@@ -159,7 +159,7 @@ def test_a_wrong_range_or_folder_starts_nothing(tmp_path):
     write_script(tmp_path, "print('started')")
     code, output = npu_run("--timeline", "7", "train.py", cwd=tmp_path)
     assert code == 2
-    assert "npu-run: --timeline is no range of steps." in output
+    assert "npu-run: --timeline is not a range of steps." in output
     assert "started" not in output
     with pytest.raises(LaunchError, match="train.py/inside cannot be written"):
         Recording.of_text("1:2", str(tmp_path / "train.py" / "inside")).announce(1)

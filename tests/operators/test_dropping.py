@@ -102,6 +102,6 @@ def test_what_scripts_carry_over_from_other_dropouts_is_followed(caplog):
     for flag in (True, tf.constant(True)):
         assert npu_ops.dropout(ONES, 0.5, is_training=flag).numpy().min() == 0.0
     assert npu_ops.dropout(ONES, keep_prob=0.5, training=tf.constant(False)).numpy().min() == 1.0
-    assert len(caplog.messages) == 2 and "is_training is no argument" in caplog.messages[0]
+    assert len(caplog.messages) == 2 and "is_training is not an argument" in caplog.messages[0]
     with pytest.raises(TypeError, match="rate"):
         npu_ops.dropout(ONES, 0.5, rate=0.5)

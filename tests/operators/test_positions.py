@@ -45,7 +45,7 @@ def test_nonzero_with_value(transpose, indices):
     close(values, np.array([5, 7, 9, 0, 0, 0], np.float32))
     close(places, np.array([int(digit) for digit in indices.replace(" ", "")]))
     close(count, np.array([3]))
-    with pytest.raises(ValueError, match="nonzerowithvalue: x is no matrix"):
+    with pytest.raises(ValueError, match="nonzerowithvalue: x is not a matrix"):
         npu_aicore_ops.nonzerowithvalue(np.ones(3))
 
 

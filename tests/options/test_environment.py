@@ -186,7 +186,7 @@ def test_documented_variables_are_read_in_one_module_only():
 def test_numbers_are_bounded_and_never_wrap(monkeypatch, text):
     assert environment.whole_number(text) is None
     monkeypatch.setenv("FUSION_TENSOR_SIZE", text or "x")
-    with pytest.raises(ValueError, match=r"FUSION_TENSOR_SIZE is no number of bytes.*2\*\*63 - 1") as caught:
+    with pytest.raises(ValueError, match=r"FUSION_TENSOR_SIZE is not a number of bytes.*2\*\*63 - 1") as caught:
         environment.positive_number("FUSION_TENSOR_SIZE", 5, "bytes")
     assert len(str(caught.value)) < 500
     monkeypatch.setenv("HCCL_EXEC_TIMEOUT", text or "x")

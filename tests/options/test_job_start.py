@@ -64,12 +64,12 @@ def test_a_file_that_cannot_be_read_leaves_it_to_the_environment(tmp_path, monke
         ({"device_info": 3}, ValueError, "Index is missing"),
         ({"device_info": {}}, ValueError, "Index is missing"),
         ({"device_info": {"Index": -1}}, ValueError, "Index is too small"),
-        ({"device_info": {"Index": "0"}}, TypeError, "Index is no integer"),
+        ({"device_info": {"Index": "0"}}, TypeError, "Index is not an integer"),
         ({"rank_table_file": None}, ValueError, "rank_table_file is missing"),
         ({"rank_size": None}, ValueError, "rank_size is missing"),
         ({"rank_size": 0}, ValueError, "rank_size is too small"),
-        ({"rank_size": 2.0}, TypeError, "rank_size is no integer"),
-        ({"local_checkpoint_dir": 1}, TypeError, "local_checkpoint_dir is no path"),
+        ({"rank_size": 2.0}, TypeError, "rank_size is not an integer"),
+        ({"local_checkpoint_dir": 1}, TypeError, "local_checkpoint_dir is not a path"),
     ],
 )
 def test_illegal_fields(written, change, error, word):

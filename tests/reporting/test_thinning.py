@@ -27,7 +27,7 @@ def test_ever_fewer_and_the_extremes():
     assert steps == sorted(steps) and steps[-1] == 6999 and 2000 < len(steps) < 3000
     found = dict(rows)
     assert found[3500] == 9e9 and found[3501] == -7.0, "extremes, at their own steps"
-    assert found[1701] != found[1701], "a loss that is no number"
+    assert found[1701] != found[1701], "a loss that is not a number"
     assert (2001, losses[2001]) in rows, "skipped steps, at the step they did not move"
 
 

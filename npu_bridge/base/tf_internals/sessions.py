@@ -65,7 +65,7 @@ def is_remote(session: tf.compat.v1.Session) -> bool:
 
 
 def is_closed(session: Any) -> bool:
-    """Whether a session was closed; False for what is no session (`BaseSession._closed`, TF 2.15)."""
+    """Whether a session was closed; False for what is not a session (`BaseSession._closed`, TF 2.15)."""
     return getattr(session, "_closed", False)
 
 

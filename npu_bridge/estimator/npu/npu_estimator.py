@@ -93,7 +93,7 @@ class NPUEstimator(tf.estimator.Estimator):
     Raises:
       ValueError: `config` is not an `NPURunConfig`, `model_fn` is None or takes other arguments, the two model
         folders differ, `job_start_file` is malformed, or there is no checkpoint where it or a variable says.
-      TypeError: a number in `job_start_file` is no int.
+      TypeError: a number in `job_start_file` is not an int.
       RuntimeError: `job_start_file` is for another number of ranks.
     """
 

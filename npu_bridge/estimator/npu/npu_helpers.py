@@ -255,7 +255,7 @@ def npu_keras_optimizer(
     Returns:
       A Keras optimizer of the generation of `opt`.
     Raises:
-      TypeError: `opt` is not a Keras optimizer, the manager is no manager, or a switch is not True or False.
+      TypeError: `opt` is not a Keras optimizer, the manager is not a manager, or a switch is not True or False.
       ValueError: `opt` averages gradients or scales the loss itself, `is_loss_scale` without a manager, or `wire` is
         no wire format.
     """

@@ -106,7 +106,7 @@ class SetIterationsVarHook(tf.estimator.SessionRunHook):
     Args:
       iterations_per_loop: training steps in a run, at least 1.
     Raises:
-      TypeError: it is no int; None is found out when a session is created.
+      TypeError: it is not an int; None is found out when a session is created.
       ValueError: it is below 1.
     Graph: four local variables under `npu_runconfig`.
     Ranks: local; every rank needs the same number.
@@ -241,7 +241,7 @@ class NPUOutputTensorHook(tf.estimator.LoggingTensorHook):
         the end. A run is `iterations_per_loop` training steps, of which the last is seen.
     Raises:
       ValueError: there is no `output_fn`, or `output_every_n_steps` is below 0.
-      TypeError: `output_every_n_steps` is no int, or `tensors` does not fit `dependencies`.
+      TypeError: `output_every_n_steps` is not an int, or `tensors` does not fit `dependencies`.
     Graph: with `dependencies`, an identity of each tensor.
     Ranks: local.
     """

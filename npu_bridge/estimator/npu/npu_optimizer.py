@@ -72,10 +72,10 @@ class NPUOptimizer(PipelineOptimizer):
         alone; the error names the first variable of which they differ.
     Raises:
       TypeError: `opt` is not an optimizer, the manager is none (a number, say), a switch is not True or False, or
-        `stages` or `gradient_split_groups` is no list.
+        `stages` or `gradient_split_groups` is not a list.
       ValueError: `stages` cannot be ordered, the positions do not ascend from 1, `is_loss_scale` without a manager, or
         `opt` itself already averages gradients or scales the loss where this optimizer is to be distributed, or `wire`
-        is no wire format.
+        is not a wire format.
     Example:
       >>> manager = ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)
       >>> optimizer = NPUOptimizer(opt, loss_scale_manager=manager, is_distributed=True, is_loss_scale=True)
@@ -168,7 +168,7 @@ class NPUDistributedOptimizer(PipelineOptimizer):
     Raises:
       TypeError: `optimizer` is not an optimizer, `is_weight_update_sharding` is not True or False, or `stages` is no
         list of stages.
-      ValueError: `optimizer` itself averages gradients, or `wire` is no wire format; with `wire="float16"` or
+      ValueError: `optimizer` itself averages gradients, or `wire` is not a wire format; with `wire="float16"` or
         `is_weight_update_sharding`, `optimizer` scales the loss (put the scaling outside); with
         `is_weight_update_sharding`, `optimizer` clips by the global norm, or, in `compute_gradients` and
         `apply_gradients`, there are more ranks than gradients.
@@ -241,7 +241,7 @@ def npu_distributed_optimizer_wrapper(optimizer):
     Returns:
       The same object; for a name, the new optimizer.
     Raises:
-      TypeError: it is no optimizer.
+      TypeError: it is not an optimizer.
       ValueError: there is no optimizer of that name.
     Graph: scopes named `Npu_Distributed_optimizer_..._Allreduce`; the transfers themselves are in `transfers`.
     """

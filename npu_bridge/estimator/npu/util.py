@@ -81,7 +81,7 @@ def keep_tensors_dtypes(graph: tf.Graph, input_tensors: Iterable[str]) -> None:
         raise ValueError(message(where, "graph has the wrong type", "a tf.Graph", shown(graph), fix))
     if not isinstance(input_tensors, (list, tuple)):
         expected = "a list or tuple of tensor names"
-        raise ValueError(message(where, "input_tensors is no list", expected, shown(input_tensors), "Pass [name]."))
+        raise ValueError(message(where, "input_tensors is not a list", expected, shown(input_tensors), "Pass [name]."))
     for name in input_tensors:
         precision.mark(graph.get_tensor_by_name(name).op)
 
@@ -201,8 +201,8 @@ def set_iteration_per_loop(sess: Any, train_op: tf.Operation, iterations_per_loo
     Returns:
       The op to run: `IterationOp`, or `train_op` for a single step.
     Raises:
-      ValueError: `train_op` is no operation, or `iterations_per_loop` below 1.
-      TypeError: `iterations_per_loop` is no int.
+      ValueError: `train_op` is not an operation, or `iterations_per_loop` below 1.
+      TypeError: `iterations_per_loop` is not an int.
       RuntimeError: the graph is finalized.
     Graph: four local variables under `npu_runconfig`.
     Ranks: local; every rank needs the same number.
@@ -240,7 +240,7 @@ class IterationPerLoop:
         Returns:
           `IterationOp`.
         Raises:
-          ValueError: `train_op` is no operation.
+          ValueError: `train_op` is not an operation.
         Graph: four local variables under `npu_runconfig`.
         """
         _check_train_op(train_op, "create_iteration_per_loop_var")
@@ -255,7 +255,7 @@ class IterationPerLoop:
           iterations_per_loop: steps in a run.
         Raises:
           AttributeError: nothing was created before.
-          TypeError, ValueError: `iterations_per_loop` is no positive int.
+          TypeError, ValueError: `iterations_per_loop` is not a positive int.
         """
         where = "load_iteration_per_loop_var"
         if self._variables is None:

@@ -30,7 +30,7 @@ _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
-# What is no line of the script: installed packages, and this one wherever it is.
+# What is not a line of the script: installed packages, and this one wherever it is.
 _INSTALLED = tuple({os.path.join(path, "") for path in (*own_packages(), *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators

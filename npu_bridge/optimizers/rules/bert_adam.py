@@ -28,7 +28,7 @@ class BertAdam(Rule):
       beta_1, beta_2, epsilon: as in the formula.
       weight_decay: as in the formula; `decay="coupled"` and "decoupled" are those of `Rule`.
       exclude_from_weight_decay: variables without weight decay.
-      max_grad_norm: divide all gradients so that their global norm is at most this; None is no bound.
+      max_grad_norm: divide all gradients so that their global norm is at most this; None for no bound.
     """
 
     learning_rate: Any = hyper(None)

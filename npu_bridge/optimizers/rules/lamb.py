@@ -24,7 +24,7 @@ class LAMB(Rule):
       exclude_from_layer_adaptation: variables whose quotient is 1; None excludes those without weight decay, as
         tensorflow-addons does.
       bias_correction: correct the moments for their start at 0.
-      weight_norm_cap: the largest `|p|` that counts; None is no bound.
+      weight_norm_cap: the largest `|p|` that counts; None for no bound.
       use_global_norm: divide all gradients by their global norm when that is above 1.
     """
 

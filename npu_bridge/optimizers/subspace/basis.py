@@ -57,8 +57,8 @@ class Basis:
         """What `save` wrote, or any `.npy` file of a matrix, without reading more than is used.
 
         Raises:
-          ValueError: it is no matrix with at most as many rows as columns, or its columns cannot be told.
-          OSError: it cannot be read, or is no regular file.
+          ValueError: it is not a matrix with at most as many rows as columns, or its columns cannot be told.
+          OSError: it cannot be read, or is not a regular file.
         """
         rows = _mapped(path)
         if rows.ndim != 2 or rows.shape[0] > rows.shape[1]:

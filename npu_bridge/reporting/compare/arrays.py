@@ -116,9 +116,9 @@ def open_npy(path: str, dtype: str | None = None, folder: str | None = None) -> 
         raise  # whoever names such a file is not trusted with the others
     except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError, OverflowError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CannotTell(f"{path} is no array of numpy: {reason}.") from None
+        raise CannotTell(f"{path} is not an array of numpy: {reason}.") from None
     if any(dimension < 0 for dimension in shape):
-        raise CannotTell(f"{path} is no array of numpy: its shape is {shape}.")
+        raise CannotTell(f"{path} is not an array of numpy: its shape is {shape}.")
     if kind.hasobject or kind.kind not in "biufc":
         raise CannotTell(f"{path} holds no numbers but {kind}.")
     needed = offset + math.prod(shape) * kind.itemsize

@@ -180,7 +180,7 @@ def _of_ours(path: str) -> Dump:
         types = {place.op: str(row["type"]) for place, row in rows}
         key = Key(whole_number(index.get("step", 0)), _rank_of(path), str(index.get("graph", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CannotTell(f"{os.path.join(path, _INDEX)} is no index of a dump: {error!r}.") from None
+        raise CannotTell(f"{os.path.join(path, _INDEX)} is not an index of a dump: {error!r}.") from None
     return Dump(path, key, files, types, _inputs(path, rows, types))
 
 
@@ -194,7 +194,7 @@ def _inputs(path: str, rows, types: dict[str, str]) -> dict[str, list[str]]:
                 inputs[str(name)] = list(dict.fromkeys(tensor.rpartition(":")[0] for tensor in tensors))
                 types.setdefault(str(name), str(kind))
         except (TypeError, ValueError, AttributeError) as error:
-            raise CannotTell(f"{listed} is no list of operators: {error!r}.") from None
+            raise CannotTell(f"{listed} is not a list of operators: {error!r}.") from None
         return inputs
     inputs = {}
     for place, row in rows:

@@ -189,7 +189,7 @@ def _lowered(buckets: Sequence[Bucket], x: Axis, y: Axis) -> list[str]:
 
 
 def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
-    """A triangle for each bucket with skipped steps, a cross for one with a loss that is no number."""
+    """A triangle for each bucket with skipped steps, a cross for one with a loss that is not a number."""
     marks = []
     for bucket in buckets:
         place = x.place(bucket.last)

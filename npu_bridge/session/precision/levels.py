@@ -138,7 +138,7 @@ def read_truth(owner: str, name: str, value: Any) -> bool:
     """True or False, or their text."""
     if isinstance(value, bool) or (isinstance(value, str) and value in ("True", "False")):
         return value in (True, "True")
-    raise ValueError(message(owner, f"{name} is no truth value", "True or False", shown(value), "Pass one of them."))
+    raise ValueError(message(owner, f"{name} is not a truth value", "True or False", shown(value), "Pass one of them."))
 
 
 def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
@@ -147,7 +147,7 @@ def read_loss_scale(owner: str, name: str, value: Any) -> float | str:
         return DYNAMIC
     expected = 'a number of at least 1, its text, or "dynamic"'
     if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
-        raise TypeError(message(owner, f"{name} is no number", expected, shown(value), "Pass 128.0, for example."))
+        raise TypeError(message(owner, f"{name} is not a number", expected, shown(value), "Pass 128.0, for example."))
     try:
         scale = float(value)
     except ValueError:

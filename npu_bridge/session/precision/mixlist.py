@@ -83,7 +83,7 @@ def _object(path: str, name: str, value: Any, keys: tuple[str, ...]) -> dict[str
 def _names(path: str, name: str, value: Any) -> frozenset[str]:
     # A comma would end the name where TensorFlow reads the lists.
     if not isinstance(value, list) or not all(isinstance(part, str) and part.isidentifier() for part in value):
-        raise _error(path, f"{name} is no list of types", "a list of operator types", repr(value), "Correct it.")
+        raise _error(path, f"{name} is not a list of types", "a list of operator types", repr(value), "Correct it.")
     return frozenset(value)
 
 

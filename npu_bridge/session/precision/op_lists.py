@@ -38,7 +38,7 @@ class OpLists(NamedTuple):
     promote: frozenset[str] = frozenset()
 
     def with_half(self, *op_types: str) -> OpLists:
-        """These lists with some types in the low dtype; `ValueError` for what is no operator type to lower."""
+        """These lists with some types in the low dtype; `ValueError` for what is not an operator type to lower."""
         return self._with("register_half_function", "half", op_types)
 
     def with_float(self, *op_types: str) -> OpLists:
@@ -90,7 +90,7 @@ def register_half_function(op_type: str, graph: tf.Graph | None = None) -> None:
       op_type: a TensorFlow operator type, such as "Softmax".
       graph: the graph; the default one when None.
     Raises:
-      TypeError: `op_type` is no text.
+      TypeError: `op_type` is not a text.
       ValueError: there is no such type, or it has no floating dtype to choose.
     """
     _update(graph, lambda lists: lists.with_half(op_type))

@@ -70,7 +70,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
     TensorFlow's the last ones, such as a bias, say nothing.
 
     Raises:
-      ValueError: the file cannot be read, a line is no rule, or a dtype is unknown.
+      ValueError: the file cannot be read, a line is not a rule, or a dtype is unknown.
     """
     read = OperatorDtypes({}, {}, {}, {})
     exact: set[str] = set()
@@ -89,7 +89,7 @@ def read_operator_dtypes(path: str) -> OperatorDtypes:
         rule = _RULE.fullmatch(text)
         if not rule:
             expected = "NAME::InputDtype:...,OutputDtype:... or OpType::TYPE:InputDtype:...,OutputDtype:..."
-            raise ValueError(message(where, "it is no rule", expected, repr(text), "Correct the line."))
+            raise ValueError(message(where, "it is not a rule", expected, repr(text), "Correct the line."))
         dtype, rounding = _asked(where, f"{rule['first']}{rule['input']}", rule["output"])
         key, dtypes, roundings = rule["name"], read.by_name, read.rounding_by_name
         if rule["type"]:
@@ -119,12 +119,12 @@ def _asked(where: str, inputs: str, outputs: str) -> tuple[str, Rounding | None]
 
 
 def _listed(where: str, text: str) -> tuple[str | None, ...]:
-    """The floating dtypes of a list by position; None for what is no floating number."""
+    """The floating dtypes of a list by position; None for what is not a floating number."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in _DTYPES and word not in _OTHERS:
-            expected = "float32, float16, bfloat16 or the dtype of an input that is no floating number"
-            raise ValueError(message(where, f"{word!r} is no dtype", expected, repr(text), "Correct the word."))
+            expected = "float32, float16, bfloat16 or the dtype of an input that is not a floating number"
+            raise ValueError(message(where, f"{word!r} is not a dtype", expected, repr(text), "Correct the word."))
     return tuple(_DTYPES.get(word) for word in words)
 
 

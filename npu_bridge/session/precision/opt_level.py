@@ -146,7 +146,7 @@ def _types(given: dict[str, Any], name: str) -> Iterable[str]:
     value = given.get(name, ())
     if isinstance(value, str) or not isinstance(value, Iterable):
         fix = f"Pass {name}=[...]."
-        raise TypeError(message(_OWNER, f"{name} is no list", "a list of operator types", repr(value), fix))
+        raise TypeError(message(_OWNER, f"{name} is not a list", "a list of operator types", repr(value), fix))
     value = list(value)
     others = [key for key in ("half_types", "float_types", "promote_types") if key != name]
     for other in others:

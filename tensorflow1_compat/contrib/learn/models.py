@@ -16,9 +16,9 @@ class ModeKeys:
 
     @classmethod
     def validate(cls, key):
-        """ValueError for what is no mode."""
+        """ValueError for what is not a mode."""
         if key not in (cls.TRAIN, cls.EVAL, cls.INFER):
-            raise ValueError(f"ModeKeys: {key!r} is no mode. Expected {cls.TRAIN!r}, {cls.EVAL!r} or {cls.INFER!r}.")
+            raise ValueError(f"ModeKeys: {key!r} is not a mode. Expected {cls.TRAIN!r}, {cls.EVAL!r} or {cls.INFER!r}.")
 
 
 class PredictionKey:

@@ -121,7 +121,7 @@ def dynamic_decode(
             variable_scope.set_caching_device(lambda op: op.device)
         limit = None if maximum_iterations is None else tf.convert_to_tensor(maximum_iterations, tf.int32)
         finished, inputs, state = decoder.initialize()
-        sizes = flatten_up_to(decoder.output_dtype, decoder.output_size)  # a shape is no structure of its own
+        sizes = flatten_up_to(decoder.output_dtype, decoder.output_size)  # a shape is not a structure of its own
         dtypes, batch_size = tf.nest.flatten(decoder.output_dtype), decoder.batch_size
         shapes = [tf.TensorShape(size) for size in sizes]
         zeros = [tf.zeros(tf.stack([batch_size, *shape.as_list()]), dtype) for shape, dtype in zip(shapes, dtypes)]

@@ -101,9 +101,9 @@ def damaged(path, kind):
 @pytest.mark.parametrize(
     "kind, said",
     [
-        ("empty", "is no array of numpy: "),
-        ("noise", "is no array of numpy: "),
-        ("in its header", "is no array of numpy: "),
+        ("empty", "is not an array of numpy: "),
+        ("noise", "is not an array of numpy: "),
+        ("in its header", "is not an array of numpy: "),
         ("cut off", r"is cut off: its header announces 528 bytes, the file has 478\.$"),
         ("object", "holds no numbers but object"),
     ],

@@ -204,7 +204,7 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
     verdict, _ = compare_dumps(base, read_dumps(str(folder)))
     assert verdict.exit_code == 0
     (note,) = (note for note in verdict.notes if note.startswith("Tensors that could not be compared: 2, "))
-    assert "'two/relu' has the shape [4, 6] in A and [4, 7] in B" in note and "is no array of numpy" in note
+    assert "'two/relu' has the shape [4, 6] in A and [4, 7] in B" in note and "is not an array of numpy" in note
     others = [one._replace(key=Key(9, 3, "")) for one in base]
     assert compare_dumps(base[:1], others[:1])[0].notes[0] == "Step 0 of A is compared with step 9 of B."
     with pytest.raises(CannotTell, match=r"no step in common: A has \[0, 1\], B has \[9, 10\]"):
@@ -215,8 +215,8 @@ def test_other_shapes_and_ranks_and_damaged_files_are_told(base, tmp_path):
     "name, content, said",
     [
         ("index.json", "{", "cannot be read: "),
-        ("index.json", '{"tensors": [{}]}', "is no index of a dump: KeyError"),
-        ("index.json", "[]", "is no index of a dump: "),
+        ("index.json", '{"tensors": [{}]}', "is not an index of a dump: KeyError"),
+        ("index.json", "[]", "is not an index of a dump: "),
         ("statistics.csv", "op,type\n", 'dump the tensors themselves: dump_data="tensor"'),
         ("mapping.csv", "alone\n", "has no line with two names"),
         ("readme.txt", "", "holds no dumped tensors; expected index.json"),

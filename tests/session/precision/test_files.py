@@ -93,7 +93,7 @@ OpType::Conv2DBackpropInputD:InputDtype:float32,float32,OutputDtype:float32
 
 
 def test_inputs_and_outputs_of_different_dtypes(file):
-    """Types are those of an NPU's compiler; a leading input that is no floating number may stand before the list."""
+    """Types are those of an NPU's compiler; a leading input that is not a floating number may stand before the list."""
     read = read_operator_dtypes(
         file(
             """OpType::MatMulV2:InputDtype:float16,float16,float32,OutputDtype:float32

@@ -22,7 +22,7 @@ def extract_images(f):
     with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2051:
-            raise ValueError(f"extract_images: {f.name} is no file of images: magic number {magic}, expected 2051.")
+            raise ValueError(f"extract_images: {f.name} is not a file of images: magic number {magic}, expected 2051.")
         count, rows, columns = (_read32(stream) for _ in range(3))
         return np.frombuffer(stream.read(count * rows * columns), np.uint8).reshape(count, rows, columns, 1)
 
@@ -37,7 +37,7 @@ def extract_labels(f, one_hot=False, num_classes=10):
     with gzip.GzipFile(fileobj=f) as stream:
         magic = _read32(stream)
         if magic != 2049:
-            raise ValueError(f"extract_labels: {f.name} is no file of labels: magic number {magic}, expected 2049.")
+            raise ValueError(f"extract_labels: {f.name} is not a file of labels: magic number {magic}, expected 2049.")
         labels = np.frombuffer(stream.read(_read32(stream)), np.uint8)
         return dense_to_one_hot(labels, num_classes) if one_hot else labels
 
