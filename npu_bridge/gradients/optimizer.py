@@ -189,6 +189,14 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
         """The inner optimizer's variables."""
         return self._inner.variables()
 
+    def __repr__(self) -> str:
+        inner = self.__dict__.get("_inner")
+        if inner is None:  # while an object is copied
+            return super().__repr__()
+        is_wrapper = isinstance(inner.optimizer, PipelineOptimizer)
+        wrapped = repr(inner.optimizer) if is_wrapper else type(inner.optimizer).__name__
+        return f"{type(self).__name__}({wrapped}, stages={list(self._pipeline.stages)!r})"
+
     def __getattr__(self, name):
         # `_inner` is missing while an object is copied; `_self_...` and dunder names are checkpointing's and Python's
         # own bookkeeping, which must not be shared with the inner optimizer.

@@ -229,6 +229,10 @@ class Stage(KnownKeywords):
                 problem, fix = f"the stage defines {name}, which nothing calls", f"Use {name_now} instead."
                 raise TypeError(message(cls.__name__, problem, "the hooks of npu_bridge.stages.Stage", name, fix))
 
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
     def get_config(self) -> dict:
         """The arguments of the constructor, for saving with a Keras model; on all ranks they must be the same."""
         return {}

@@ -108,6 +108,19 @@ def test_the_way_of_gradients_is_told_in_its_order():
 
 
 @in_graph
+def test_an_optimizer_says_what_it_wraps_and_does():
+    inner, manager, added = tf1.train.AdamOptimizer(0.1), FixedLossScaleManager(8), [stages.ClipByValue(1.0)]
+    assert repr(NPUOptimizer(inner)) == "NPUOptimizer(AdamOptimizer, stages=[])"
+    text = repr(NPUOptimizer(inner, manager, True, True, stages=added))
+    assert text.startswith("NPUOptimizer(AdamOptimizer, stages=[LossScaling(FixedLossScaleManager), AllReduce(), Over")
+    assert "ClipByValue(low=-1.0, high=1.0)" in text
+    nested = repr(NPULossScaleOptimizer(NPUDistributedOptimizer(inner, wire="bfloat16"), manager, True))
+    assert nested.startswith("NPULossScaleOptimizer(NPUDistributedOptimizer(AdamOptimizer, stages=[AllReduce(wire='bf")
+    for family in (tf.keras.optimizers, tf.keras.optimizers.legacy):
+        assert "(Adam, stages=[LossScaling(Fixed" in repr(npu_keras_optimizer(family.Adam(), manager))
+
+
+@in_graph
 def test_stages_that_need_true_units_are_refused_inside_loss_scaling():
     """With error feedback what was not sent would be added to gradients of another scale."""
 

@@ -64,6 +64,12 @@ class PipelineMixin(delegating_trackable()):
             track(optimizer, part, name, overwrite=True)
         initialise_with_keras(self.state_variables)
 
+    def __repr__(self) -> str:
+        if "_pipeline" not in self.__dict__:  # while it is made or copied
+            return object.__repr__(self)
+        stages = list(self._pipeline.pipeline.stages)
+        return f"{type(self).__name__}({type(self._optimizer).__name__}, stages={stages!r})"
+
     @property
     def inner_optimizer(self) -> Any:
         """The optimizer that updates the variables."""

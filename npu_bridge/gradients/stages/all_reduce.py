@@ -54,6 +54,10 @@ class AllReduce(Stage):
         self._wire_dtype = wire_dtype
         self.split = OwnSplit()
 
+    def __repr__(self):
+        is_plain = type(self) is not AllReduce or self._wire_dtype is None
+        return super().__repr__() if is_plain else f"AllReduce(wire={self._wire_dtype.name!r})"
+
     def sent_bytes(self, others, ranks):
         return others if self._wire_dtype is None else others * self._wire_dtype.size / tf.float32.size
 

@@ -35,6 +35,9 @@ class GroupScaling(Stage):
         self.managers = (manager,)
         self._combined = combined
 
+    def __repr__(self):
+        return f"GroupScaling({type(self.managers[0]).__name__})"
+
     def state(self):
         return {"loss_scale": self.managers[0]}
 

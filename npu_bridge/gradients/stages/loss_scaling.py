@@ -49,6 +49,9 @@ class LossScaling(Stage):
         self._combined = combined
         self.managers = tuple(manager) if isinstance(manager, (list, tuple)) else (manager,)
 
+    def __repr__(self):
+        return f"LossScaling({', '.join(type(manager).__name__ for manager in self.managers)})"
+
     def state(self):
         names = ["loss_scale", *(f"loss_scale_{number}" for number in range(1, len(self.managers)))]
         return {name: each for name, each in zip(names, self.managers) if isinstance(each, tf.Module)}
