@@ -7,7 +7,7 @@ import fractions
 import numpy as np
 import pytest
 
-from npu_bridge.base import arguments
+from npu_bridge.base import arguments, errors
 
 INF, NAN = float("inf"), float("nan")
 
@@ -45,6 +45,29 @@ def test_numbers_are_those_of_python_and_numpy(value, is_number, is_integer):
     assert arguments.is_integer(value) is is_integer
 
 
+@pytest.mark.parametrize("check", [arguments.check_number, arguments.check_count])
+def test_a_number_in_quotes_is_told_to_lose_them(check):
+    with pytest.raises(TypeError, match=r"got '0.1' \(str\). Write 0.1, without quotes."):
+        check("Owner", "x", "0.1", "Use 1.")
+    for other in ("ten", "9" * 60, "1; 2", None):
+        with pytest.raises(TypeError, match="Use 1"):
+            check("Owner", "x", other, "Use 1.")
+
+
+@pytest.mark.parametrize(
+    "word, meant",
+    [
+        ("mixed_fp16", "allow_mix_precision_fp16"),
+        ("force_fp61", "force_fp16"),
+        ("precison mode", "precision_mode"),
+        ("_".join(["fp16"] * 200), None),
+    ],
+)
+def test_the_word_that_has_all_parts_is_meant(word, meant):
+    known = ["force_fp16", "force_fp32", "allow_mix_precision", "allow_mix_precision_fp16", "precision_mode"]
+    assert errors.nearest(word, known) == meant
+
+
 @pytest.mark.parametrize(
     "bounds, legal, illegal, expected",
     [
@@ -67,7 +90,7 @@ def test_a_number_is_a_finite_one_within_its_bounds(bounds, legal, illegal, expe
         with pytest.raises(ValueError) as refused:
             arguments.check_number("Owner", "x", value, **bounds)
         assert str(refused.value).startswith(f"Owner: x is out of range. Expected {expected}; got ")
-    for value in (True, np.bool_(False), "0.5", None, [0.5], 1j):
+    for value in (True, np.bool_(False), "half", None, [0.5], 1j):
         with pytest.raises(TypeError) as refused:
             arguments.check_number("Owner", "x", value, "Use 0.5.", **bounds)
         assert str(refused.value).startswith(f"Owner: x is not a number. Expected {expected}; got {value!r} (")
@@ -93,7 +116,7 @@ def test_a_count_is_an_integer_within_its_bounds(bounds, legal, illegal, expecte
         with pytest.raises(ValueError) as refused:
             arguments.check_count("Owner", "x", value, **bounds)
         assert str(refused.value).startswith(f"Owner: x is out of range. Expected {expected}; got {value!r} (")
-    for value in (True, np.bool_(True), 2.0, np.float32(2), NAN, INF, "2", None, np.array([2])):
+    for value in (True, np.bool_(True), 2.0, np.float32(2), NAN, INF, "two", None, np.array([2])):
         with pytest.raises(TypeError) as refused:
             arguments.check_count("Owner", "x", value, "Use 2.", **bounds)
         assert str(refused.value).startswith(f"Owner: x is not an integer. Expected {expected}; got {value!r} (")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from npu_bridge.base.terminal import logger
 _log = logger(__name__)
 LONGEST_MESSAGE = 499  # characters, whatever a message quotes
 _LONGEST_VALUE = 80
+_MOST_PARTS = 8
 _PART_LIMITS = (LONGEST_MESSAGE, 240, 160, 120, 90)  # the last fits five times, with the words between
 
 
@@ -73,10 +75,25 @@ def unknown_name_error(kind: type[Exception], where: str, name: str, known: Iter
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that looks most like `word`, or None when none does."""
+    """The known word that looks most like `word`, or None when none does.
+
+    A known one that has all parts of `word` comes first: "mixed_fp16" means "allow_mix_precision_fp16", although
+    "force_fp16" is shorter.
+    """
     by_lower_case = {candidate.lower(): candidate for candidate in known}
-    found = difflib.get_close_matches(shortened(str(word).lower()), by_lower_case, n=1, cutoff=0.6)
+    given = shortened(str(word).lower())
+    parts = _parts(given)
+    holding = [each for each in by_lower_case if 1 < len(parts) <= _MOST_PARTS and _has_all(_parts(each), parts)]
+    found = difflib.get_close_matches(given, holding or by_lower_case, n=1, cutoff=0.0 if holding else 0.6)
     return by_lower_case[found[0]] if found else None
+
+
+def _parts(word):
+    return re.findall(r"[a-z0-9]+", word)
+
+
+def _has_all(parts, wanted):
+    return all(any(difflib.SequenceMatcher(None, one, part).ratio() >= 0.75 for part in parts) for one in wanted)
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:

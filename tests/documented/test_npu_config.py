@@ -181,7 +181,7 @@ def test_dump_fields_are_checked_while_the_dump_is_off(field):
         ("modify_mixlist", None, "cannot be read.*No such file"),
         ("modify_mixlist", '{"black-list": ', "not JSON.*line 1"),
         ("modify_mixlist", '{"black_list": {}}', "unknown key.*Did you mean 'black-list'"),
-        ("modify_mixlist", '{"black-list": {"to-add": "Relu"}}', "no list of types"),
+        ("modify_mixlist", '{"black-list": {"to-add": "Relu"}}', "not a list of types"),
         ("customize_dtypes", None, "cannot be read.*No such file"),
         ("customize_dtypes", "dense/MatMul float32", "line 1"),
     ],

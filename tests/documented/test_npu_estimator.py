@@ -101,6 +101,13 @@ def test_config_must_be_an_npu_run_config(config):
         NPUEstimator(model_fn, config=config)
 
 
+def test_a_stock_run_config_is_answered_with_the_one_to_write():
+    config = tf.estimator.RunConfig(model_dir="out", save_checkpoints_steps=50, tf_random_seed=3)
+    with pytest.raises(ValueError) as refused:
+        NPUEstimator(model_fn, config=config)
+    assert "Write NPURunConfig(model_dir='out', tf_random_seed=3, save_checkpoints_steps=50)." in str(refused.value)
+
+
 def test_model_dir_is_given_once(tmp_path):
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     assert NPUEstimator(model_fn, model_dir=one, config=NPURunConfig()).model_dir == one

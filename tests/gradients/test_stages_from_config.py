@@ -77,7 +77,7 @@ def test_plain_data_gives_stages_also_those_defined_elsewhere():
         ({"stages": ["Accumulate"]}, "with 'stage'"),
         ({"stages": [], "stage": []}, "nothing else"),
         ({"stage": "Accumulate"}, "nothing else"),
-        ([{"stage": "Accumulate", "steps": 4}], "no list of stages"),
+        ([{"stage": "Accumulate", "steps": 4}], "not a list of stages"),
     ],
 )
 def test_plain_data_that_says_something_else_is_refused(given, part):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective, session
-from npu_bridge.base.errors import did_you_mean, message, say_once
+from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
@@ -49,6 +49,17 @@ __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 _LOG = logger(__name__)
 # The second is that of an estimator made from a Keras model, when its checkpoints are of objects.
 _STEP_NAMES = (tf.compat.v1.GraphKeys.GLOBAL_STEP, "estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE")
+# Settings of a stock RunConfig that an NPURunConfig has under the same names.
+_OF_RUN_CONFIG = (
+    "model_dir",
+    "tf_random_seed",
+    "save_summary_steps",
+    "save_checkpoints_steps",
+    "save_checkpoints_secs",
+    "keep_checkpoint_max",
+    "keep_checkpoint_every_n_hours",
+    "log_step_count_steps",
+)
 # Arguments of a TPUEstimator that scripts carry over.
 _TPU_KEYWORDS = (
     "batch_axis",
@@ -102,10 +113,8 @@ class NPUEstimator(tf.estimator.Estimator):
     ):
         _accept_tpu_keywords(of_tpu)
         if not isinstance(config, NPURunConfig):
-            raise ValueError(
-                f"NPUEstimator: config is not an NPURunConfig. Expected an NPURunConfig; got {config!r}. Pass "
-                f"config=NPURunConfig(...)."
-            )
+            problem, got = "config is not an NPURunConfig", shown(config)
+            raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, _as_npu_config(config)))
         if model_fn is None:
             expected = "a function that returns an EstimatorSpec"
             raise ValueError(message("NPUEstimator", "model_fn is missing", expected, "None", "Pass model_fn."))
@@ -309,6 +318,16 @@ class _OwnProgress(ProgressHook):
 
 class _OwnAlarm(LossScaleCollapseHook):
     """The one an estimator adds itself."""
+
+
+def _as_npu_config(config):
+    """How to fix a `config` that is not an `NPURunConfig`: by one with the settings of a stock `RunConfig`."""
+    if not isinstance(config, tf.estimator.RunConfig):
+        return "Pass config=NPURunConfig(...)."
+    usual = tf.estimator.RunConfig()
+    given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
+    text = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    return f"Write NPURunConfig({text})."
 
 
 def _accept_tpu_keywords(keywords):

@@ -120,8 +120,8 @@ body/MatMul::InputDtype:float16,float16,OutputDtype:float16
 @pytest.mark.parametrize(
     "line, blamed",
     [
-        ("MatMul float16", "no rule"),
-        ("a::InputDtype:float16", "no rule"),
+        ("MatMul float16", "not a rule"),
+        ("a::InputDtype:float16", "not a rule"),
         ("a::InputDtype:float16,half,OutputDtype:float16", "half"),
         ("a::InputDtype:float8,OutputDtype:float16", "float8"),
         ("a::InputDtype:,OutputDtype:", "none"),
