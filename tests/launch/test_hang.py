@@ -6,7 +6,9 @@ The clock is an argument.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +19,8 @@ from npu_bridge.collective import rendezvous
 from npu_bridge.launch.job.first_failure import Ending, InputEnd
 from npu_bridge.launch.job.hang import HangDetector, Position, StuckCall, describe_hang, idle_since, waiting_since
 from npu_bridge.launch.rank.processor_time import _named, processor_secs
-from npu_bridge.launch.rank.stuck_call import MainThreadSampler
+from npu_bridge.launch.rank.stuck_call import MainThreadSampler, frames_of_threads
+from tests.launch.launching import LIMIT_SECS, ROOT
 
 WAITS = StuckCall(since=10.0, where="train.py:7 (session.run(step))", waits=True)
 SLEEPS = StuckCall(since=5.0, where="train.py:3 (time.sleep(600))", waits=False)
@@ -190,7 +193,7 @@ def test_repeated_calls_of_one_function_are_not_taken_for_one_that_hangs():
             call(lock)
 
     def is_in_call(lock):
-        frame = sys._current_frames()[thread.ident]
+        frame = frames_of_threads()[thread.ident]
         return frame.f_code is call.__code__ and frame.f_locals["lock"] is lock
 
     locks = [threading.Lock() for _ in range(20)]
@@ -259,6 +262,38 @@ def test_where_a_thread_is_without_waiting_for_it_to_be_stuck():
         finally:
             end.set()
     assert MainThreadSampler(0).position() == {"where": "", "pipeline": ""}
+
+
+GARBAGE = """
+import gc, threading
+from npu_bridge.launch.rank.stuck_call import MainThreadSampler
+
+class Garbage:
+    def __init__(self):
+        self.itself, self.local = self, threading.local()
+        self.local.value = 1
+
+def sample(number):
+    kept = [[] for _ in range(number % 13)]  # so that collecting begins here, and there
+    Garbage()
+    sampler.sample(float(number))
+    assert gc.isenabled()
+
+gc.set_threshold(10)
+sampler = MainThreadSampler(threading.get_ident())
+for number in range(5000):
+    sample(number)
+gc.disable()
+sampler.sample(5000.0)
+assert not gc.isenabled()
+"""
+
+
+def test_a_rank_that_is_looked_at_while_it_has_garbage_does_not_wait_for_itself():
+    """A graph of TensorFlow is garbage of this kind; it is collected at any time."""
+    subprocess.run(
+        [sys.executable, "-c", GARBAGE], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=LIMIT_SECS
+    )
 
 
 def test_processor_time_is_that_of_all_threads_but_horovods():

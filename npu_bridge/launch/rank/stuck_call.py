@@ -7,6 +7,7 @@ the same instruction; a new call of the same function is another object, because
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import sys
@@ -19,7 +20,7 @@ from npu_bridge.base.machine import own_packages
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
 from npu_bridge.launch.rank.processor_time import processor_secs
 
-__all__ = ["MainThreadSampler"]
+__all__ = ["MainThreadSampler", "frames_of_threads"]
 
 # Shorter calls are everyday life and not told to anybody.
 _NOTICE_SECS = 2.0
@@ -64,7 +65,7 @@ class MainThreadSampler:
           after that, None when there is nothing new. `waits` says that it is inside TensorFlow or Horovod, or where
         groups of ranks are made.
         """
-        frames = sys._current_frames()
+        frames = frames_of_threads()
         frame = frames.get(self._thread)
         if frame is None:
             return None
@@ -87,7 +88,7 @@ class MainThreadSampler:
 
     def position(self) -> dict[str, str]:
         """Where the thread is now: `{"where", "pipeline"}`, as in `sample`."""
-        frames = sys._current_frames()
+        frames = frames_of_threads()
         frame = frames.get(self._thread)
         where = "" if frame is None else _position(frame)
         return {"where": where, "pipeline": _pipeline(frames, self._thread)}
@@ -103,6 +104,21 @@ class MainThreadSampler:
         elif self._processor_secs - before > _BUSY_SHARE * (now - before_at):
             self._busy_at = now
         return self._busy_at
+
+
+def frames_of_threads() -> dict[int, types.FrameType]:
+    """The innermost frame of each thread.
+
+    Python 3.11 before 3.11.8 may collect garbage in there, under a lock that an object needs which belongs to threads
+    (a `threading.local`, say, which every graph of TensorFlow has); then the process waits for itself (gh-106883).
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _waits_for_ranks(innermost: types.FrameType) -> bool:
