@@ -45,11 +45,14 @@ def test_numbers_are_those_of_python_and_numpy(value, is_number, is_integer):
     assert arguments.is_integer(value) is is_integer
 
 
-@pytest.mark.parametrize("check", [arguments.check_number, arguments.check_count])
-def test_a_number_in_quotes_is_told_to_lose_them(check):
-    with pytest.raises(TypeError, match=r"got '0.1' \(str\). Write 0.1, without quotes."):
-        check("Owner", "x", "0.1", "Use 1.")
-    for other in ("ten", "9" * 60, "1; 2", None):
+@pytest.mark.parametrize(
+    ("check", "text", "others"),
+    [(arguments.check_number, "1E-3", ["1.2.3", "...", "nan"]), (arguments.check_count, "4", ["0.1"])],
+)
+def test_a_number_in_quotes_is_told_to_lose_them(check, text, others):
+    with pytest.raises(TypeError, match=rf"got '{text}' \(str\). Write {text}, without quotes."):
+        check("Owner", "x", text, "Use 1.")
+    for other in (*others, "ten", "9" * 60, "1; 2", None):
         with pytest.raises(TypeError, match="Use 1"):
             check("Owner", "x", other, "Use 1.")
 
