@@ -16,12 +16,15 @@ from npu_bridge.gradients.stages.all_reduce import order_of_readiness
 class Sums:
     """The variables of one optimizer's accumulation.
 
+    Args:
+      owner: the stage, for messages.
     Attributes:
       module: holds all of them, for checkpoints.
       counter: batches of the window so far, an int32 scalar.
     """
 
-    def __init__(self):
+    def __init__(self, owner: str):
+        self._owner = owner
         self._kept: dict = {}
         self.module = tf.Module(name="accumulated")
         self.counter = self.module.counter = state_variable(lambda: tf.zeros([], tf.int32), "accumulated_steps")
@@ -30,7 +33,7 @@ class Sums:
         """What is kept for a trained variable, made now if it does not exist yet."""
         kept = self._kept.get(variable.ref())
         if kept is None:
-            kept = self._kept[variable.ref()] = _Sum(variable)
+            kept = self._kept[variable.ref()] = _Sum(variable, self._owner)
             setattr(self.module, f"sum_{len(self._kept) - 1}", kept)  # where object-based checkpoints find it
         if may_be_sparse:
             kept.make_sparse()
@@ -92,11 +95,11 @@ class _Sum(tf.Module):
       touched: for each row whether a sparse gradient had it; None where no gradient was sparse.
     """
 
-    def __init__(self, variable):
+    def __init__(self, variable, owner):
         super().__init__(name="sum")
         self._name = variable.name.partition(":")[0]
         dtype = tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
-        self.sum = variable_like(variable, "Accumulate", "accumulated", dtype)
+        self.sum = variable_like(variable, owner, "accumulated", dtype)
         self.touched = None
 
     def make_sparse(self):

@@ -76,7 +76,7 @@ class Accumulate(Stage):
 
     def state(self):
         if self._sums is None:
-            self._sums = Sums()
+            self._sums = Sums(type(self).__name__)
         return {"accumulated": self._sums.module}
 
     def variables_of_this_rank(self):
