@@ -1,14 +1,14 @@
 """Gradient transformations between the backward pass and the update, around any optimizer.
 
     loss ─► scale_loss ─► backward pass ─► accumulate ─► before_reduce ─► all_reduce ─► after_reduce
-                                                                                          │
-    after_update ◄─ update ◄─ gate ◄───────────── apply_gradients ◄── the caller may clip ◄┘
+                                                                                           │
+    after_update ◄─ update ◄─ gate ◄─ apply_gradients ◄─ the caller may clip ◄─────────────┘
 
 `stage.py` defines a transformation (`Stage`, whose hooks these are) and what one training step hands from one to the
 next (`Step`). `stages/` has a file for each kind of stage. `pipeline.py` calls the hooks; `optimizer.py` puts a
-pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and the
-small modules of arithmetic; `recipe.py`, `pipeline.py` and what is above them import the stages, never the other way
-round.
+pipeline around an optimizer for TensorFlow 1, and `keras/` around Keras optimizers. Stages import `stage.py` and
+small modules such as `arithmetic.py`, which import no stage; `recipe.py`, `pipeline.py` and the wrappers import the
+stages.
 """
 
 from npu_bridge.gradients.optimizer import PipelineOptimizer

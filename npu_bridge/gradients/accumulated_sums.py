@@ -7,10 +7,9 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from npu_bridge.gradients.arithmetic import map_values, values_of
+from npu_bridge.gradients.arithmetic import map_values, order_of_readiness, values_of
 from npu_bridge.gradients.graph_mode import run_if, state_variable, tensors_if, variable_like
 from npu_bridge.gradients.stage import Step
-from npu_bridge.gradients.stages.all_reduce import order_of_readiness
 
 
 class Sums:

@@ -1,8 +1,8 @@
-"""Arithmetic on gradients, dense or sparse: division by the loss scale, norms, adding up rows."""
+"""Arithmetic on gradients, dense or sparse: division by the loss scale, norms, adding up rows; and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -106,3 +106,16 @@ def sum_in_order(numbers: list) -> tf.Tensor:
     three numbers and more its last bit is a matter of chance.
     """
     return tf.reduce_sum(tf.stack(numbers))
+
+
+def order_of_readiness(gradients: Sequence) -> Callable[[int], Any]:
+    """A sort key for positions: the order in which the backward pass delivers the gradients.
+
+    In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
+    down; executed eagerly, the reverse of the variables' order.
+    """
+    if tf.executing_eagerly():
+        return lambda position: -position
+    made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
+    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
+    return lambda position: (made.get(ops[position], len(made)), position)

@@ -134,10 +134,7 @@ class Pipeline:
         return variables_of(self.state())
 
     def create_variables(self, variables: Sequence, gradients: Sequence | None = None) -> None:
-        """Makes what stages keep for each trained variable, now instead of in the first step if there is no gradient.
-
-        Args, see `Stage.create_variables`.
-        """
+        """Makes what stages keep for each trained variable; arguments as of `Stage.create_variables`."""
         for stage in self._stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
@@ -370,8 +367,7 @@ class Pipeline:
         """The same in a TF 1 graph: a session compares before it first runs these transfers."""
         if self._owner and building_graph():
             step_counter = tf.compat.v1.train.get_global_step()
-            known = [variable for grad, variable in step.grads_and_vars if grad is not None]
-            known += [] if step_counter is None else [step_counter]
+            known = [*step.updated, *([] if step_counter is None else [step_counter])]
             watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self._of_this_rank)
 
     def _of_this_rank(self):

@@ -204,7 +204,7 @@ class Stage(KnownKeywords):
       differ_between_ranks: "variables" (trained ones), "slots", both or nothing: what this stage lets ranks have
         different values of. `sync_all` puts those of all ranks into rank 0's checkpoint, from which each gets its own.
       copes_with_left_out: True for a stage at the update, or after it, that leaves such variables as they are.
-      pipeline: the stages of the pipeline it is in, in their order; set by the pipeline.
+      pipeline: the stages of its pipeline, in their order; set by the pipeline. A stage belongs to one pipeline.
     """
 
     place = "transform"

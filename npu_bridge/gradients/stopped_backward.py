@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge.base.tf_internals.graphs import add_control_inputs, control_outputs, is_compiled_by_xla
-from npu_bridge.gradients.arithmetic import nothing_like, parts_of, rebuilt
-from npu_bridge.gradients.stages.all_reduce import order_of_readiness
+from npu_bridge.gradients.arithmetic import nothing_like, order_of_readiness, parts_of, rebuilt
 from npu_bridge.graph.operators import consumers, needed_ops
 
 # A merge runs whatever it waits for, and what is inside a loop cannot wait for what is outside.

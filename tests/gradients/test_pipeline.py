@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_helpers import npu_keras_optimizer
 from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -243,3 +244,29 @@ def test_eager_gradients_of_two_losses_are_both_recognised():
         optimizer.apply_gradients(of_second)
     assert (float(first), float(second)) == (-4.0, -6.0)
     assert len(optimizer._open_steps._combined) == 2, "steps that were applied pile up"
+
+
+@in_graph
+def test_gradients_that_are_applied_twice_are_judged_twice():
+    variable = tf.compat.v1.get_variable("variable", initializer=[1.0])
+    inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    optimizer = NPUOptimizer(inner, FixedLossScaleManager(8), is_loss_scale=True)
+    pairs = optimizer.compute_gradients(tf.reduce_sum(variable * 2.0))
+    optimizer.apply_gradients(pairs)
+    fine = optimizer.last_step.overflow
+    optimizer.apply_gradients([(grad * np.inf, variable) for grad, variable in pairs])
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run([fine, optimizer.last_step.overflow]) == [False, True]
+
+
+@pytest.mark.parametrize("family", [tf.keras.optimizers, tf.keras.optimizers.legacy], ids=["keras", "legacy"])
+def test_gradients_of_a_loss_that_the_caller_has_scaled_are_unscaled(family):
+    optimizer = npu_keras_optimizer(family.SGD(1.0), FixedLossScaleManager(8))
+    (grad,) = optimizer.get_unscaled_gradients([tf.constant([16.0])])
+    assert grad.numpy() == [2.0]
+    variable = tf.Variable([1.0])
+    optimizer.apply_gradients([(grad, variable)])
+    assert variable.numpy() == [-1.0]
+    with pytest.raises(ValueError, match="there is no step to report"):
+        _ = optimizer.last_step

@@ -10,7 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.terminal import logger
 from npu_bridge.collective import fragments, groups, wire
-from npu_bridge.gradients.arithmetic import in_true_units, map_values, sum_repeated_rows, values_of
+from npu_bridge.gradients.arithmetic import in_true_units, map_values, order_of_readiness, sum_repeated_rows, values_of
 from npu_bridge.gradients.stage import Stage, Step
 from npu_bridge.options import of_graph
 
@@ -225,19 +225,6 @@ def cut_fragments(
         )
     cut = strategy.cut([static_bytes(gradients[position]) for position in ready])
     return [[ready[index] for index in fragment] for fragment in cut]
-
-
-def order_of_readiness(gradients):
-    """A sort key for positions: the order in which the backward pass delivers the gradients.
-
-    In a graph that is the order in which their ops were made, since backpropagation builds them from the loss
-    down; executed eagerly, the reverse of the variables' order.
-    """
-    if tf.executing_eagerly():
-        return lambda position: -position
-    made = {op: number for number, op in enumerate(tf.compat.v1.get_default_graph().get_operations())}
-    ops = [getattr(values_of(grad), "op", None) for grad in gradients]
-    return lambda position: (made.get(ops[position], len(made)), position)
 
 
 def when_ready(gradients: Sequence) -> list:
