@@ -191,7 +191,7 @@ class _Reader(ast.NodeVisitor):
 
     def _use_at(self, name: str, node: ast.expr, alias: str) -> None:
         call = self._call if self._call is not None and self._call.func is node else None
-        keywords = tuple(keyword.arg or "**" for keyword in call.keywords) if call else ()
+        keywords = tuple(keyword.arg for keyword in call.keywords if keyword.arg) if call else ()
         self._use(name, node, is_call=call is not None, keywords=keywords, alias=alias)
 
     def _dotted(self, node: ast.expr) -> str | None:

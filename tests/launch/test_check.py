@@ -28,7 +28,7 @@ custom_op = config.graph_options.rewrite_options.custom_optimizers.add()
 custom_op.name = "NpuOptimizer"
 custom_op.parameter_map["precision_mode"].s = tf.compat.as_bytes("allow_mix_precision")
 custom_op.parameter_map["enable_scope_fusion_passes"].s = b"x"  # parameter_map["not_this"]
-hparams = tf.contrib.training.HParams(rate=0.1)
+hparams, more = tf.contrib.training.HParams(rate=0.1), NPURunConfig(**{})
 start = time.clock()
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
@@ -57,6 +57,7 @@ def test_a_script_that_works_is_described(tmp_path, monkeypatch):
     of = {each["what"]: each for each in facts["findings"]}
     assert of["option precision_mode"]["kind"] == "option" and of["option precision_mode"]["place"] == "train.py:17"
     assert of["option enable_scope_fusion_passes"]["kind"] == "ignored" and "option not_this" not in of
+    assert "option **" not in of
     assert of["numpy.int"] == {
         "kind": "healed",
         "what": "numpy.int",
