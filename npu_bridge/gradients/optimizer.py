@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import track
 from npu_bridge.gradients import collections
@@ -164,6 +165,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
             )
+        if global_step is not None:
+            explain_global_step()
         self._last_step = step
         step.grads_and_vars = grads_and_vars
         if step.updated:

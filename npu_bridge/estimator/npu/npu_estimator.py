@@ -28,7 +28,7 @@ from npu_bridge.estimator.npu.npu_hook import (
 from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.resuming import only_present
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
-from npu_bridge.options import read_job_start, read_run_config
+from npu_bridge.options import read_job_start, read_run_config, tell_effects
 from npu_bridge.reporting import (
     HistoryHook,
     LossScaleCollapseHook,
@@ -60,6 +60,7 @@ _OF_RUN_CONFIG = (
     "keep_checkpoint_every_n_hours",
     "log_step_count_steps",
 )
+_KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute")
 # Arguments of a TPUEstimator that scripts carry over.
 _TPU_KEYWORDS = (
     "batch_axis",
@@ -200,6 +201,7 @@ class NPUEstimator(tf.estimator.Estimator):
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
         """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
+        tell_effects(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
             yield [*(first_hooks or [PrecisionHook(self._precision)]), *(hooks or ()), *own_hooks]
@@ -326,8 +328,10 @@ def _as_npu_config(config):
         return "Pass config=NPURunConfig(...)."
     usual = tf.estimator.RunConfig()
     given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
-    text = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    return f"Write NPURunConfig({text})."
+    texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    # What is too long to write out.
+    texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
+    return f"Write NPURunConfig({', '.join(texts)})."
 
 
 def _accept_tpu_keywords(keywords):

@@ -20,7 +20,9 @@ __all__ = ["script_frames", "trace_of"]
 _BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array", "__autograph_generated")
-_LIBRARIES += tuple(os.path.join(_ROOT, name, "") for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat"))
+_LIBRARIES += tuple(
+    os.path.join(_ROOT, name, "") for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
+)
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
 # How TensorFlow 2.15 words the failure of a graph: before the reason where its nodes were made, behind it once more.
