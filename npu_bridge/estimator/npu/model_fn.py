@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 
 import tensorflow as tf
 
 from npu_bridge import collective, session
-from npu_bridge.base.errors import message, say_once
-from npu_bridge.base.tensorflow_start import explain_global_step
+from npu_bridge.base.errors import message
 from npu_bridge.collective import agreement
+from npu_bridge.estimator.npu.checks import tell_uncounted
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
 from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
 from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import changed_variables
 from npu_bridge.options import of_graph
 
+_WRITTEN = {"loss": "loss", "train_op": "optimizer.minimize(loss, tf.train.get_global_step())"}
 _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
@@ -32,7 +32,7 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
         `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
         the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
     Raises:
-      ValueError: `host_call` is not such a pair.
+      ValueError: `host_call` is not such a pair; or there is no `loss`, in training no `train_op`.
       TypeError: its first element cannot be called.
       RuntimeError: the function takes another number of arguments than there are tensors.
     """
@@ -54,6 +54,10 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
     ):
         if host_call is not None:
             session.check_host_call(host_call)
+        for name, value, modes in (("loss", loss, ("train", "eval")), ("train_op", train_op, ("train",))):
+            if value is None and mode in modes:
+                fix = f"Pass {name}={_WRITTEN[name]}."
+                raise ValueError(message(cls.__name__, f"{name} is missing", f"one in mode {mode!r}", "None", fix))
         spec = super().__new__(
             cls,
             mode=mode,
@@ -104,7 +108,10 @@ def model_fn_under_options(model_fn, options, has_params):
             )
         if is_training:
             check_train_op(spec.train_op, "NPUEstimator")
-            _tell_whether_steps_count(spec.train_op)
+            global_step = tf.compat.v1.train.get_global_step()
+            ops = computed_ops([getattr(spec.train_op, "op", spec.train_op)])
+            if global_step is not None and global_step.op.name not in changed_variables(ops):
+                tell_uncounted("NPUEstimator")
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:
@@ -112,19 +119,6 @@ def model_fn_under_options(model_fn, options, has_params):
         return spec
 
     return npu_model_fn
-
-
-def _tell_whether_steps_count(train_op):
-    """Warns of a training step that is not counted, which TensorFlow notices after two steps and says five times."""
-    global_step = tf.compat.v1.train.get_global_step()
-    ops = computed_ops([getattr(train_op, "op", train_op)])
-    if global_step is None or global_step.op.name in changed_variables(ops) or collective.current().rank > 0:
-        return
-    explain_global_step()
-    problem = "no step is counted: max_steps is never reached, and every checkpoint is one of step 0"
-    fix = "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients."
-    text = message("NPUEstimator", problem, "a train_op that increases global_step", "one that does not", fix)
-    say_once(logging.WARNING, text)
 
 
 def _with_host_call(spec):

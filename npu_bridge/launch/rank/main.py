@@ -32,6 +32,8 @@ from npu_bridge.launch.trials.start import begin_trial
 __all__ = ["main"]
 
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
+# Packages that everything here needs, and after which people call their scripts.
+_HIDEABLE = ("horovod", "keras", "npu_bridge", "numpy", "tensorflow")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -105,6 +107,9 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
+    for name in _HIDEABLE if rank == 0 else ():
+        if os.path.isfile(os.path.join(sys.path[0], f"{name}.py")):
+            echo(f"npu-run: {name}.py beside the script hides the package {name}. Rename that file.", err=True)
     if choice.enter(script, rank):
         from tensorflow1_compat.source import compile_source, prepare_namespace
 

@@ -19,15 +19,16 @@ __all__ = ["script_frames", "trace_of"]
 # Where an import of a script of TensorFlow 1 goes, and where it may end.
 _BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-_LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array", "__autograph_generated")
+_LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "<__array")
 _LIBRARIES += tuple(
     os.path.join(_ROOT, name, "") for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")
 )
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_INSTALLED = re.compile(r"[/\\]((site|dist)-packages[/\\]|__autograph_generated_file)")
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)')
 # How TensorFlow 2.15 words the failure of a graph: before the reason where its nodes were made, behind it once more.
 _GRAPH_ERROR = re.compile(r": Graph execution error:\s*")
 _DETECTED = re.compile(r"Detected at node '?([^\s']+)'? defined at")
+_IN_FUNCTION = "in user code:"  # frames of a function, and the error itself below them
 _ORIGIN = "Original stack trace for "
 _ADVICE = " (npu-run --verbose shows them)"
 
@@ -62,7 +63,7 @@ def trace_of(error: BaseException, script: str) -> str:
         return "".join(traceback.format_exception(type(error), error, frames))
     stack = traceback.extract_tb(frames)
     seen = {(frame.filename, frame.lineno) for frame in stack}
-    lines = _short_stack(stack)
+    lines = _short_stack(stack, type(error).__module__.startswith("tensorflow."))
     lines += [f"{line}\n" for line in _short_reason(_reason_of(error), seen)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and str(cause).strip().partition("\n")[0] not in str(error):
@@ -80,10 +81,11 @@ def _reason_of(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error))
 
 
-def _short_stack(stack: traceback.StackSummary) -> list[str]:
+def _short_stack(stack: traceback.StackSummary, is_of_tensorflow: bool) -> list[str]:
     def is_shown(frame):
         # Where a library breaks is worth a look; where it raises, the reason says it all.
-        return _is_own(frame.filename) or (frame is stack[-1] and not (frame.line or "raise").startswith("raise"))
+        is_break = frame is stack[-1] and not is_of_tensorflow and not (frame.line or "raise").startswith("raise")
+        return is_break or _is_own(frame.filename)
 
     lines, advice = [], _ADVICE
     for shown, frames in itertools.groupby(stack, is_shown):
@@ -98,23 +100,25 @@ def _short_stack(stack: traceback.StackSummary) -> list[str]:
 
 def _short_reason(text: str, seen: set[tuple[str, int | None]]) -> list[str]:
     """The lines of an error without frames of libraries; of a node of TensorFlow, where the person has made it."""
-    kept, made, node, place = [], [], "", ""
+    kept, made, node, place = [""], [], "", ""
     for line in _of_own_frames(_GRAPH_ERROR.sub(": ", text).partition(_ORIGIN)[0].splitlines()):
-        detected = _DETECTED.search(line)
-        if detected:
-            node, place = detected[1], ""
-            kept.append(line[: detected.start()])
-        elif node and line.startswith("Node: "):
-            made += [place] if place else []
-            node = ""
-        elif node:
-            frame = _FRAME.match(line)
-            place = f"  {node} was made here:\n{line[2:]}" if frame and (frame[1], int(frame[2])) not in seen else ""
-        elif kept and kept[-1].endswith(": "):
+        detected, frame = _DETECTED.search(line), _FRAME.match(line)
+        if node and frame:
+            is_seen = (frame[1], int(frame[2])) in seen
+            place = "" if is_seen else f"  {node} was made here:\n  {line.strip()}"
+        if detected or (node and line.strip() and not frame):
+            made += [place] if node and place else []
+            kept[-1] += line[: detected.start()] if detected else ""
+            node, place = (detected[1] if detected else ""), ""
+        if detected or node or not line.strip() or line.startswith("Node: "):
+            continue
+        if kept[-1].endswith(_IN_FUNCTION) and not frame:
+            kept[-1] = line.strip()
+        elif kept[-1].endswith(": ") or not kept[-1]:
             kept[-1] += line
-        elif line.strip():
+        else:
             kept.append(line)
-    return [line for line in kept if line] + made
+    return [*kept, *made]
 
 
 def _of_own_frames(lines: Iterable[str]) -> Iterable[str]:
