@@ -140,13 +140,13 @@ def check_model_dir(folder: str) -> None:
         raise OSError(message("NPUEstimator", "model_dir cannot be used", expected, f"{folder} ({reason})", fix))
 
 
-def tell_uncounted(owner: str) -> None:
+def tell_uncounted() -> None:
     """Warns on rank 0 of a training step that nobody counts, which TensorFlow at best says later, and five times."""
     explain_global_step()
     if collective.current().rank == 0:
         problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"
         fix = "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients."
-        text = message(owner, problem, "a training step that increases global_step", "one that does not", fix)
+        text = message("global_step", problem, "a training step that increases global_step", "one that does not", fix)
         say_once(logging.WARNING, text)
 
 
@@ -154,7 +154,7 @@ def check_steps_are_counted(graph: tf.Graph) -> None:
     """Warns if optimizers of this package train a graph that has a global step, and nothing there increases it."""
     global_step = tf.compat.v1.train.get_global_step(graph)
     if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_changed_anywhere(global_step):
-        tell_uncounted("NPUOptimizer")
+        tell_uncounted()
 
 
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:

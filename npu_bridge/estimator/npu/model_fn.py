@@ -111,7 +111,7 @@ def model_fn_under_options(model_fn, options, has_params):
             global_step = tf.compat.v1.train.get_global_step()
             ops = computed_ops([getattr(spec.train_op, "op", spec.train_op)])
             if global_step is not None and global_step.op.name not in changed_variables(ops):
-                tell_uncounted("NPUEstimator")
+                tell_uncounted()
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:

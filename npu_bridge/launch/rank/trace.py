@@ -63,7 +63,8 @@ def trace_of(error: BaseException, script: str) -> str:
         return "".join(traceback.format_exception(type(error), error, frames))
     stack = traceback.extract_tb(frames)
     seen = {(frame.filename, frame.lineno) for frame in stack}
-    lines = _short_stack(stack, type(error).__module__.startswith("tensorflow."))
+    ends_anywhere = isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("tensorflow.")
+    lines = _short_stack(stack, ends_anywhere)
     lines += [f"{line}\n" for line in _short_reason(_reason_of(error), seen)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and str(cause).strip().partition("\n")[0] not in str(error):
@@ -81,10 +82,10 @@ def _reason_of(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error))
 
 
-def _short_stack(stack: traceback.StackSummary, is_of_tensorflow: bool) -> list[str]:
+def _short_stack(stack: traceback.StackSummary, ends_anywhere: bool) -> list[str]:
     def is_shown(frame):
         # Where a library breaks is worth a look; where it raises, the reason says it all.
-        is_break = frame is stack[-1] and not is_of_tensorflow and not (frame.line or "raise").startswith("raise")
+        is_break = frame is stack[-1] and not ends_anywhere and not (frame.line or "raise").startswith("raise")
         return is_break or _is_own(frame.filename)
 
     lines, advice = [], _ADVICE
