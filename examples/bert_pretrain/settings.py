@@ -61,7 +61,10 @@ def read_settings(path: str) -> Settings:
         known = ", ".join(f"configs/{name}" for name in names)
         raise ValueError(f"--config: expected a file; got {path!r}, which does not exist. There are: {known}.")
     with open(found, "rb") as file:
-        tables = tomllib.load(file)
+        try:
+            tables = tomllib.load(file)
+        except ValueError as error:
+            raise ValueError(f"{found}: it is not TOML. {error}. Correct that line.") from None
     _check_names(found, "a table", tables, Settings._fields)
     settings = Settings(
         _fill(found, "model", ModelTable, tables.get("model", {})),

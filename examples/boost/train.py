@@ -15,11 +15,13 @@ import pathlib
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from npu_bridge import boost
 from npu_bridge.npu_init import npu_keras_optimizer
+
+# isort: split
+import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
 
 BATCH, HELD_OUT, GROUPS = 32, 357, 4
 

@@ -13,12 +13,14 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from digits import load
 
 from npu_bridge import amp
 from npu_bridge.reporting import smooth
 from npu_bridge.reporting.picture_style import INK, QUIET, tidy
+
+# isort: split
+import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
 
 _COLORS = {"O0": "#57606a", "O1": "#1f6feb", "O2": "#0f8a72", "O3": "#c2410c"}
 

@@ -25,7 +25,7 @@ from npu_bridge.npu_init import (
 )
 
 # isort: split
-import tensorflow as tf
+import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
 
 # Ten digits as seven segments: top, upper left, upper right, middle, lower left, lower right, bottom.
 SEGMENTS = [

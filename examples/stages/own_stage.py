@@ -9,10 +9,12 @@ All of them train the same layer with the same batches, so that they end with th
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
 from npu_bridge.npu_init import FixedLossScaleManager, NPUOptimizer, npu_keras_optimizer
 from npu_bridge.stages import Accumulate, Stage, explain, pipeline
+
+# isort: split
+import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
 
 
 class NormalizeEach(Stage):

@@ -46,7 +46,7 @@ def check_number(
     high = f"< {below:g}" if at_most is None else f"<= {at_most:g}"
     expected = f"{low} {name} {high}"
     if not is_number(value):
-        fix = _without_quotes(value, float) or fix or "Pass a number."
+        fix = without_quotes(value, float) or fix or "Pass a number."
         raise TypeError(message(owner, f"{name} is not a number", expected, shown(value), fix))
     try:
         number = float(value)
@@ -72,15 +72,15 @@ def check_count(
     bounds = (f"{word} {bound}" for word, bound in (("at least", at_least), ("at most", at_most)) if bound is not None)
     expected = ", ".join(filter(None, (what, " and ".join(bounds))))
     if not is_integer(value):
-        fix = _without_quotes(value, int) or fix or "Pass an int."
+        fix = without_quotes(value, int) or fix or "Pass an int."
         raise TypeError(message(owner, f"{name} is not an integer", expected, shown(value), fix))
     if (at_least is not None and value < at_least) or (at_most is not None and value > at_most):
         raise ValueError(message(owner, f"{name} is out of range", expected, shown(value), fix or _IN_RANGE))
     return int(value)
 
 
-def _without_quotes(value: Any, kind: type) -> str:
-    """How to fix a number of this kind that was given as text; empty for anything else."""
+def without_quotes(value: Any, kind: type) -> str:
+    """How to fix a number of a kind, `int` or `float`, that was given as text; empty for anything else."""
     try:
         is_right = isinstance(value, str) and len(value) < 40 and math.isfinite(kind(value))
     except ValueError:

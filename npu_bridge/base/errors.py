@@ -6,11 +6,13 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Callable, TypeVar
 
-from npu_bridge.base.terminal import logger
+from npu_bridge.base.terminal import echo, logger
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _log = logger(__name__)
 LONGEST_MESSAGE = 499  # characters, whatever a message quotes
 _LONGEST_VALUE = 80
@@ -102,12 +104,28 @@ def did_you_mean(word: Any, known: Iterable[str], otherwise: str) -> str:
     return f"Did you mean {near!r}?" if near else otherwise
 
 
-def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error for an argument that a constructor does not have, with the nearest one that it has."""
+def unknown_keyword(owner: str, name: str, known: Iterable[str], fix: str = "") -> TypeError:
+    """The error for an argument that nobody has there, with the nearest one that is, unless a fix is given."""
     known = list(known)
     takes = f"one of {', '.join(known)}" if known else "no argument"
-    fix = did_you_mean(name, known, "Remove it.")
+    fix = fix or did_you_mean(name, known, "Remove it.")
     return TypeError(message(owner, f"unknown argument {shortened(name, _LONGEST_VALUE)!r}", takes, repr(name), fix))
+
+
+def with_known_keywords(others: Mapping[str, Callable[[Any], str]]) -> Callable[[_Function], _Function]:
+    """Decorator of functions that name the nearest argument where one is misspelt; `others` as in `KnownKeywords`."""
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*arguments, **keywords):
+            check_keywords(function.__name__, signature, keywords, others)
+            return function(*arguments, **keywords)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
 
 
 def signature_of_class(made_by: type) -> inspect.Signature:
@@ -119,19 +137,38 @@ def signature_of_class(made_by: type) -> inspect.Signature:
 
 
 class KnownKeywords:
-    """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too."""
+    """A base of classes whose constructors name the nearest argument where one is misspelt, those of subclasses too.
+
+    Attributes:
+      other_keywords: arguments that people know from elsewhere, with a function of the value that says what to write.
+    """
+
+    other_keywords: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
 
     def __new__(cls, *arguments: Any, **keywords: Any):
         del arguments
-        parameters = signature_of_class(cls).parameters
-        is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in () if is_open else keywords:
-            if name not in parameters:
-                raise unknown_keyword(cls.__name__, name, parameters)
+        check_keywords(cls.__name__, signature_of_class(cls), keywords, cls.other_keywords)
         return super().__new__(cls)
+
+
+def check_keywords(
+    owner: str, signature: inspect.Signature, keywords: Mapping[str, Any], others: Mapping[str, Callable[[Any], str]]
+) -> None:
+    """TypeError for a keyword that a function does not take; `others` as in `KnownKeywords`."""
+    parameters = signature.parameters
+    is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in () if is_open else keywords:
+        if name not in parameters:
+            raise unknown_keyword(owner, name, parameters, others[name](keywords[name]) if name in others else "")
 
 
 @functools.cache
 def say_once(level: int, text: str) -> None:
     """Logs a line the first time it comes up in this process."""
     _log.log(level, "%s", text)
+
+
+@functools.cache
+def say_on_terminal(text: str) -> None:
+    """Prints a line on standard error the first time it comes up in this process."""
+    echo(text, err=True)

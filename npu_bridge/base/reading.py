@@ -6,13 +6,16 @@ import contextlib
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from typing import Any
 
+from npu_bridge.base.errors import did_you_mean, message, shortened
 from npu_bridge.base.terminal import in_line
 
-__all__ = ["RefusedFileError", "open_file", "parse_json", "read_json", "read_text", "whole_number"]
+__all__ = ["RefusedFileError", "not_readable", "not_written_in", "open_file", "parse_json", "read_json", "read_text"]
+__all__ += ["whole_number"]
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -22,6 +25,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_LONGEST_LINE = 80
 
 
 class RefusedFileError(OSError):
@@ -49,6 +53,32 @@ def open_file(
         text.setdefault("encoding", "utf-8")
     with os.fdopen(file, mode, **text) as opened:
         yield opened
+
+
+def not_readable(error: OSError, owner: str, path: str | os.PathLike, what: str) -> OSError:
+    """The same error with a text that says which file it is about, what it should be, and which file may be meant."""
+    path = os.path.abspath(path)
+    folder, name = os.path.split(path)
+    is_missing = isinstance(error, FileNotFoundError)
+    fix = "Correct the path."
+    with contextlib.suppress(OSError):
+        fix = did_you_mean(name, os.listdir(folder) if is_missing else (), fix)
+    problem = "there is no such file" if is_missing else "the file cannot be read"
+    got = path if is_missing or not error.strerror else f"{path}: {error.strerror}"
+    named = type(error)(message(owner, problem, what, got if error.errno or is_missing else str(error), fix))
+    named.errno = error.errno
+    return named
+
+
+def not_written_in(form: str, error: ValueError, owner: str, path: str, text: str) -> ValueError:
+    """The error for a file in another form: its line, and what the parser says of it."""
+    lines = text.rstrip().splitlines() or [""]
+    found = re.search(r"\bline (\d+)", str(error))
+    number = min(int(found[1]), len(lines)) if found else len(lines)
+    reason = re.sub(r"(:| \(at) (line \d+|end of).*", "", str(error))
+    got = f"{shortened(lines[number - 1], _LONGEST_LINE)!r} ({reason})"
+    where, expected = f"{path}:{number}: {owner}", f"a line of {form}"
+    return ValueError(message(where, f"it is not {form}", expected, got, "Correct that line."))
 
 
 def read_text(path: str | os.PathLike, within: str | os.PathLike | None = None, most_bytes: int = 1 << 31) -> str:

@@ -1,12 +1,14 @@
-"""TensorFlow, at the moment it is loaded: the right version, and without its greetings.
+"""TensorFlow, at the moment it is loaded: the right version, and without its greetings and false alarms.
 
-What is not shown: TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, and the closing notice
-of tensorflow-addons. Warnings and errors stay, and so does whatever the script logs. `NPU_BRIDGE_VERBOSE=1` shows all.
+What is not shown: TensorFlow's notes about its own build, its advice to leave TF 1 interfaces, the closing notice of
+tensorflow-addons, and two warnings where they are not true (`_Alarms`). Other warnings and errors stay, and so does
+whatever the script logs. `NPU_BRIDGE_VERBOSE=1` shows all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import logging
 import sys
@@ -18,13 +20,18 @@ from typing import Any
 from npu_bridge.base.after_import import after_import, importer
 from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOW
 
-__all__ = ["watch"]
+__all__ = ["explain_global_step", "watch"]
 
 _OURS = ("npu_bridge", "hccl", "tensorflow1_compat")
 # What runs without TensorFlow, and beside any version of it.
 _INDEPENDENT = ("npu_bridge.base", "npu_bridge.launch", "npu_bridge.options")
 _INDEPENDENT += ("npu_bridge.reporting.compare", "npu_bridge.run")
 _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
+# What is said of `tf.layers`, of cells, and of methods of layers, twice for each call and on every rank.
+_LAYER_ADVICE = r"`(tf\.layers|tf\.nn|layer)\.[\w.]+` (is deprecated|will be removed)"
+_CLOSING_NOTICE = r"\s*TensorFlow Addons \(TFA\) has ended"
+_STANDS_STILL = "It seems that global step"
+_SLOW_CALLBACK = "Callback method `on_"
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -40,6 +47,11 @@ def watch() -> None:
         after_import("tensorflow", _see_to, _without_notes, _explain_absence)
 
 
+def explain_global_step() -> None:
+    """Has TensorFlow say no more that the global step stands still: it is increased, or it was told that it is not."""
+    _alarms().step_is_explained = True
+
+
 def _see_to(tensorflow: types.ModuleType) -> None:
     found = str(getattr(tensorflow, "__version__", "unknown"))
     if not found.startswith(f"{TENSORFLOW}."):
@@ -49,9 +61,10 @@ def _see_to(tensorflow: types.ModuleType) -> None:
             raise ImportError(text, name="tensorflow")
     elif not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)
+        logging.getLogger("tensorflow").addFilter(_alarms())
         # After the script's own filters, which decide first.
-        closing_notice = r"\s*TensorFlow Addons \(TFA\) has ended"
-        warnings.filterwarnings("ignore", closing_notice, UserWarning, append=True)
+        for notice in (_CLOSING_NOTICE, _LAYER_ADVICE):
+            warnings.filterwarnings("ignore", notice, UserWarning, append=True)
 
 
 @contextlib.contextmanager
@@ -84,6 +97,39 @@ def _is_verbose() -> bool:
 
 def _is_ours(name: str) -> bool:
     return name.split(".")[0] in _OURS
+
+
+@functools.cache
+def _alarms() -> _Alarms:
+    return _Alarms()
+
+
+class _Alarms(logging.Filter):
+    """Keeps back two warnings of TensorFlow and Keras where they are not true, or were given before.
+
+    A skipped step rightly does not increase the global step. A callback counts as slow beside the short steps of a
+    small model, also where all callbacks are this package's, which nobody can make faster.
+    """
+
+    step_is_explained = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = str(record.msg)
+        if text.startswith(_STANDS_STILL):
+            was_explained, self.step_is_explained = self.step_is_explained, True
+            return not was_explained
+        return not text.startswith(_SLOW_CALLBACK) or _has_callbacks_of_others()
+
+
+def _has_callbacks_of_others() -> bool:
+    """Whether the list of callbacks that is being called has some that come neither with Keras nor from here."""
+    keras = sys.modules["tensorflow"].keras
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList):
+        frame = frame.f_back
+    callbacks = frame.f_locals["self"].callbacks if frame is not None else [None]
+    known = (*_OURS, "npu_device", "keras", "horovod")
+    return any(type(callback).__module__.split(".")[0] not in known for callback in callbacks)
 
 
 class _Refusal(importlib.abc.MetaPathFinder):

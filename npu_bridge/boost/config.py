@@ -13,7 +13,7 @@ from typing import Any
 
 from npu_bridge.base.arguments import check_instance, is_number
 from npu_bridge.base.errors import did_you_mean, message, option_error, shown
-from npu_bridge.base.reading import read_text
+from npu_bridge.base.reading import not_readable, not_written_in, read_text
 from npu_bridge.collective.fragments import are_ascending_positions
 
 FEATURES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
@@ -141,7 +141,7 @@ class BoostConfig:
           OSError: the file cannot be read.
         """
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
-        text = str(source) if is_text else read_text(source)
+        text = str(source) if is_text else _read(source, "a JSON file")
         return cls._parsed(json.loads, text, "JSON", "the text" if is_text else os.fspath(source))
 
     @classmethod
@@ -156,15 +156,14 @@ class BoostConfig:
             import tomllib
         else:
             import tomli as tomllib
-        return cls._parsed(tomllib.loads, read_text(path), "TOML", os.fspath(path))
+        return cls._parsed(tomllib.loads, _read(path, "a TOML file"), "TOML", os.fspath(path))
 
     @classmethod
     def _parsed(cls, parse, text, form, where):
         try:
             config = parse(text)
         except ValueError as error:
-            fix = "Correct it."
-            raise ValueError(message(f"BoostConfig: {where}", f"it is not {form}", form, str(error), fix)) from error
+            raise not_written_in(form, error, "BoostConfig", where, text) from None
         try:
             return cls.from_dict(config)
         except (TypeError, ValueError) as error:
@@ -191,6 +190,13 @@ class BoostConfig:
         if mode == "enable_all":
             return FEATURES
         return LEVELS[level] if mode == "auto" else tuple(name for name in FEATURES if self["boost"][name])
+
+
+def _read(path, what):
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise not_readable(error, "BoostConfig", path, what) from None
 
 
 def _check_mapping(value, what, expected):

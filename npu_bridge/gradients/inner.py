@@ -120,10 +120,12 @@ def adapt(optimizer: Any, owner: str, is_updating: bool = True) -> InnerOptimize
         return _KerasLegacyOptimizer(optimizer, updates_narrow)
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         return _KerasOptimizer(optimizer, updates_narrow)
+    is_class = isinstance(optimizer, type)
+    fix = f"Write {optimizer.__name__}(...)." if is_class else "Pass the optimizer object itself."
     raise TypeError(
         f"{owner}: that is not an optimizer. Expected a tf.compat.v1.train.Optimizer, a "
         f"tf.keras.optimizers.legacy.Optimizer or a tf.keras.optimizers.Optimizer; got {optimizer!r} of type "
-        f"{type(optimizer).__name__}. Pass the optimizer object itself."
+        f"{type(optimizer).__name__}. {fix}"
     )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import KnownKeywords, message
 from npu_bridge.base.plain_config import plain
+from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import track
 from npu_bridge.gradients import collections
@@ -92,6 +93,7 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
           List of (gradient, variable); a gradient may be None, a sparse one is `tf.IndexedSlices`.
         Raises:
           TypeError: `loss_id` is not a position.
+          RuntimeError: the loss is a tensor, and TensorFlow executes eagerly.
           ValueError: there are not as many managers as losses, or there is no manager at that position.
         Ranks: collective where the pipeline communicates.
         """
@@ -102,6 +104,13 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
             numbers = loss_ids(owner, len(losses), loss_id, self._pipeline)
         else:
             numbers = [checked_loss_id(owner, loss_id or 0, self._pipeline)]
+        if tf.executing_eagerly() and not all(map(callable, losses)):
+            problem, expected = (
+                "a tensor has no gradients when it is computed at once",
+                "the loss of a graph, or a function",
+            )
+            fix = "Call tf.disable_eager_execution() first, start the script with npu-run, or pass lambda: loss."
+            raise RuntimeError(message(owner, problem, expected, "a tensor in eager mode", fix))
         step = self._pipeline.begin()
         for one, number in zip(losses, numbers):
             scale = functools.partial(self._pipeline.scale, step=step, loss_id=number)
@@ -164,6 +173,8 @@ class PipelineOptimizer(KnownKeywords, tf.compat.v1.train.Optimizer):
                 "compute_gradients of this optimizer. Call compute_gradients or minimize.",
                 self.get_name(),
             )
+        if global_step is not None:
+            explain_global_step()
         self._last_step = step
         step.grads_and_vars = grads_and_vars
         if step.updated:

@@ -16,6 +16,7 @@ from npu_bridge.graph.operators import consumers
 _CHANGES = re.compile(r"(Resource)?(Sparse)?Apply|_Fused\w*Apply|Assign|(Resource)?Scatter(?!Nd$|NdNonAliasing)")
 VARIABLE_TYPES = ("AutoReloadVariable", "VarHandleOp", "Variable", "VariableV2")
 _FORWARDING = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
+_STARTING = ("Restore", "HorovodBroadcast")
 _CALLING = ("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While")
 # A run made of these alone copies values, between ranks for instance; it computes nothing, so it does not train.
 _MOVING = frozenset(
@@ -59,6 +60,22 @@ def variable_behind(tensor: tf.Tensor) -> str | None:
 def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
     """Names of the variables that some operators change, in functions they call, too."""
     return _uses_of_variables(ops)[0]
+
+
+def is_changed_anywhere(variable: tf.Variable) -> bool:
+    """Whether an operator of its graph may change a variable, beside those that give it a start value."""
+    forwarding = (*VARIABLE_TYPES, *_FORWARDING)
+    users = search([variable.op], lambda op: consumers(op) if op.type in forwarding else ())
+    return any(_may_change(op, variable.op.name) for op in users if op is not variable.initializer)
+
+
+def _may_change(op, name):
+    if op.type in _CALLING:
+        return any(variable_behind(tensor) == name for tensor in op.inputs)
+    if not changes_variable(op.type) or variable_behind(op.inputs[0]) != name:
+        return False
+    value = op.inputs[1].op
+    return not any(kind.startswith(_STARTING) for kind in (value.type, *(tensor.op.type for tensor in value.inputs)))
 
 
 def trained_variables(graph: tf.Graph, ops: Iterable[tf.Operation], assignments_count: bool = True) -> frozenset[str]:

@@ -18,6 +18,7 @@ _PLACES = {
     "read_run_config": "npu_bridge.options.reading:read_run_config",
     "read_session_config": "npu_bridge.options.reading:read_session_config",
     "make_session_config": "npu_bridge.options.reading:make_session_config",
+    "tell_effects": "npu_bridge.options.reading:tell_effects",
     "with_entry": "npu_bridge.options.reading:with_entry",
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from typing import Any, Callable
 
 from npu_bridge.base.errors import message, shortened, shown
-from npu_bridge.base.reading import open_file
+from npu_bridge.base.reading import not_readable, not_written_in, open_file
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
@@ -43,8 +43,14 @@ def build_from_file(
         combination; the message starts with file, line and key.
       OSError: the file cannot be read.
     """
-    with open_file(path, "rb") as file:
-        content = file.read(_MOST_BYTES + 1)
+    try:
+        with open_file(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise not_readable(error, f"{cls.__name__}.from_file", path, "a TOML file") from None
+    except TypeError:
+        problem, got = "path is not a path", shown(path)
+        raise TypeError(message(f"{cls.__name__}.from_file", problem, "a path", got, "Name a TOML file.")) from None
     if len(content) > _MOST_BYTES:
         bound = f"at most {_MOST_BYTES >> 10} KiB"
         raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
@@ -149,7 +155,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(f"{path}: brackets are nested too deeply. Expected tables and lists of options.") from error
     except ValueError as error:  # a number of thousands of digits is one, too
-        raise ValueError(message(path, "it is not TOML", "key = value lines", str(error), "Correct it.")) from error
+        raise not_written_in("TOML", error, "NPURunConfig", path, text) from None
 
 
 def _key_lines(text: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 
-from npu_bridge.base.arguments import is_number
+from npu_bridge.base.arguments import is_number, without_quotes
 from npu_bridge.base.errors import did_you_mean
 
 _INT64_LIMITS = (-(2**63), 2**63 - 1)
@@ -29,6 +29,13 @@ class Problem(NamedTuple):
 
 
 _NULL_BYTE = Problem(ValueError, "Leave it out.", says="has a null byte, which ends a text elsewhere")
+
+
+def _as_int(value: Any) -> str:
+    """How to fix what should be an `int` and is none."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return f"Write {int(value)}."
+    return without_quotes(value, int) or "Pass an int."
 
 
 class Kind:
@@ -61,6 +68,7 @@ class Text(Kind):
       says: the grammar in words.
       enforced: False when a text outside `choices` or the grammar only draws a warning.
       refused: legal texts that cannot be honoured here, each with the reason.
+      instead: illegal ones that people write, each with how to fix it.
       only_str: whether `bytes` is a wrong type.
       wrong_type: what a wrong type raises.
     """
@@ -70,6 +78,7 @@ class Text(Kind):
     says: str = "text"
     enforced: bool = True
     refused: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     only_str: bool = False
     wrong_type: type[Exception] = TypeError
     session_field = "s"
@@ -92,7 +101,7 @@ class Text(Kind):
         if text in self.refused:
             return Problem(ValueError, self.refused[text], says="asks for something that is refused here")
         if self.choices and text not in self.choices:
-            fix = did_you_mean(text, self.choices, "Use one of these.")
+            fix = self.instead.get(text.lower()) or did_you_mean(text, self.choices, "Use one of these.")
             return Problem(ValueError, fix, self.enforced, "is not one of its values")
         if self.parse is not None:
             try:
@@ -168,7 +177,7 @@ class Integer(Kind):
         if isinstance(value, bool):
             return Problem(TypeError, f"Pass {int(value)}.", says="has the wrong type")
         if not isinstance(value, int):
-            return Problem(TypeError, "Pass an int.", says="has the wrong type")
+            return Problem(TypeError, _as_int(value), says="has the wrong type")
         if not _INT64_LIMITS[0] <= value <= _INT64_LIMITS[1]:
             return Problem(ValueError, _FITS_64_BITS)
         if self._clamped(value) != value:
@@ -223,7 +232,9 @@ class Boolean(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if not isinstance(value, bool if self.only_bool else int):
-            return Problem(self.wrong_type, "Pass True or False.", says="has the wrong type")
+            word = value.strip().capitalize() if isinstance(value, str) else ""
+            fix = f"Write {word}, without quotes." if word in ("True", "False") else "Pass True or False."
+            return Problem(self.wrong_type, fix, says="has the wrong type")
         return None if value in (0, 1) else Problem(ValueError, "Pass True or False.", says="is neither 0 nor 1")
 
     def normalise(self, value: Any) -> Any:
@@ -249,7 +260,7 @@ class Number(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if not is_number(value):
-            return Problem(TypeError, "Pass a number.", says="has the wrong type")
+            return Problem(TypeError, without_quotes(value, float) or "Pass a number.", says="has the wrong type")
         if not (value > 0 if self.above_zero else value >= 0):
             return Problem(ValueError, f"Use {int(self.above_zero)} or more.")
         if self.whole and value > _INT64_LIMITS[1]:
@@ -267,7 +278,7 @@ class Seed(Kind):
 
     def problem(self, value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return Problem(ValueError, "Pass an int.", says="has the wrong type")
+            return Problem(ValueError, _as_int(value), says="has the wrong type")
         return None
 
 

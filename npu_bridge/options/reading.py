@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
+from npu_bridge.base.errors import message, option_error, say_on_terminal, say_once, shortened, shown
+from npu_bridge.base.terminal import in_line
 from npu_bridge.base.tf_internals.training import session_config
 from npu_bridge.options.catalogue import OPTIONS
 from npu_bridge.options.kinds import Helper, Integer, RawBytes
@@ -29,6 +31,7 @@ from npu_bridge.options.table import (
 from npu_bridge.options.training_options import TrainingOptions
 
 ENTRY_NAME = "NpuOptimizer"
+_MOST_NAMES = 3  # in a line about several options
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
 
 
@@ -136,13 +139,13 @@ def check_helper(owner: str, values: Mapping[str, Any], table: OptionTable) -> N
 
 def _options(given: dict[str, Any], place: Place, table: OptionTable) -> TrainingOptions:
     """The options that were given, but for those that the launcher sets."""
-    values = _settle(given, place, table)
+    values, names = _settle(given, place, table)
     imposed = environment.imposed_options()
-    return TrainingOptions({**values, **{name: value for name, value in imposed.items() if name in values}})
+    return TrainingOptions({**values, **{name: value for name, value in imposed.items() if name in values}}, names)
 
 
-def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> dict[str, Any]:
-    """Checks what was given, fills in the rest and applies the rules."""
+def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> tuple[dict[str, Any], list[str]]:
+    """Checks what was given, fills in the rest and applies the rules; the values, and which of them are unusual."""
     plain_options = [option for option in table if option.is_plain]
     for option in plain_options:
         if option.name in given:
@@ -154,8 +157,7 @@ def _settle(given: dict[str, Any], place: Place, table: OptionTable) -> dict[str
     settings = Settings(values, frozenset(n for n, v in given.items() if v is not None), place, table)
     for rule in RULES:
         rule(settings)
-    _announce(settings)
-    return values
+    return values, _announce(settings)
 
 
 def _plain_value(option: Option, given: Mapping[str, Any]) -> Any:
@@ -182,16 +184,19 @@ def _read_variable(option: Option, values: dict[str, Any], place: Place) -> None
     values[option.name] = option.normalise(value)
 
 
-def _announce(settings: Settings) -> None:
-    """Says, once for each option and only on rank 0, what is kept without effect or deprecated."""
-    if environment.probable_rank() != 0:
-        return
-    if settings.place.is_session and "min_group_size" in settings.given:
-        return  # nobody but an NPURunConfig writes this key, and it has said all this itself
+def _announce(settings: Settings) -> list[str]:
+    """Names of the options that have another value than the usual one; what is deprecated is said once, on rank 0."""
+    # Nobody but an NPURunConfig writes this key, and it has said all this itself, of its own options.
+    is_sent = settings.place.is_session and "min_group_size" in settings.given
+    names = []
     for option in settings.table:
         value = settings.values.get(option.name)
         usual = option.absent if settings.place.is_session else option.default
-        if option.name not in settings.given or value == usual:
+        is_own = option.name in settings.given and value != usual
+        if not is_own or (is_sent and option.name in _task_values(settings.table)):
+            continue
+        names.append(option.name)
+        if is_sent or environment.probable_rank() != 0:
             continue
         place, name = settings.place.where(option), settings.place.spelling(option)
         if option.effect.level == "recorded":
@@ -200,6 +205,22 @@ def _announce(settings: Settings) -> None:
         if option.status == "deprecated":
             fix = f" Use {option.replaced_by}." if option.replaced_by else ""
             say_once(logging.WARNING, f"{place}: {name} is deprecated.{fix}")
+    return names
+
+
+def tell_effects(options: TrainingOptions) -> None:
+    """Says in one line, when a training begins, how many of the options that were set have no effect here.
+
+    Rank 0 says it on standard error, and the same line once in a process.
+    """
+    given = options._set
+    idle = [name for name in given if name in OPTIONS and OPTIONS[name].effect.level == "recorded"]
+    if not idle or environment.probable_rank() != 0:
+        return
+    names = ", ".join(idle[:_MOST_NAMES]) + (", ..." if len(idle) > _MOST_NAMES else "")
+    script = in_line(sys.argv[0]) if sys.argv[0].endswith(".py") else "SCRIPT"
+    some = f"{len(idle)} of the {len(given)} options you set {'has' if len(idle) == 1 else 'have'} no effect here"
+    say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")
 
 
 def _own_values(config: Any, table: OptionTable) -> dict[str, Any]:

@@ -36,6 +36,14 @@ MIXED_PRECISION_MODES = (
     "mixed_bfloat16",
     "mixed_hif8",
 )
+# What people write into one of the two options and is a value of the other, or of Keras.
+_OF_V2 = {mode: f"Write precision_mode_v2={mode!r}." for mode in ("origin", "fp16", "mixed_float16", "mixed_bfloat16")}
+_IN_V2 = {
+    **dict.fromkeys(("float32", "fp32", "must_keep_origin_dtype"), "origin"),
+    **dict.fromkeys(("bfloat16", "bf16", "allow_mix_precision_bf16"), "mixed_bfloat16"),
+    **dict.fromkeys(("allow_mix_precision", "allow_mix_precision_fp16"), "mixed_float16"),
+    "force_fp16": "fp16",
+}
 _NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
 _MODES = (
     "Matrix and other operators really run in float16 or bfloat16; variables and their updates never do. On a "
@@ -49,7 +57,7 @@ OPTIONS = (
     Option(
         14,
         "precision_mode",
-        Text(PRECISION_MODES),
+        Text(PRECISION_MODES, instead=_OF_V2),
         "Network-wide precision, old names; excludes precision_mode_v2.",
         works(f"{_MODES} allow_fp32_to_fp16 is a permission: a CPU stays in float32."),
     ),
@@ -126,7 +134,11 @@ OPTIONS = (
     Option(
         74,
         "precision_mode_v2",
-        Text(PRECISION_MODES_V2, refused=dict.fromkeys(("mixed_hif8", "cube_hif8"), _NO_HIF8)),
+        Text(
+            PRECISION_MODES_V2,
+            refused=dict.fromkeys(("mixed_hif8", "cube_hif8"), _NO_HIF8),
+            instead={word: f"Write {mode!r} here." for word, mode in _IN_V2.items()},
+        ),
         "Network-wide precision, new names; excludes precision_mode.",
         works(f"{_MODES} mixed_hif8 and cube_hif8 are refused."),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,11 +17,12 @@ class TrainingOptions(Mapping):
     ...). Texts are `str`; an option nobody set has the value the NPU stack assumes then, often None.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_set", "_values")
 
-    def __init__(self, values: Mapping[str, Any]):
-        """Args: values: by option name; copied."""
+    def __init__(self, values: Mapping[str, Any], were_set: Iterable[str] = ()):
+        """Args: values: by option name; copied. were_set: names somebody gave another value than the usual one."""
         object.__setattr__(self, "_values", MappingProxyType(dict(values)))
+        object.__setattr__(self, "_set", tuple(were_set))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,7 +52,7 @@ class TrainingOptions(Mapping):
         return f"TrainingOptions({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def __reduce__(self):
-        return TrainingOptions, (dict(self._values),)
+        return TrainingOptions, (dict(self._values), self._set)
 
     def replace(self, **values: Any) -> TrainingOptions:
         """A copy with some values changed; for engines' tests and for plans that switch a setting mid-run.
@@ -61,4 +62,4 @@ class TrainingOptions(Mapping):
         """
         for name in values:
             getattr(self, name)
-        return TrainingOptions({**self._values, **values})
+        return TrainingOptions({**self._values, **values}, self._set)

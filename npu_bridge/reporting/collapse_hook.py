@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count
+from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
@@ -121,6 +122,18 @@ class LossScaleCollapseHook(StepHook):
         return f"The loss itself is {float(np.mean(value)):g}."
 
 
+class LossIsNanError(tf.estimator.NanLossDuringTrainingError):
+    """The one of `tf.estimator`, with the step and what to do."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self._step = step
+
+    def __str__(self) -> str:
+        fix = "Lower the learning rate, or look for a log(0), a 0/0 or a NaN in the batch."
+        return message("loss", "it is NaN", "a number", f"NaN in step {self._step}", fix)
+
+
 class NanLossHook(tf.estimator.SessionRunHook):
     """Ends a training whose loss is NaN in a step that was not skipped; a skipped one has changed nothing.
 
@@ -133,11 +146,13 @@ class NanLossHook(tf.estimator.SessionRunHook):
 
     def __init__(self, hook: tf.estimator.NanTensorHook):
         self._hook = hook
-        self._skipped = None
+        self._skipped = self._global_step = None
 
     def begin(self):
-        """Looks up who decides about the step."""
-        self._skipped = tf.compat.v1.get_collection(STEP_SKIPPED)[-1]
+        """Looks up who decides about the step, if anybody does."""
+        deciding = tf.compat.v1.get_collection(STEP_SKIPPED)
+        self._skipped = deciding[-1] if deciding else []
+        self._global_step = tf.compat.v1.train.get_global_step()
 
     def before_run(self, run_context):
         """Asks for the loss, and whether the step is skipped."""
@@ -146,8 +161,12 @@ class NanLossHook(tf.estimator.SessionRunHook):
     def after_run(self, run_context, run_values):
         """Looks at the loss of a step that was not skipped."""
         skipped, loss = run_values.results
-        if not skipped:
-            self._hook.after_run(run_context, run_values._replace(results=loss))
+        try:
+            if not skipped:
+                self._hook.after_run(run_context, run_values._replace(results=loss))
+        except tf.estimator.NanLossDuringTrainingError:
+            step = run_context.session.run(self._global_step) if self._global_step is not None else 0
+            raise LossIsNanError(int(step)) from None
 
 
 def _without_transfers(run) -> tuple:

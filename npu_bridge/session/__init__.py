@@ -17,7 +17,12 @@ _PLACES = {
         "remove_leftovers",
         "space_for",
     ),
-    "damaged_checkpoints": ("DamagedCheckpointError", "check_checkpoint", "check_newest_checkpoint"),
+    "damaged_checkpoints": (
+        "DamagedCheckpointError",
+        "check_checkpoint",
+        "check_newest_checkpoint",
+        "mismatches_explained",
+    ),
     "effects": (
         "close_hooks",
         "has_entry",

@@ -6,20 +6,23 @@ the file `checkpoint`, which says which one is the newest, cannot be read, it st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from npu_bridge.base.environment import RESTARTS, read_variable
-from npu_bridge.base.errors import shortened
+from npu_bridge.base.errors import message, shortened
 from npu_bridge.base.files import replace_list
 from npu_bridge.base.terminal import logger
 
 _LOG = logger(__name__)
 _STATE = "checkpoint"
+_NOT_RESTORED = "Restoring from checkpoint failed"
 _LONGEST_REASON = 400
 # What a reader says of a tensor that is fine, but of a dtype that numpy does not have.
 _UNREADABLE_DTYPES = (tf.errors.InternalError, tf.errors.UnimplementedError)
@@ -75,6 +78,37 @@ def check_checkpoint(path: str) -> None:
             intact = _newest_intact(os.path.dirname(path) or ".", [])
             there = f"The newest intact one there is {os.path.basename(intact)}." if intact else "None there is intact."
             raise DamagedCheckpointError(_explain(damage, there))
+
+
+@contextlib.contextmanager
+def mismatches_explained(folder: str) -> Iterator[None]:
+    """Inside, the error about a checkpoint of another model names the variable, and not the operator that restores it.
+
+    Args:
+      folder: where the newest checkpoint is restored from.
+    Raises:
+      tf.errors.InvalidArgumentError, tf.errors.NotFoundError: of the class that TensorFlow raises.
+    """
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        newest = tf.train.latest_checkpoint(folder) if _NOT_RESTORED in error.message and error.op is not None else None
+        found = newest and _first_difference(error.op.graph, newest)
+        if not found:
+            raise
+        fix = "Train in another model_dir, or build the model that was saved."
+        problem = f"{newest} is a checkpoint of another model"
+        raise type(error)(None, None, message("checkpoint", problem, *found, fix)) from None
+
+
+def _first_difference(graph, prefix):
+    """What a graph has, and a checkpoint has instead, of the first variable that differs."""
+    shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+    for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
+        name, shape = variable.op.name, variable.shape.as_list()
+        if shapes.get(name) != shape:
+            return f"{name} of shape {shape}", f"one of shape {shapes[name]}" if name in shapes else "none of that name"
+    return None
 
 
 def find_damage(prefix: str) -> _Damage | None:

@@ -134,5 +134,5 @@ def test_files_are_read_as_dictionaries_are(tmp_path):
     with pytest.raises(ValueError, match=r"wrong.toml: BoostConfig: unknown key of boost"):
         BoostConfig.from_toml(tmp_path / "wrong.toml")
     (tmp_path / "wrong.json").write_text("{")
-    with pytest.raises(ValueError, match=r"wrong.json: it is not JSON"):
+    with pytest.raises(ValueError, match=r"wrong.json:1: BoostConfig: it is not JSON"):
         BoostConfig.from_json(tmp_path / "wrong.json")

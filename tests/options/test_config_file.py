@@ -79,8 +79,8 @@ def test_overrides_win(tmp_path):
             ValueError,
             r"run.toml:1: key session_config: .*from_file\(path, session_config=",
         ),
-        ("iterations_per_loop =", ValueError, "run.toml: it is not TOML"),
-        ("a = 1\na = 2", ValueError, "run.toml: it is not TOML"),
+        ("iterations_per_loop =", ValueError, "run.toml:1: NPURunConfig: it is not TOML"),
+        ("a = 1\na = 2", ValueError, "run.toml:2: NPURunConfig: it is not TOML"),
     ],
 )
 def test_errors_name_file_line_and_key(tmp_path, text, error, located):

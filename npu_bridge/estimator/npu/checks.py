@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from collections.abc import Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from npu_bridge import collective
-from npu_bridge.base.errors import shown
+from npu_bridge.base.errors import message, say_once, shown
+from npu_bridge.base.tensorflow_start import explain_global_step
+from npu_bridge.gradients.collections import pipelines_in
+from npu_bridge.graph.variables import is_changed_anywhere
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import usable_directory
@@ -116,6 +124,37 @@ def check_root_rank(owner: str, root_rank: Any) -> None:
         raise ValueError(
             f"{owner}: root_rank is not a rank. Expected an integer from 0 to {size - 1}; got {root_rank!r}. Use 0."
         )
+
+
+def check_model_dir(folder: str) -> None:
+    """OSError unless checkpoints can be written to a folder, which is made if need be; any remote one is fine."""
+    if "://" in folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        expected, fix = "a folder that can be written", "Choose another one."
+        raise OSError(message("NPUEstimator", "model_dir cannot be used", expected, f"{folder} ({reason})", fix))
+
+
+def tell_uncounted() -> None:
+    """Warns on rank 0 of a training step that nobody counts, which TensorFlow at best says later, and five times."""
+    explain_global_step()
+    if collective.current().rank == 0:
+        problem = "no step is counted: a number of steps is never reached, and every checkpoint is one of step 0"
+        fix = "Write optimizer.minimize(loss, tf.train.get_global_step()), or pass it to apply_gradients."
+        text = message("global_step", problem, "a training step that increases global_step", "one that does not", fix)
+        say_once(logging.WARNING, text)
+
+
+def check_steps_are_counted(graph: tf.Graph) -> None:
+    """Warns if optimizers of this package train a graph that has a global step, and nothing there increases it."""
+    global_step = tf.compat.v1.train.get_global_step(graph)
+    if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_changed_anywhere(global_step):
+        tell_uncounted()
 
 
 def _check(kind: Integer | Boolean, value: Any, name: str) -> None:

@@ -8,11 +8,16 @@ import inspect
 import tensorflow as tf
 
 from npu_bridge import collective, session
+from npu_bridge.base.errors import message
 from npu_bridge.collective import agreement
+from npu_bridge.estimator.npu.checks import tell_uncounted
 from npu_bridge.estimator.npu.npu_hook import NPUInfeedOutfeedSessionHook
 from npu_bridge.gradients.keras.in_graphs import check_train_op, refusals_explained
+from npu_bridge.graph.operators import computed_ops
+from npu_bridge.graph.variables import changed_variables
 from npu_bridge.options import of_graph
 
+_WRITTEN = {"loss": "loss", "train_op": "optimizer.minimize(loss, tf.train.get_global_step())"}
 _MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
@@ -27,7 +32,7 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
         `tf.summary` operators it makes, run with every step on rank 0, after the training step (in evaluation, after
         the loss). Writers of `tf.summary` are opened before the first step and flushed after the last.
     Raises:
-      ValueError: `host_call` is not such a pair.
+      ValueError: `host_call` is not such a pair; or there is no `loss`, in training no `train_op`.
       TypeError: its first element cannot be called.
       RuntimeError: the function takes another number of arguments than there are tensors.
     """
@@ -49,6 +54,10 @@ class NPUEstimatorSpec(tf.estimator.EstimatorSpec):
     ):
         if host_call is not None:
             session.check_host_call(host_call)
+        for name, value, modes in (("loss", loss, ("train", "eval")), ("train_op", train_op, ("train",))):
+            if value is None and mode in modes:
+                fix = f"Pass {name}={_WRITTEN[name]}."
+                raise ValueError(message(cls.__name__, f"{name} is missing", f"one in mode {mode!r}", "None", fix))
         spec = super().__new__(
             cls,
             mode=mode,
@@ -99,6 +108,10 @@ def model_fn_under_options(model_fn, options, has_params):
             )
         if is_training:
             check_train_op(spec.train_op, "NPUEstimator")
+            global_step = tf.compat.v1.train.get_global_step()
+            ops = computed_ops([getattr(spec.train_op, "op", spec.train_op)])
+            if global_step is not None and global_step.op.name not in changed_variables(ops):
+                tell_uncounted()
         if isinstance(spec, NPUEstimatorSpec) and spec._host_call is not None:
             spec = _with_host_call(spec)
         if is_training and options.iterations_per_loop > 1:

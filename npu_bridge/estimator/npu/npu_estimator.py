@@ -18,6 +18,7 @@ from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
+from npu_bridge.estimator.npu.checks import check_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -25,10 +26,9 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUCheckpointSaverHook,
     SetIterationsVarHook,
 )
-from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.resuming import only_present
 from npu_bridge.gradients.sync import SyncBeforeSavingHook
-from npu_bridge.options import read_job_start, read_run_config
+from npu_bridge.options import read_job_start, read_run_config, tell_effects
 from npu_bridge.reporting import (
     HistoryHook,
     LossScaleCollapseHook,
@@ -60,6 +60,7 @@ _OF_RUN_CONFIG = (
     "keep_checkpoint_every_n_hours",
     "log_step_count_steps",
 )
+_KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute")
 # Arguments of a TPUEstimator that scripts carry over.
 _TPU_KEYWORDS = (
     "batch_axis",
@@ -145,9 +146,12 @@ class NPUEstimator(tf.estimator.Estimator):
           DamagedCheckpointError: (a RuntimeError) the checkpoint to go on from is damaged; under `npu-run --restarts`,
             only if no other one is intact.
           ModelDirInUseError: (a RuntimeError) another job trains in `model_dir`.
+          OSError: checkpoints are to be saved, and `model_dir` is not a folder that can be written.
         Ranks: collective.
         """
         saves = collective.current().rank == 0 and self.config.is_chief
+        if saves and any(checkpoint_interval(self.config)):
+            check_model_dir(self.model_dir)
         with session.hold_model_dir(self.model_dir if saves else None):
             return self._train_alone(input_fn, hooks, steps, max_steps, saving_listeners)
 
@@ -200,9 +204,11 @@ class NPUEstimator(tf.estimator.Estimator):
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
         """The caller's hooks and those that the options ask for; the latter are ended whatever happens."""
+        tell_effects(self._options)
         own_hooks = session.hooks_for(self._options, graph_name, self.model_dir)
         try:
-            yield [*(first_hooks or [PrecisionHook(self._precision)]), *(hooks or ()), *own_hooks]
+            with session.mismatches_explained(self.model_dir):
+                yield [*(first_hooks or [PrecisionHook(self._precision)]), *(hooks or ()), *own_hooks]
         finally:
             session.close_hooks(own_hooks)
 
@@ -230,8 +236,7 @@ class NPUEstimator(tf.estimator.Estimator):
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
         secs, save_steps = checkpoint_interval(self.config)  # what was given, on every rank
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
-        if tf.compat.v1.get_collection(STEP_SKIPPED):
-            worker_hooks = _WithNanLossHook(worker_hooks)
+        worker_hooks = _WithNanLossHook(worker_hooks)
         if not self.config.cluster_spec:
             # Where the base class would put a saver of its own. Every rank is the chief of its own session.
             is_saving = bool(secs or save_steps) and not has_saver
@@ -326,8 +331,10 @@ def _as_npu_config(config):
         return "Pass config=NPURunConfig(...)."
     usual = tf.estimator.RunConfig()
     given = {name: getattr(config, name) for name in _OF_RUN_CONFIG if getattr(config, name) != getattr(usual, name)}
-    text = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    return f"Write NPURunConfig({text})."
+    texts = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    # What is too long to write out.
+    texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
+    return f"Write NPURunConfig({', '.join(texts)})."
 
 
 def _accept_tpu_keywords(keywords):

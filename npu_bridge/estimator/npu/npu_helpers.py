@@ -11,12 +11,14 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from npu_bridge import collective
 from npu_bridge import session as effects
 from npu_bridge.base import environment
+from npu_bridge.base.errors import with_known_keywords
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.base.tf_internals.training import session_config, set_session_config
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.estimator.npu.npu_callbacks import NPUBroadcastGlobalVariablesCallback
 from npu_bridge.estimator.npu.npu_hook import NPUBroadcastGlobalVariablesHook
+from npu_bridge.estimator.npu.npu_loss_scale_manager import instead_of_scale
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, check_arguments, check_combined
 from npu_bridge.gradients.keras.optimizer import keras_optimizer
 from npu_bridge.gradients.keras.settings import KerasSettings
@@ -225,6 +227,7 @@ def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:
     return NPUDistributedOptimizer(opt)
 
 
+@with_known_keywords({"loss_scale": instead_of_scale})
 def npu_keras_optimizer(
     opt: Any,
     loss_scale_manager: Any = None,

@@ -283,6 +283,18 @@ class ExponentialUpdateLossScaleManager(MovingLossScaleManager):
         super().__init__("exponential_update_loss_scale", rule, first, constants)
 
 
+def manager_of(scale: Any) -> str:
+    """The manager to write where a person has written a scale, or "dynamic"."""
+    if is_number(scale) and len(shown(scale)) < 40:
+        return f"FixedLossScaleManager({scale!r})"
+    return "ExponentialUpdateLossScaleManager(init_loss_scale=2**16, incr_every_n_steps=1000)"
+
+
+def instead_of_scale(scale: Any) -> str:
+    """How to fix a scale that is given as `loss_scale`, as to other libraries."""
+    return f"Write loss_scale_manager={manager_of(scale)}."
+
+
 def check_manager(owner: str, manager: Any) -> None:
     """Refuses what is given as a `loss_scale_manager` and is none, nor a list of them, such as the scale itself.
 
@@ -304,8 +316,7 @@ def check_manager(owner: str, manager: Any) -> None:
     if hasattr(manager, "update_loss_scale") and hasattr(manager, "get_loss_scale"):
         return
     got = "None" if manager is None else shown(manager)
-    is_scale = is_number(manager) and len(shown(manager)) < 40
     problem = "scaling the loss (is_loss_scale) needs a manager as loss_scale_manager"
     expected = "a FixedLossScaleManager or an ExponentialUpdateLossScaleManager"
-    fix = f"Write FixedLossScaleManager({manager!r}) for a fixed scale." if is_scale else "Pass one."
+    fix = "Pass one." if manager is None else f"Write {manager_of(manager)}."
     raise (ValueError if manager is None else TypeError)(message(owner, problem, expected, got, fix))

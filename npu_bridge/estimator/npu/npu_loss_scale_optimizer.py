@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npu_bridge.base.arguments import check_switch
-from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager, check_manager, instead_of_scale
 from npu_bridge.gradients import PipelineOptimizer
 from npu_bridge.gradients.recipe import build_pipeline
 
@@ -25,6 +25,8 @@ class NPULossScaleOptimizer(PipelineOptimizer):
       TypeError: `opt` is not an optimizer, the manager is none, or `is_distributed` is not True or False.
       ValueError: there is no manager.
     """
+
+    other_keywords = {"loss_scale": instead_of_scale}
 
     def __init__(self, opt, loss_scale_manager, is_distributed=False):
         name = "NPULossScaleOptimizer" + type(opt).__name__

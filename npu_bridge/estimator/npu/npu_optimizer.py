@@ -14,7 +14,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.collective import wire as wire_formats
 from npu_bridge.collective.fragments import check_first_parameters
 from npu_bridge.collective.groups import WORLD
-from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager
+from npu_bridge.estimator.npu.npu_loss_scale_manager import check_manager, instead_of_scale
 from npu_bridge.gradients import PipelineOptimizer, ShardedOptimizer
 from npu_bridge.gradients.combined import CombinedGradients
 from npu_bridge.gradients.in_place import distribute_in_place
@@ -82,6 +82,8 @@ class NPUOptimizer(PipelineOptimizer):
       >>> grads_and_vars = optimizer.compute_gradients(loss)
       >>> train_op = optimizer.apply_gradients(grads_and_vars, global_step=global_step)
     """
+
+    other_keywords = {"loss_scale": lambda scale: f"{instead_of_scale(scale)[:-1]}, is_loss_scale=True."}
 
     def __init__(
         self,

@@ -22,8 +22,9 @@ import tensorflow as tf
 from npu_bridge import session as effects
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.tf_internals.sessions import mark_as_not_begun
+from npu_bridge.estimator.npu.checks import check_steps_are_counted
 from npu_bridge.gradients.training_apart import watch_sessions
-from npu_bridge.options import of_graph, read_session_config
+from npu_bridge.options import of_graph, read_session_config, tell_effects
 from npu_bridge.session.devices import check_placement
 from npu_bridge.session.precision import Precision, attach
 
@@ -74,6 +75,9 @@ def decorator_tf_session(func: Callable) -> Callable:
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
         watch_sessions()
+        check_steps_are_counted(self.graph)
+        if has_entry:
+            tell_effects(options)
         if has_entry or is_imposed:
             effects.settle_session(self, options)
             attach(self, precision)

@@ -60,5 +60,7 @@ def _check_nesting(optimizer, settings, owner):
         raise ValueError(message(owner, problem, expected, got, fix))
     if isinstance(optimizer, PipelineMixin) or (settings.is_distributed and is_distributed(optimizer)):
         problem, expected = "the gradients would be averaged over the ranks twice", "one distributed optimizer"
-        got, fix = f"{type(optimizer).__name__}, which is one", "Pass the optimizer that it wraps."
+        is_ours = isinstance(optimizer, PipelineMixin)
+        got = repr(optimizer).partition("(")[0] if is_ours else type(optimizer).__name__
+        got, fix = f"{got}, which is one", "Pass the optimizer that it wraps."
         raise ValueError(message(owner, problem, expected, got, fix))

@@ -44,6 +44,12 @@ class KerasSettings:
     combines: bool = False
     checks_combined: bool = False
 
+    @property
+    def documented_name(self) -> str:
+        """What makes such an optimizer, as it is called in scripts."""
+        is_plain = self == KerasSettings(self.name)
+        return "KerasDistributeOptimizer" if is_plain else "npu_keras_optimizer"
+
     def pipeline(self, optimizer: Any) -> Pipeline:
         """The stages these settings stand for, around an optimizer."""
         is_scaled = self.manager is not None

@@ -68,7 +68,7 @@ class PipelineMixin(delegating_trackable()):
         if "_pipeline" not in self.__dict__:  # while it is made or copied
             return object.__repr__(self)
         stages = list(self._pipeline.pipeline.stages)
-        return f"{type(self).__name__}({type(self._optimizer).__name__}, stages={stages!r})"
+        return f"{self._settings.documented_name}({type(self._optimizer).__name__}, stages={stages!r})"
 
     @property
     def inner_optimizer(self) -> Any:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from npu_bridge.base.environment import VERBOSE, is_flag_on
 from npu_bridge.base.terminal import silence, visible
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
@@ -276,16 +277,20 @@ class _Job:
 
     def _tell(self, cause: Ending, endings: list[Ending]) -> int:
         input_ends, size = self._input_ends(), len(self._ranks)
+        # That others have noticed it is no news.
+        told = [ending for ending in endings if is_flag_on(VERBOSE) or not ending.is_secondary]
         short = ran_short(cause, input_ends, size)
         if short is not None:
             # Nothing is wrong where the exceptions of the others were raised.
-            for line in describe_survivors(cause._replace(rank=short), endings):
+            for line in describe_survivors(cause._replace(rank=short), told):
                 self.say(line)
             self.say(describe_short(short, input_ends, size, choose_exit_code(cause)))
             return choose_exit_code(cause)
-        for line in describe_survivors(cause, endings):
+        for line in describe_survivors(cause, told):
             self.say(line)
-        lines = cause.trace.splitlines()[-_TRACE_LINES:]
+        lines = cause.trace.splitlines()
+        if not is_flag_on(VERBOSE):
+            lines = lines[-_TRACE_LINES:]
         if lines:
             kind = "traceback" if cause.summary else "last output"
             self.say("\n".join([f"{kind} of rank {cause.rank}:", *lines]))

@@ -116,7 +116,7 @@ class WatchedRank:
             else:
                 self._report = message["ending"]
                 self._report["when"] += lead_secs
-                if self._report.get("secondary") and self._log is not None:
+                if self._log is not None:
                     self._log.feed("stderr", self._report["trace"].encode())  # the rank itself has not printed it
 
     def poll(self) -> Ending | None:

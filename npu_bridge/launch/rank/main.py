@@ -15,13 +15,15 @@ import os
 import signal
 import sys
 import types
-from typing import Any, Callable
+from typing import Callable
 
 from npu_bridge.base.after_import import when_loaded
 from npu_bridge.base.environment import Launched, fill_rank_variables, launched, write_variable
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
-from npu_bridge.launch.rank.report import report_of, script_frames
+from npu_bridge.launch.rank.report import report_of
+from npu_bridge.launch.rank.trace import script_frames, trace_of
 from npu_bridge.launch.source_choice import SourceChoice, take_choice
 from npu_bridge.launch.timeline import record_sessions, take_recording
 from npu_bridge.launch.trial import take_trial
@@ -30,6 +32,8 @@ from npu_bridge.launch.trials.start import begin_trial
 __all__ = ["main"]
 
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
+# Packages that everything here needs, and after which people call their scripts.
+_HIDEABLE = ("horovod", "keras", "npu_bridge", "numpy", "tensorflow")
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -68,9 +72,9 @@ def main(arguments: list[str]) -> None:
             _show(interrupt, arguments[0])
         sys.exit(_INTERRUPTED)
     except BaseException as error:
-        facts = _report(link, error, arguments[0], 1)
-        # That another rank is gone is said by the launcher, which knows why, and in one line.
-        if link is None or not facts["secondary"] or sys.excepthook is not sys.__excepthook__:
+        _report(link, error, arguments[0], 1)
+        # The launcher shows the traceback of the rank that has failed first, and says of the others in one line how.
+        if link is None or sys.excepthook is not sys.__excepthook__:
             _show(error, arguments[0])
         sys.exit(1)
     finally:
@@ -103,6 +107,9 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
+    for name in _HIDEABLE if rank == 0 else ():
+        if os.path.isfile(os.path.join(sys.path[0], f"{name}.py")):
+            echo(f"npu-run: {name}.py beside the script hides the package {name}. Rename that file.", err=True)
     if choice.enter(script, rank):
         from tensorflow1_compat.source import compile_source, prepare_namespace
 
@@ -114,14 +121,13 @@ def _run_script(script: str, arguments: list[str], choice: SourceChoice, rank: i
     exec(code, module.__dict__)
 
 
-def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> dict[str, Any]:
-    """Tells the launcher, before anything else can go wrong, how this rank ends and when; gives what was told."""
-    facts = report_of(error, script, code)
+def _report(link: RankLink | None, error: BaseException, script: str, code: int) -> None:
+    """Tells the launcher, before anything else can go wrong, how this rank ends and when."""
     if link is not None:
+        facts = report_of(error, script, code)
         # A rank that comes to a collective after that finds Horovod not initialized.
         facts["secondary"] |= link.has_left_horovod
         link.send({"ending": facts})
-    return facts
 
 
 def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None:
@@ -133,9 +139,12 @@ def _finish(link: RankLink | None, tell_exit: Callable[[], None] | None) -> None
 
 
 def _show(error: BaseException, script: str) -> None:
-    """Prints the exception the way Python would have, or the way the script has asked for."""
-    frames = script_frames(error, script)
-    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    """Prints the exception in short, or the way the script has asked for."""
+    if sys.excepthook is not sys.__excepthook__:
+        frames = script_frames(error, script)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+    else:
+        echo(trace_of(error, script).rstrip("\n"), err=True)
 
 
 if __name__ == "__main__":

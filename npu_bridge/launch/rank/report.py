@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import traceback
-import types
 from typing import Any
 
-__all__ = ["report_of", "script_frames"]
+from npu_bridge.launch.rank.trace import trace_of
+
+__all__ = ["report_of"]
 
 # A report fits into the link's buffer, so that sending it never waits for the launcher.
 _TRACE_CHARACTERS = 16_000
 _SUMMARY_CHARACTERS = 1_000
-# Where an import of a script of TensorFlow 1 goes, and where it may end.
-_BEHIND_IMPORTS = tuple(os.path.join("tensorflow1_compat", name) for name in ("imports.py", "proxies.py"))
 # How Horovod words, on the ranks that are left, that some other rank is gone or silent (0.28, Gloo).
 _SECONDARY = (
     "HorovodInternalError",
@@ -50,29 +48,9 @@ def report_of(error: BaseException, script: str, code: int) -> dict[str, Any]:
         "code": code,
         "summary": summary[:_SUMMARY_CHARACTERS],
         "tensor": tensor[:_SUMMARY_CHARACTERS],
-        "trace": "".join(traceback.format_exception(type(error), error, script_frames(error, script)))[
-            -_TRACE_CHARACTERS:
-        ],
+        "trace": trace_of(error, script)[-_TRACE_CHARACTERS:],
         "secondary": _is_secondary(error),
     }
-
-
-def script_frames(error: BaseException, script: str) -> types.TracebackType | None:
-    """The traceback from the script's first line on, without the frames of the launcher.
-
-    Where it ends in what stands behind the script's imports, it ends at the import.
-    """
-    first = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename != script:
-        first = first.tb_next
-    last = frame = first
-    while frame is not None:
-        if not frame.tb_frame.f_code.co_filename.endswith(_BEHIND_IMPORTS):
-            last = frame
-        frame = frame.tb_next
-    if last is not None:
-        last.tb_next = None
-    return first
 
 
 def _summary(error: BaseException) -> tuple[str, str]:
