@@ -43,6 +43,21 @@ def build_from_file(
         combination; the message starts with file, line and key.
       OSError: the file cannot be read.
     """
+    content, text = read_toml(path)
+    reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
+    made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
+    values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
+    try:
+        config = cls(**{**values, **overrides})
+    except (TypeError, ValueError) as error:
+        raise reader.located(error, "") from error
+    for name, objects in made.items():
+        setattr(config, f"_{name}", objects)
+    return config
+
+
+def read_toml(path: str | os.PathLike) -> tuple[dict[str, Any], str]:
+    """What a file holds, and its text; errors as of `build_from_file`, without options."""
     with open_file(path, "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -54,17 +69,7 @@ def build_from_file(
         if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
             bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
             raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
-    reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
-    content = _parse(text, os.fspath(path))
-    made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
-    values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
-    try:
-        config = cls(**{**values, **overrides})
-    except (TypeError, ValueError) as error:
-        raise reader.located(error, "") from error
-    for name, objects in made.items():
-        setattr(config, f"_{name}", objects)
-    return config
+    return _parse(text, os.fspath(path)), text
 
 
 class _FileReader:
