@@ -29,7 +29,7 @@ from npu_bridge.launch.table import PlainConsole, print_table
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, Effect, Option
 
-__all__ = ["Row", "effects", "rows_of_file"]
+__all__ = ["Row", "effects"]
 
 WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
 _TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
@@ -98,11 +98,11 @@ def _rows_of(path: str, era: int, trees: tuple[str, ...]) -> Iterator[Row]:
     if os.path.isdir(path):
         return _rows_of_training(path)
     if path.endswith(".toml"):
-        return rows_of_file(path)
+        return _rows_of_file(path)
     return _rows_of_script(path, SourceChoice(era, tuple(map(os.path.abspath, trees))))
 
 
-def rows_of_file(path: str) -> Iterator[Row]:
+def _rows_of_file(path: str) -> Iterator[Row]:
     """What a configuration file sets, in its order, without TensorFlow.
 
     Raises:
