@@ -131,7 +131,8 @@ class ScriptCommand(Command):
             own += options
             words += rest[:1]
             rest = rest[1:]
-        late = self._late_options(ctx, words[-1], rest) if words and self.takes_late_options else []
+        takes_late = self.takes_late_options and words and "--run" not in own
+        late = self._late_options(ctx, words[-1], rest) if takes_late else []
         if late:
             own += late
             rest = rest[len(late) :]

@@ -94,7 +94,5 @@ def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path, folde
     (tmp_path / "file").touch()
     write_script(tmp_path, "open('started', 'w')")
     code, output = npu_run("--logs", "--out", folder, "train.py", cwd=tmp_path)
-    assert (
-        code == 2 and output.startswith(f"npu-run: --out {folder} cannot be written (") and output.count("\n") == 1
-    )
+    assert code == 2 and output.startswith(f"npu-run: --out {folder} cannot be written (") and output.count("\n") == 1
     assert not (tmp_path / "started").exists()
