@@ -12,7 +12,7 @@ from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
-from tensorflow1_compat.reading import FileFacts, Use, read_tree
+from tensorflow1_compat.reading import TAKE_OPTIONS, FileFacts, Use, read_tree
 from tensorflow1_compat.tables import NAMES
 
 __all__ = ["Finding", "Survey", "survey"]
@@ -20,7 +20,7 @@ __all__ = ["Finding", "Survey", "survey"]
 _TENSORFLOW = ("tensorflow.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
 _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
-_TAKES_OPTIONS = re.compile(r"(NPURunConfig|(Dump|Profiling|Memory|DynamicInput|Experimental)Config)$")
+_TAKES_OPTIONS = re.compile(rf"({'|'.join(TAKE_OPTIONS)})$")
 
 
 class Finding(NamedTuple):

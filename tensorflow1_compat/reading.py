@@ -18,6 +18,16 @@ __all__ = ["FileFacts", "Use", "read_file", "read_tree"]
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
 
+# Classes of `npu_bridge.npu_init` whose keywords are options.
+TAKE_OPTIONS = (
+    "NPURunConfig",
+    "DumpConfig",
+    "ProfilingConfig",
+    "MemoryConfig",
+    "DynamicInputConfig",
+    "ExperimentalConfig",
+)
+
 
 class Use(NamedTuple):
     """A module or a dotted name in a file.
@@ -146,7 +156,7 @@ class _Reader(ast.NodeVisitor):
                 continue
             if alias.name == "*":
                 if module == "npu_bridge.npu_init":
-                    self._aliases["tf"] = "npu_bridge.npu_init.tf"
+                    self._aliases.update({name: f"{module}.{name}" for name in ("tf", *TAKE_OPTIONS)})
                 self._use(module, node, is_import=True)
             else:
                 self._aliases[alias.asname or alias.name] = full

@@ -11,6 +11,7 @@ BESIDE = ("launch", "reporting", "session")
 # What a command is asked for, and ends with one sentence where it cannot be written; and what is not a file of anybody.
 PRODUCTS = {
     "reporting/compare/dumps.py": "compare --write-names",
+    "launch/check.py": "what was found, where it is asked for",
     "launch/bisect.py": "the state of a search, and what it finds",
     "launch/doctor/ranks.py": "a script in a folder of its own that is gone afterwards",
     "launch/rank/processor_time.py": "names of threads, below /proc",
@@ -18,7 +19,7 @@ PRODUCTS = {
     "launch/repeat.py": "the note in the folder of a repeat",
     "reporting/page/document.py": "npu-run report; ReportHook attempts it",
     "reporting/page/facts.py": "ReportHook attempts it",
-    "reporting/picture_style.py": "npu-run plan --picture; draw_training attempts it",
+    "reporting/picture_style.py": "npu-run plan --out; draw_training attempts it",
     "reporting/tail_report.py": "what npu-run --timeline ends with; Recording.conclude tells what fails",
     "session/dump_files.py": "TensorWatch attempts it",
     "session/overflow_hook.py": "TensorWatch attempts it",

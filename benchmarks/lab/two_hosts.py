@@ -160,7 +160,7 @@ class Hosts:
         self._runs += 1
         logs = self._folder / f"run_{self._runs}"
         before, start = self.sent_bytes(), time.monotonic()
-        options = ["--log-dir", logs, *options]
+        options = ["--logs", "--out", logs, *options]
         with self.start_ranks(script, *arguments, slots=slots, options=options, **kwargs) as process:
             try:
                 text, _ = process.communicate(timeout=limit_secs)
@@ -233,7 +233,7 @@ def _shape(rate: str) -> list[str]:
 
 
 def _outputs(logs: pathlib.Path) -> list[str]:
-    """What the ranks have printed, from the folder of --log-dir."""
+    """What the ranks have printed, from the folder of --logs."""
     by_rank = sorted(logs.glob("rank_*.log"), key=lambda path: int(path.stem.partition("_")[2]))
     return [path.read_text().partition("\n")[2] for path in by_rank]  # the first line is the run's title
 

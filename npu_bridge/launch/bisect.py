@@ -15,7 +15,7 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.reading import read_json
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
+from npu_bridge.launch.command_line import ScriptCommand, ending_on, launcher_options, say
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
@@ -37,7 +37,7 @@ _REFERENCES = 3
 _FULL = {"precision_mode": "must_keep_origin_dtype"}
 
 
-@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=ScriptCommand)
 @click.option(
     "--low", type=click.Choice(LOW_MODES), default=LOW_MODES[0], show_default=True, help="The precision mode to try."
 )
@@ -68,7 +68,7 @@ def bisect(
     which ever other operators keep float32: by name scope, then by type, then single ones. Prints what does it.
     """
     bisection = Bisection(os.path.abspath(out), low, steps, tolerance, max_runs, [*launcher, script, *arguments])
-    with ending_on(LaunchError, command="bisect"):
+    with ending_on(LaunchError):
         sys.exit(bisection.run())
 
 
@@ -109,7 +109,7 @@ class Bisection:
         self._say(f"{len(operators)} operators may be lowered")
         found = smallest_kept(operators, self._passes)
         if found is None:
-            self._say(
+            self._tell(
                 f"even with all {len(operators)} operators in float32 the run is outside: what differs is not an "
                 f"operator of a session run that trains. Compare {os.path.join(self._shown, 'run-001')} with repeat-0."
             )
@@ -220,11 +220,11 @@ class Bisection:
     def _conclude(self, found: Found, count: int) -> None:
         """Prints what keeps these operators, and tries whether the list of their types does it as well."""
         if not found.kept:
-            self._say(f"none of {count} operators must stay float32: {self._low} passes as it is")
+            self._tell(f"none of {count} operators must stay float32: {self._low} passes as it is")
             return
         runs = len(self._runs) + _REFERENCES
         what = "the smallest set" if found.is_smallest else f"not the smallest set: {runs} runs were all there may be"
-        self._say(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
+        self._tell(f"{len(found.kept)} of {count} operators must stay float32 ({what}; {runs} runs)")
         names = self._write_names([operator.name for operator in found.kept], _KEPT)
         types = sorted({operator.type for operator in found.kept})
         mixlist = os.path.join(self.folder, _MIXLIST)
@@ -251,6 +251,10 @@ class Bisection:
         return self._try([label], {"modify_mixlist": mixlist}, label)
 
     def _say(self, text: str) -> None:
+        say(f"npu-run bisect: {text}")
+
+    def _tell(self, text: str) -> None:
+        """What was found: not even `--quiet` leaves it out."""
         echo(f"npu-run bisect: {text}", err=True)
 
 

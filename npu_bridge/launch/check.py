@@ -1,4 +1,4 @@
-"""`npu-run check script.py`, the command: whether a script can work here, without running it."""
+"""`npu-run check script.py`, the command: whether a script can work here, from its text or by running it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,70 @@ import sys
 
 import click
 
-from npu_bridge.base.terminal import echo, json_text
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.terminal import echo
 from npu_bridge.launch.check_page import facts_of, make_page
-from npu_bridge.launch.command_line import SETTINGS, Command
-from npu_bridge.launch.source_choice import SourceChoice
+from npu_bridge.launch.command_line import (
+    ScriptCommand,
+    check_script,
+    ending_on,
+    is_quiet,
+    json_option,
+    print_json,
+    script_arguments,
+    source_options,
+)
+from npu_bridge.launch.errors import LaunchError
+from npu_bridge.launch.outputs import check_file
+from npu_bridge.launch.source_choice import REPORT_FILES, SourceChoice
 
 __all__ = ["check"]
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
-@click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1.")
-@click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2.")
-@click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
-def check(era: int | None, trees: tuple[str, ...], as_json: bool, script: str) -> None:
-    """Reads SCRIPT and the modules of its folder that it imports, without running any of it.
+@click.command(cls=ScriptCommand)
+@click.option("--run", is_flag=True, help="Run SCRIPT, too, and say at its end what it met.")
+@click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks of --run. Default: 1.")
+@source_options
+@click.option("-o", "--out", metavar="FILE", help="Write what was found to FILE, too (JSON).")
+@json_option
+@script_arguments
+def check(
+    run: bool,
+    size: int | None,
+    era: int | None,
+    trees: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Reads SCRIPT and the modules of its folder that it imports.
 
-    Says with file and line which names and options it uses, what they are here, and what cannot work. The exit code
-    is 1 if something cannot.
+    Says with file and line which names and options it uses, what they are here, and what cannot work. Nothing is run,
+    unless you say --run; ARGS are for that. The exit code is 1 if something cannot work; with --run it is the script's.
     """
-    choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)))
+    check_script(script)
+    choice = SourceChoice(era or 0, tuple(map(os.path.abspath, trees)), os.path.abspath(out) if out else "")
+    with ending_on(LaunchError):
+        check_file(out, "--out", REPORT_FILES)
+        if run:
+            if as_json:
+                raise LaunchError("--json has no place beside what SCRIPT prints. Say --run --out FILE.")
+            choice.announce()
+            _run([*["-q"] * is_quiet(), *([] if size is None else ["-np", str(size)]), script, *arguments])
     found = choice.survey(script)
-    echo(json_text(json.dumps(facts_of(script, found), indent=1)) if as_json else make_page(script, found))
-    sys.exit(int(any(finding.is_fatal for finding in found.findings)))
+    facts, code = facts_of(script, found), int(any(finding.is_fatal for finding in found.findings))
+    if out is not None:
+        write_whole(out, json.dumps(facts, indent=1), REPORT_FILES)
+    if as_json:
+        print_json(code, facts)
+    else:
+        echo(make_page(script, found))
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> None:
+    """Ends with the script."""
+    from npu_bridge.launch.cli import run_script
+
+    run_script.main(words, prog_name="npu-run")

@@ -1,4 +1,4 @@
-"""Formats the findings of `npu-run check` and `npu-run --report`, as JSON and as lines of text."""
+"""Formats the findings of `npu-run check`, with and without `--run`, as JSON and as lines of text."""
 
 from __future__ import annotations
 

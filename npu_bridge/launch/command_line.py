@@ -1,37 +1,76 @@
-"""Base class and options that the commands of `npu-run` share, and how they print and fail."""
+"""Base classes and options that the commands of `npu-run` share, and how they print, fail, and speak JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import io
+import json
 import os
+import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
-from npu_bridge.base.terminal import echo, flush_or_silence, in_line, silence
+from npu_bridge.base import environment
+from npu_bridge.base.reading import open_file
+from npu_bridge.base.terminal import echo, flush_or_silence, in_line, json_text, silence
+from npu_bridge.launch.commands import missing_script
+from npu_bridge.launch.errors import LaunchError
 
-__all__ = ["EPILOG", "SETTINGS", "Command", "ending_on", "fail", "launcher_options"]
+__all__ = [
+    "Command",
+    "ScriptCommand",
+    "check_script",
+    "ending_on",
+    "fail",
+    "is_quiet",
+    "json_option",
+    "launcher_options",
+    "old_option",
+    "print_json",
+    "say",
+    "script_arguments",
+    "scripts_like",
+    "source_options",
+]
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-EPILOG = "Options of the script itself follow two dashes: train.py -- --batch 32."
+# Of what `--json` prints: it changes when a key goes or means something else; and the words for exit codes.
+SCHEMA = 1
+VERDICTS = ("fine", "no", "unknown")
 # For the libraries of TensorFlow, Horovod's connections, pipes to ranks, and the files of a script (ours); systems give
 # a thousand.
 LEAST_OPEN_FILES = 64
+_QUIET, _VERBOSE, _OLD_FORMS = (f"npu_bridge.{name}" for name in ("quiet", "verbose", "old_forms"))
 
 
 class Command(click.Command):
     """A command that ends with one sentence and exit code 2 where its streams or files fail it, not with a traceback.
 
-    Whatever it prints goes through `echo`, click's own messages as well, which repeat what was typed.
+    Whatever it prints goes through `echo`, click's own messages as well, which repeat what was typed. Each has
+    `--quiet` and `--verbose`.
     """
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        keywords["context_settings"] = {**SETTINGS, **(keywords.get("context_settings") or {})}
+        super().__init__(*arguments, **keywords)
+        for param in self.params:
+            if param.metavar in ("FILE", "DIR") or (isinstance(param, click.Argument) and param.type is click.STRING):
+                param.type = click.Path(readable=False)  # so that shells complete it
+        self.params += [
+            _flag("-q", "--quiet", _QUIET, "Print results and errors alone."),
+            _flag("-v", "--verbose", _VERBOSE, "Show all that TensorFlow says."),
+        ]
 
     def main(self, args=None, prog_name=None, complete_var=None, standalone_mode=True, **extra):
         """As click has it."""
+        args = sys.argv[1:] if args is None else list(args)
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
         name = prog_name or f"npu-run {self.name}"
@@ -40,6 +79,8 @@ class Command(click.Command):
             code = super().main(args, prog_name, complete_var, False, **extra)
             sys.exit(code if isinstance(code, int) else 0)
         except click.ClickException as error:
+            if "--json" in args and any("--json" in option.opts for option in self.params):
+                _print_facts(self, error.exit_code, {"problem": error.format_message()})
             text = io.StringIO()
             error.show(text)
             fail(text.getvalue().rstrip("\n"), error.exit_code)
@@ -56,7 +97,122 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """As click has it, which would take a reader that is gone for exit code 1, and so for an answer."""
         with _failing_with_a_sentence(ctx.command_path):
+            if ctx.meta.get(_VERBOSE) or environment.is_flag_on(environment.VERBOSE):
+                environment.write_variable(environment.VERBOSE, 1)
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
+            for text in ctx.meta.get(_OLD_FORMS, ()):
+                if environment.probable_rank() == 0:
+                    say(f"{_title(self)}: {text}")
             return super().invoke(ctx)
+
+
+class ScriptCommand(Command):
+    """A command with an argument SCRIPT: the words behind it are the script's, of which a first `--` is left out.
+
+    Attributes:
+      takes_late_options: whether its own options were once understood behind SCRIPT, and still are where the script
+        cannot mean them: nothing else is there, and its text does not name them.
+    """
+
+    takes_late_options = True
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        settings = {"allow_interspersed_args": False, **(keywords.pop("context_settings", None) or {})}
+        super().__init__(*arguments, context_settings=settings, **keywords)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click has it, with options first."""
+        names = [param.name for param in self.params if isinstance(param, click.Argument)]
+        own: list[str] = []
+        words: list[str] = []
+        rest = list(args)
+        for _ in range(names.index("script") + 1):
+            options, rest = self._split(ctx, rest)
+            own += options
+            words += rest[:1]
+            rest = rest[1:]
+        takes_late = self.takes_late_options and words and "--run" not in own
+        late = self._late_options(ctx, words[-1], rest) if takes_late else []
+        if late:
+            own += late
+            rest = rest[len(late) :]
+            shown = " ".join(late)
+            text = f"{shown} stands behind SCRIPT, where words are the script's; it is still taken for npu-run's. "
+            if words[-1].endswith(".py"):
+                ctx.meta.setdefault(_OLD_FORMS, []).append(f"{text}Write it before SCRIPT.")
+        return super().parse_args(ctx, [*own, *words, *rest[rest[:1] == ["--"] :]])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list:
+        """As click has it; behind SCRIPT there are no options."""
+        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
+    def _split(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The options that words begin with, and the rest."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        parser = click.Command(self.name, params=options, add_help_option=False).make_parser(ctx)
+        rest = parser.parse_args(list(words))[1]
+        own = list(words[: len(words) - len(rest)])
+        return own[: -1 if own[-1:] == ["--"] else None], rest
+
+    def _late_options(self, ctx: click.Context, script: str, words: Sequence[str]) -> list[str]:
+        late = list(words[: words.index("--")] if "--" in words else words)
+        try:
+            if self._split(ctx, late)[1]:
+                return []
+        except click.UsageError:
+            return []
+        text = ""
+        with contextlib.suppress(OSError), open_file(script, errors="replace") as file:
+            text = file.read()
+        names = [re.escape(word.partition("=")[0].strip("-")) for word in late if word.startswith("-")]
+        named = "|".join(names).replace(r"\-", "[-_]")
+        return [] if re.search(rf"""['"]-*({named})['"=]""", text) else late
+
+
+def _flag(short: str, name: str, key: str, doc: str) -> click.Option:
+    def note(context: click.Context, option: click.Parameter, given: bool) -> None:
+        context.meta[key] = given
+
+    return click.Option([short, name], is_flag=True, expose_value=False, callback=note, help=doc)
+
+
+def old_option(name: str, new: str, **keywords: Any) -> Callable:
+    """An option in its old form, which is not in the help; whoever uses it is told the new one."""
+
+    def note(context: click.Context, option: click.Parameter, given: Any) -> Any:
+        if given is not None:
+            text = f"{name} is now written {new}; the old form still works."
+            context.meta.setdefault(_OLD_FORMS, []).append(text)
+        return given
+
+    return click.option(name, hidden=True, callback=note, **keywords)
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs was given `--quiet`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def say(text: str) -> None:
+    """Prints a line about what goes on, on standard error; not with `--quiet`."""
+    if not is_quiet():
+        echo(text, err=True)
+
+
+def json_option(command: Callable) -> Callable:
+    """Adds `--json`; the command gets `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/commands.md lists its keys.")(command)
+
+
+def print_json(exit_code: int, facts: Mapping[str, Any]) -> None:
+    """Prints what a command has found as JSON, with its verdict; the caller ends with this exit code."""
+    _print_facts(click.get_current_context().command, exit_code, facts)
+
+
+def _print_facts(command: click.Command, exit_code: int, facts: Mapping[str, Any]) -> None:
+    whole = {"schema": SCHEMA, "command": command.name, "verdict": VERDICTS[exit_code], **facts}
+    echo(json_text(json.dumps(whole, indent=1)))
 
 
 @contextlib.contextmanager
@@ -67,6 +223,8 @@ def _failing_with_a_sentence(name: str) -> Iterator[None]:
         silence(sys.stdout)
         fail(f"{name}: nobody reads the output any more")
     except OSError as error:
+        with contextlib.suppress(OSError):
+            _print_problem(str(error))
         silence(sys.stdout)
         fail(f"{name}: {in_line(str(error))}")
 
@@ -101,32 +259,77 @@ def _check_process(name: str) -> None:
 
 
 @contextlib.contextmanager
-def ending_on(*errors: type[Exception], command: str) -> Iterator[None]:
-    """Inside, these errors end the process with one line and exit code 2."""
+def ending_on(*errors: type[Exception]) -> Iterator[None]:
+    """Inside, these errors end the command with one line, with `--json` also in that, and exit code 2."""
     try:
         yield
     except errors as error:
-        fail(f"npu-run {command}: {in_line(str(error))}")
+        _print_problem(str(error))
+        fail(f"{_title(click.get_current_context().command)}: {in_line(str(error))}")
+
+
+def _print_problem(text: str) -> None:
+    context = click.get_current_context(silent=True)
+    if context is not None and context.params.get("as_json"):
+        print_json(2, {"problem": text})
+
+
+def _title(command: click.Command) -> str:
+    return "npu-run" if command.name == "npu-run" else f"npu-run {command.name}"
+
+
+def check_script(script: str) -> None:
+    """Ends the command where there is no such file; what is not a file is left to who reads it."""
+    with ending_on(LaunchError):
+        if not os.path.exists(script):
+            raise LaunchError(missing_script(script))
+
+
+def source_options(command: Callable) -> Callable:
+    """Adds `--tf1`, `--tf2` and `--tree`; the command gets `era`, 1, 2 or None, and `trees`."""
+    for option in (
+        click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too."),
+        click.option("--tf2", "era", flag_value=2, type=int, help="The script is one of TensorFlow 2."),
+        click.option("--tf1", "era", flag_value=1, type=int, help="The script is one of TensorFlow 1."),
+    ):
+        command = option(command)
+    return command
+
+
+def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
+    """Adds SCRIPT and its arguments; the command gets `script`, which has one of the endings, and `arguments`."""
+
+    def complete_script(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
+        return scripts_like(incomplete, endings)
+
+    def complete_argument(context: click.Context, parameter: click.Parameter, incomplete: str) -> list:
+        return [CompletionItem(incomplete, type="file")]
+
+    arguments = {"nargs": -1, "type": click.UNPROCESSED, "metavar": "[ARGS]..."}
+    command = click.argument("arguments", shell_complete=complete_argument, **arguments)(command)
+    return click.argument("script", shell_complete=complete_script)(command)
+
+
+def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[CompletionItem]:
+    """What completes the path of a script: folders, and files of Python."""
+    found = sorted(path for ending in endings for path in glob.glob(f"{glob.escape(incomplete)}*{ending}"))
+    return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, found)]
 
 
 def launcher_options(command: Callable) -> Callable:
-    """Adds `-np`, `--tf1`, `--tf2`, `--tree`, SCRIPT and its arguments to a command.
+    """Adds `-np`, the options of `source_options`, SCRIPT and its arguments to a command.
 
     The command gets `launcher`, these options as a list of words for `npu-run`, `script` and `arguments`.
     """
 
     @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks. Default: 1.")
-    @click.option("--tf1", "era", flag_value="--tf1", help="The script is one of TensorFlow 1.")
-    @click.option("--tf2", "era", flag_value="--tf2", help="The script is one of TensorFlow 2.")
-    @click.option("--tree", "trees", multiple=True, metavar="DIR", help="Modules in DIR are the script's own, too.")
-    @click.argument("script")
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+    @source_options
+    @script_arguments
     @functools.wraps(command)
-    def with_launcher(*given: Any, size: int | None, era: str | None, trees: tuple[str, ...], **others: Any) -> Any:
-        if not os.path.isfile(others["script"]):
-            raise click.UsageError(f"there is no file {others['script']!r} to run. Expected a Python script.")
+    def with_launcher(*given: Any, size: int | None, era: int | None, trees: tuple[str, ...], **others: Any) -> Any:
+        check_script(others["script"])
         launcher = [] if size is None else ["-np", str(size)]
-        launcher += [era] if era else []
+        launcher += [f"--tf{era}"] if era else []
         launcher += [word for tree in trees for word in ("--tree", os.path.abspath(tree))]
         return command(*given, launcher=launcher, **others)
 

@@ -6,7 +6,7 @@ import click
 
 from npu_bridge.base.environment import read_variable, write_variable
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
+from npu_bridge.launch.command_line import Command, ending_on, json_option, old_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.units import parse_count
@@ -15,25 +15,40 @@ from npu_bridge.reporting.picture_style import PICTURE_FILES
 __all__ = ["explain"]
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
-@click.option("--config", required=True, metavar="FILE", help="A TOML file that NPURunConfig.from_file reads.")
+@click.command(cls=Command)
+@click.argument("file", required=False)
+@old_option("--config", "npu-run explain FILE", metavar="FILE")
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Ranks that train.")
 @click.option("--params", default="1M", show_default=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
-@click.option("--svg", metavar="FILE", help="Draw it, too.")
-def explain(config: str, ranks: int, params: str, svg: str | None):
+@click.option("-o", "--out", metavar="FILE", help="Draw it, too (SVG).")
+@old_option("--svg", "--out FILE", metavar="FILE")
+@json_option
+def explain(
+    file: str | None,
+    config: str | None,
+    ranks: int,
+    params: str,
+    out: str | None,
+    svg: str | None,
+    as_json: bool,
+):
     """Lists the stages between backward pass and update: their order, needs and gifts, and bytes that a rank sends.
 
-    The stages are those of the file in an NPUOptimizer that averages gradients over the ranks and scales the loss.
+    FILE is a TOML file that NPURunConfig.from_file reads. Its stages are shown in an NPUOptimizer that averages
+    gradients over the ranks and scales the loss.
     """
-    with ending_on(LaunchError, OSError, TypeError, ValueError, command="explain"):
+    path = config or file
+    if path is None:
+        raise click.UsageError("Missing argument 'FILE'.")
+    with ending_on(LaunchError, OSError, TypeError, ValueError):
         count = parse_count(params, "--params")
-        check_file(svg, "--svg", PICTURE_FILES)
+        check_file(out or svg, "--out", PICTURE_FILES)
         if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
             write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
-        echo(_explained(config, ranks, count, svg))
+        _explain(path, ranks, count, out or svg, as_json)
 
 
-def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:
+def _explain(path: str, ranks: int, parameters: int, svg: str | None, as_json: bool) -> None:
     from npu_bridge import stages
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
     from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
@@ -43,12 +58,22 @@ def _explained(path: str, ranks: int, parameters: int, svg: str | None) -> str:
     manager = FixedLossScaleManager(2.0**15)
     pipeline = stages.pipeline("explained", manager, is_distributed=True, stages=added, owner=path)
     text = stages.explain(pipeline, svg=svg, ranks=ranks)
-    if ranks == 1:
-        return f"{text}\nOne rank sends nothing."
-    plain = f"{_amount(bytes_unchanged(ranks) * parameters)} without stages"
-    sent = bytes_with(list_stages(pipeline, ranks), ranks)
-    with_stages = "bytes that depend on the training" if sent is None else _amount(sent * parameters)
-    return f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {plain}."
+    rows = list_stages(pipeline, ranks)
+    plain = bytes_unchanged(ranks) * parameters
+    sent = bytes_with(rows, ranks)
+    total = None if sent is None else sent * parameters
+    if as_json:
+        listed = [
+            {**row._asdict(), "needs": [*map(str, row.needs)], "gives": [*map(str, row.gives)], "sends": row.sends}
+            for row in rows
+        ]
+        facts = {"file": path, "ranks": ranks, "parameters": parameters, "stages": listed}
+        print_json(0, {**facts, "sent_bytes": total, "sent_bytes_without_stages": plain})
+    elif ranks == 1:
+        echo(f"{text}\nOne rank sends nothing.")
+    else:
+        with_stages = "bytes that depend on the training" if total is None else _amount(total)
+        echo(f"{text}\nFor a batch, each of {ranks} ranks sends {with_stages}; {_amount(plain)} without stages.")
 
 
 def _amount(count: float) -> str:

@@ -12,7 +12,7 @@ import click
 
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import EPILOG, SETTINGS, Command, ending_on, launcher_options
+from npu_bridge.launch.command_line import ScriptCommand, ending_on, is_quiet, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.trial import run_trial
@@ -21,10 +21,11 @@ from npu_bridge.launch.trials.trial import Trial
 __all__ = ["record", "replay"]
 
 SNIPPET = "replay_tf1.py"
+_QUIET = ["-q"]
 _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
 
 
-@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=ScriptCommand)
 @click.option("--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
 @launcher_options
@@ -34,12 +35,12 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
     last of these steps.
     """
-    with ending_on(LaunchError, command="record"), own_output(out, "--out", "npu-run record") as own:
+    with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
         own.clear("rank_*", "run", SNIPPET)
         _record(os.path.abspath(out), steps, [*launcher, script], arguments)
 
 
-@click.command(cls=Command, context_settings=SETTINGS, epilog=EPILOG)
+@click.command(cls=ScriptCommand)
 @click.option("--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
 @click.argument("recorded")
 @launcher_options
@@ -50,7 +51,7 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
     """
     recorded = os.path.abspath(recorded)
     out = os.path.abspath(out) if out else os.path.join(recorded, "replayed")
-    with ending_on(LaunchError, command="replay"):
+    with ending_on(LaunchError):
         _check_record(recorded)
         with own_output(out, "--out", "npu-run replay") as own:
             own.clear("run")
@@ -59,7 +60,7 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
 
 def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
     trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
-    code = run_trial(trial, [*command, *arguments], _ONE_STEP)
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _ONE_STEP)
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
@@ -99,7 +100,7 @@ def _check_record(folder: str) -> None:
 
 
 def _replay(recorded: str, run: str, command: list[str]) -> int:
-    code = run_trial(Trial(folder=run, seed=0, replay=recorded), command, _ONE_STEP)
+    code = run_trial(Trial(folder=run, seed=0, replay=recorded), [*_QUIET * is_quiet(), *command], _ONE_STEP)
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"

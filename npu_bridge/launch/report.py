@@ -7,22 +7,23 @@ import os
 import click
 
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
+from npu_bridge.launch.command_line import Command, ending_on, old_option
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 
 __all__ = ["report"]
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
+@click.command(cls=Command)
 @click.argument("folder")
-@click.option("-o", "--output", "page", metavar="FILE", help="Default: FOLDER/report.html.")
+@click.option("-o", "--out", metavar="FILE", help="The page. Default: FOLDER/report.html.")
+@old_option("--output", "--out FILE", metavar="FILE")
 @click.option(
     "--timeline",
     metavar="DIR",
     help="Folder that npu-run --timeline wrote to. Default: FOLDER or FOLDER/timeline, if it is there.",
 )
-def report(folder: str, page: str | None, timeline: str | None):
+def report(folder: str, out: str | None, output: str | None, timeline: str | None):
     """Makes report.html of the training that wrote to FOLDER: curves, options, ranks, environment, how to repeat it.
 
     The page needs no other file and no network. Every NPUEstimator makes it when a training ends; docs/reporting.md
@@ -31,8 +32,9 @@ def report(folder: str, page: str | None, timeline: str | None):
     from npu_bridge.reporting.page import PAGE_FILE, PAGE_FILES, write_page
     from npu_bridge.reporting.page.run_folder import NoRunError
 
-    with ending_on(LaunchError, NoRunError, OSError, command="report"):
+    page = out or output
+    with ending_on(LaunchError, NoRunError, OSError):
         if page is not None or os.path.isdir(folder):
-            check_file(page or os.path.join(folder, PAGE_FILE), "--output", PAGE_FILES)
+            check_file(page or os.path.join(folder, PAGE_FILE), "--out", PAGE_FILES)
         made = write_page(folder, page, timeline)
     echo(f"{os.path.relpath(made)} ({os.path.getsize(made) / 1000:.0f} kB)")

@@ -29,7 +29,7 @@ class SourceChoice(NamedTuple):
     Attributes:
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the script's text decide.
       trees: absolute paths of further folders of the user's own modules.
-      report: absolute path of the migration report; None for none.
+      report: absolute path of the migration report; "" to print it alone, None for none.
     """
 
     era: int = 0
@@ -96,7 +96,8 @@ class SourceChoice(NamedTuple):
 
         found = self.survey(script)
         facts = json.dumps(facts_of(script, found, entries()), indent=1)
-        Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
+        if self.report:
+            Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
         echo(make_page(script, found, entries()), err=True)
 

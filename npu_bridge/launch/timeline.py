@@ -50,7 +50,7 @@ class Recording(NamedTuple):
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
-            raise LaunchError(f"--timeline-dir {self.folder} cannot be written ({error}). Name a folder.") from error
+            raise LaunchError(f"--out {self.folder} cannot be written ({error}). Name a folder.") from error
         environment.write_variable(_STEPS, f"{self.first}:{self.last}")
         environment.write_variable(_FOLDER, self.folder)
 
@@ -71,7 +71,7 @@ class Recording(NamedTuple):
         try:
             tail = draw_tail(found, picture, os.path.join(self.folder, FACTS))
         except OSError as error:
-            return f"timeline: {picture} cannot be written ({error}). Name another folder with --timeline-dir."
+            return f"timeline: {picture} cannot be written ({error}). Name another folder with --out."
         missing = sorted(set(range(ranks)) - {facts["rank"] for facts in found})
         elsewhere = f" (not there: the files of ranks {', '.join(map(str, missing))})" if missing else ""
         return (

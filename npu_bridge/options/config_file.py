@@ -43,25 +43,8 @@ def build_from_file(
         combination; the message starts with file, line and key.
       OSError: the file cannot be read.
     """
-    try:
-        with open_file(path, "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise not_readable(error, f"{cls.__name__}.from_file", path, "a TOML file") from None
-    except TypeError:
-        problem, got = "path is not a path", shown(path)
-        raise TypeError(message(f"{cls.__name__}.from_file", problem, "a path", got, "Name a TOML file.")) from None
-    if len(content) > _MOST_BYTES:
-        bound = f"at most {_MOST_BYTES >> 10} KiB"
-        raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
-    text = content.decode("utf-8", "replace")
-    for number, line in enumerate(text.splitlines(), start=1):
-        dots = _BEGINNING.match(line).group().count(".")
-        if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
-            bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
-            raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
+    content, text = read_toml(path, f"{cls.__name__}.from_file")
     reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
-    content = _parse(text, os.fspath(path))
     made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
     values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
     try:
@@ -71,6 +54,28 @@ def build_from_file(
     for name, objects in made.items():
         setattr(config, f"_{name}", objects)
     return config
+
+
+def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[str, Any], str]:
+    """What a file holds, and its text; errors as of `build_from_file`, without options; `owner` begins them."""
+    try:
+        with open_file(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise not_readable(error, owner, path, "a TOML file") from None
+    except TypeError:
+        problem, got = "path is not a path", shown(path)
+        raise TypeError(message(owner, problem, "a path", got, "Name a TOML file.")) from None
+    if len(content) > _MOST_BYTES:
+        bound = f"at most {_MOST_BYTES >> 10} KiB"
+        raise ValueError(f"{path}: it is too large. Expected {bound}, enough for every option many times; got more.")
+    text = content.decode("utf-8", "replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        dots = _BEGINNING.match(line).group().count(".")
+        if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
+            bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
+            raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
+    return _parse(text, os.fspath(path)), text
 
 
 class _FileReader:

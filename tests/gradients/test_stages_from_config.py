@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -166,17 +167,20 @@ def test_the_command_without_stages_on_one_rank_and_on_files_that_are_wrong(tmp_
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     path = tmp_path / "run.toml"
     path.write_text("save_checkpoints_steps = 5\n")
-    assert "sends 4 MB; 4 MB without stages." in explained("--config", path).output
-    assert "One rank sends nothing." in explained("--config", path, "--ranks", 1).output
+    assert "sends 4 MB; 4 MB without stages." in explained(path).output
+    facts = json.loads(explained("--config", path, "--json").stdout)  # as it was once written
+    assert (facts["verdict"], facts["ranks"], facts["sent_bytes"]) == ("fine", 2, 4e6)
+    assert [stage["name"] for stage in facts["stages"]] == ["LossScaling", "OverflowCheck"]
+    assert "One rank sends nothing." in explained(path, "--ranks", 1).output
     path.write_text("[[stages]]\nstage = 'Threshold'\nvalue = 0.5\n")
-    drawn = explained("--config", path, "--svg", tmp_path / "threshold.svg")
+    drawn = explained(path, "--out", tmp_path / "threshold.svg")
     assert drawn.output.splitlines()[-1].startswith("For a batch, each of 2 ranks sends bytes that depend on")
     assert "4 before; with this stage it depends" in (tmp_path / "threshold.svg").read_text()
     path.write_text("[[stages]]\nstage = 'TopK'\ndensity = 0.1\n[[stages]]\nstage = 'Threshold'\nvalue = 0.5\n")
     for arguments, part in (
-        (["--config", path], "TopK, Threshold. Keep one"),
-        (["--config", tmp_path / "none.toml"], "none.toml"),
-        (["--config", path, "--params", "many"], "--params"),
+        ([path], "TopK, Threshold. Keep one"),
+        ([tmp_path / "none.toml"], "none.toml"),
+        ([path, "--params", "many"], "--params"),
     ):
         refused = explained(*arguments)
         assert refused.exit_code == 2 and refused.output.startswith("npu-run explain: ") and part in refused.output

@@ -51,7 +51,7 @@ def assert_checkpoint_is_whole(folder):
 def test_ranks_on_two_hosts_train_one_model_also_when_the_link_is_gone_for_a_moment(hosts, tmp_path):
     steps = 240  # many more than are made while the link is being cut
     before = hosts.sent_bytes()
-    process = start(hosts, tmp_path, steps, options=["--log-dir", tmp_path / "logs"])
+    process = start(hosts, tmp_path, steps, options=["--logs", "--out", tmp_path / "logs"])
     wait_until_running(process, tmp_path)
     hosts.cut()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -148,7 +148,9 @@ def test_ranks_meet_on_the_link_between_them_and_a_stranger_on_it_is_refused(hos
 
 def test_two_hosts_combine_what_their_updates_changed(hosts, tmp_path):
     """Ranks of a host average their gradients, which stay on that host; the hosts combine updates by Adasum."""
-    job = hosts.run_ranks(TRAIN_BY_ADASUM, slots=2, options=["--log-dir", tmp_path / "logs"], limit_secs=LIMIT_SECS)
+    job = hosts.run_ranks(
+        TRAIN_BY_ADASUM, slots=2, options=["--logs", "--out", tmp_path / "logs"], limit_secs=LIMIT_SECS
+    )
     assert job.exit_code == 0, job.text
     logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in range(4)]
     found = [json.loads(re.search(r"^result (.*)$", log, re.M)[1]) for log in logs]

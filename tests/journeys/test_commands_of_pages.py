@@ -44,7 +44,7 @@ RUN_BY_OTHER_TESTS = {
         "launch/test_doctor.py",
         ['"--config", "run.toml", "--rank-table", "table.json"'],
     ),
-    "npu-run explain --config configs/stages.toml --ranks 4 --params 110M --svg stages.svg": (
+    "npu-run explain --ranks 4 --params 110M --out stages.svg configs/stages.toml": (
         "gradients/test_stages_from_config.py",
         ["^npu-run explain (.*)$"],
     ),
@@ -66,10 +66,12 @@ RUN_BY_OTHER_TESTS = {
         "launch/trials/test_record.py",
         ['command(replay, "recorded", "train.py", 2)'],
     ),
-    "npu-run bisect train.py --low allow_mix_precision --steps 20": (
+    "npu-run bisect --low allow_mix_precision --steps 20 train.py": (
         "launch/trials/test_bisect.py",
-        ['"train.py", "--low", "allow_mix_precision", "--steps", "3"'],
+        ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
     ),
+    "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
+    "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
     "python examples/accelerate/train.py --low bfloat16 --ratio 0.5": ("examples/test_accelerate.py", None),
     "python examples/accelerate/train.py --way loss --target_loss 0.9 --ratio 1.2": (
@@ -350,9 +352,11 @@ def test_options_in_sentences_exist(command):
     name, options = npu_run_options(command)
     module = importlib.import_module(cli.COMMANDS[name]) if name in cli.COMMANDS else None
     understand = getattr(module, name) if module else cli.run_script
-    known = {option for parameter in understand.params for option in parameter.opts}
+    known = {option for parameter in understand.params for option in parameter.opts} | {"--help"}
     assert set(options) <= known
-    assert module or name.startswith("-") or SCRIPT.fullmatch(name) or name in ("python", "..."), name
+    assert module or name.startswith("-") or SCRIPT.fullmatch(name) or name in ("python", "...", "SCRIPT", "COMMAND"), (
+        name
+    )
 
 
 def test_what_python_starts_exists():

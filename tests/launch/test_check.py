@@ -1,4 +1,4 @@
-"""`npu-run check` and `npu-run --report`: what a script uses, told with file and line."""
+"""`npu-run check`, also with `--run`: what a script uses, told with file and line."""
 
 from __future__ import annotations
 
@@ -100,11 +100,19 @@ def test_a_script_of_tensorflow_2_is_not_held_to_1_15(tmp_path):
 
 def test_the_report_holds_what_was_met(tmp_path):
     folder_with(tmp_path)
-    process = start("--report", "report.json", "train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
-    code, output = finish(process, limit_secs=240)
+    words = ["check", "--run", "--out", "report.json", "train.py"]
+    code, output = finish(start(*words, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2"), limit_secs=240)
     assert code == 0 and "option precision_mode" in output and "found while it ran:" in output
     facts = json.loads((tmp_path / "report.json").read_text())
     met = {each["what"]: each["kind"] for each in facts["met"]}
     assert met["numpy.int"] == met["time.clock"] == "friction"
     assert met["tensorflow.contrib.nothing_of_that_name"] == "missing"
     assert facts["tensorflow"] == 1 and facts["findings"]
+
+
+def test_arguments_are_for_the_run_whose_exit_code_it_is(tmp_path):
+    write_script(tmp_path, "import sys\nprint(sys.argv[1:])\nsys.exit(3)\n")
+    code, output = finish(start("check", "--run", "train.py", "--json", "--", cwd=tmp_path))
+    assert code == 3 and "['--json', '--']" in output and output.endswith("Nothing was found that cannot work.\n")
+    code, output = checked(tmp_path, "--run", "--json")
+    assert code == 2 and "Say --run --out FILE." in output

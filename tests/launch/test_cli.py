@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from npu_bridge.launch import cli
-from tests.launch.launching import needs_horovod, npu_run, write_script
+from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command
+from tests.launch.launching import ROOT, needs_horovod, npu_run, write_script
+from tests.reporting.test_page import write_history
 
 SHOW_ARGUMENTS = """
     import json, os, sys
@@ -110,7 +116,12 @@ def test_a_file_wins_over_a_sub_command_of_the_same_name(tmp_path, monkeypatch, 
 
 
 def test_help_and_version():
-    assert "-np" in CliRunner().invoke(cli.run_script, ["--help"]).output
+    lines = CliRunner().invoke(cli.run_script, ["--help"]).output.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 65
+    for group, entries in GROUPS.items():
+        at = lines.index(f"{group}:")
+        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(entries)]] == list(entries)
+    assert any(line.startswith("  -np N ") for line in lines) and not any("--log-dir" in line for line in lines)
     assert CliRunner().invoke(cli.run_script, ["--version"]).output.startswith("npu-run, version ")
 
 
@@ -130,3 +141,137 @@ def test_values_that_nobody_can_mean_are_refused(tmp_path, options, part):
     result = CliRunner().invoke(cli.run_script, [*options, str(script)])
     assert result.exit_code == 2
     assert part in result.output and len(result.output) < 600
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("chekc train.py", "there is no command 'chekc' and no such file: did you mean check?"),
+        ("-np 2 trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
+        ("sub/trian.py", "there is no file 'sub/trian.py' to run: did you mean sub/train.py?"),
+        ("record trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
+        ("check trian.py", "there is no file 'trian.py' to run: did you mean train.py?"),
+        ("-q plan", "A command comes before its options: npu-run plan ..."),
+        ("--stal-secs 3 train.py", "--stall-secs"),
+        ("bisect --max-run 3 train.py", "--max-runs"),
+    ],
+)
+def test_a_misspelt_word_is_told_the_nearest_one(words, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        write_script(folder, "raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words.split())
+    assert said in capsys.readouterr().err
+
+
+OWN = {"record": ["--steps", "3"], "replay": ["recorded", "--out", "o"], "bisect": ["--low", "force_fp16"], "check": []}
+
+
+@pytest.mark.parametrize("name", [*OWN, "npu-run", "effects"])
+def test_what_follows_the_script_is_its_own_in_every_command(name, tmp_path):
+    """With `--` and without; options of a command that its script cannot mean are the command's, as before."""
+    script = str(write_script(tmp_path, "parser.add_argument('--steps')"))
+    command = find_command(name) if name in COMMANDS else cli.run_script
+    for words in (
+        ["--batch", "32", "-q"],
+        ["data", "--low", "--", "x"],
+        ["--steps", "7"],
+        ["--", "--tf1"],
+        ["--nothing"],
+    ):
+        context = command.make_context(name, [*OWN.get(name, []), script, *words])
+        given = words[1:] if words[0] == "--" else words
+        assert (context.params["script"], list(context.params["arguments"])) == (script, given)
+        assert context.params["era"] is None if "era" in context.params else True
+    if name != "npu-run":
+        context = command.make_context(name, [*OWN.get(name, []), script, "--tf1", "-q", "--", "--tf2"])
+        assert list(context.params["arguments"]) == ["--tf2"] and context.params["era"] in (1, "--tf1")
+
+
+OLD = {
+    "--log-dir old train.py": ("--logs --out DIR", "old/rank_0.log"),
+    "--timeline 0:1 --timeline-dir old train.py": ("--out DIR", "old/.npu_bridge.json"),
+    "--report old.json train.py": ("npu-run check --run --out FILE SCRIPT", "old.json"),
+    "report a --output old.html": ("--out FILE", "old.html"),
+    "compare a a --output old.html": ("--out FILE", "old.html"),
+    "plan --params 1M --bandwidth 1Gbit --picture old.png": ("--out FILE", "old.png"),
+    "check train.py --json": ("Write it before SCRIPT.", "train.py"),
+}
+
+
+@pytest.mark.parametrize("words", OLD)
+def test_an_old_form_works_and_is_told_the_new_one_in_one_line(words, tmp_path, monkeypatch):
+    new, made = OLD[words]
+    write_script(tmp_path, "print('ran')")
+    (tmp_path / "a").mkdir()
+    write_history(str(tmp_path / "a"), [3.0, 2.0, 1.0])
+    monkeypatch.chdir(tmp_path)
+    name, *rest = words.split()
+    for quiet in ([], ["-q"]) if name == "check" else ([],):
+        if name in COMMANDS:
+            told = CliRunner().invoke(find_command(name), [*quiet, *rest])
+            code, output = told.exit_code, told.output
+        else:
+            code, output = npu_run(*words.split(), cwd=tmp_path)
+        lines = [line for line in output.splitlines() if new in line]
+        assert code == 0 and len(lines) == (not quiet) and (tmp_path / made).exists(), output
+
+
+def test_one_folder_takes_all_that_a_job_writes(tmp_path):
+    write_script(tmp_path, "print('ran')")
+    code, output = npu_run("-q", "--logs", "--repeat", "2", "--out", "all", "train.py", cwd=tmp_path)
+    assert code == 0 and output.count("ran") == 2 and "npu-run: repeat" not in output
+    assert {path.name for path in (tmp_path / "all").iterdir()} >= {"rank_0.log", "repeat-0", "repeat-1"}
+
+
+COMPLETED = {  # what was typed: what must be offered, what must not
+    "ch": (["check"], ["compare"]),
+    "": (["doctor", "bisect", "train.py"], ["--out"]),
+    "--re": (["--repeat", "--restarts"], ["--report"]),
+    "check --t": (["--tf1", "--tree"], ["--timeline"]),
+    "check tr": (["train.py"], ["tree.txt"]),
+    "-np 2 tr": (["train.py"], []),
+    "replay a tr": (["train.py"], []),
+    "effects ru": (["run.toml"], []),
+    "plan --wire ": (["bfloat16"], []),
+    "completion ": (["bash", "zsh", "fish"], []),
+    "train.py --": ([], ["--out"]),
+    "check train.py --": ([], ["--out"]),
+}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_options_and_scripts(shell, tmp_path, monkeypatch, capsysbinary):
+    """Asked as the script of `npu-run completion` asks."""
+    for name in ("train.py", "tree.txt", "run.toml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["completion", shell])
+    assert b"_NPU_RUN_COMPLETE=%s_complete" % shell.encode() in capsysbinary.readouterr().out
+    monkeypatch.setenv("_NPU_RUN_COMPLETE", f"{shell}_complete")
+    for typed, (offered, others) in COMPLETED.items():
+        words = typed.split(" ")
+        monkeypatch.setenv("COMP_WORDS", f"npu-run {typed}")
+        monkeypatch.setenv("COMP_CWORD", words[-1] if shell == "fish" else str(len(words)))
+        with pytest.raises(SystemExit):
+            cli.main([])
+        found = set(capsysbinary.readouterr().out.decode().replace(",", "\n").split())
+        assert found >= set(offered) and not found & set(others), typed
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_itself_completes(tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "npu-run").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m npu_bridge.run "$@"\n')
+    (tmp_path / "npu-run").chmod(0o755)
+    text = """
+    eval "$(npu-run completion bash)"
+    COMP_WORDS=(npu-run check tr); COMP_CWORD=2; compopt() { :; }
+    _npu_run_completion npu-run check npu-run; echo "${COMPREPLY[@]}"
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "train.py\n", done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 
 import pytest
 from rich.console import Console
@@ -50,6 +51,8 @@ def test_healthy_machine(tmp_path):
     code, output = finish(start("doctor", *options, cwd=tmp_path, **variables))
     assert code == 0
     assert output.splitlines()[-1] == "A run works here."
+    for stage in ("import tensorflow", "read run.toml", "sum on 2 ranks"):
+        assert re.search(rf"^npu-run doctor: checking {stage} \.\.\. \d+\.\d s$", output, re.MULTILINE)
     assert "0.28.1, built with gloo" in output
     assert row(output, "controller") == "controller gloo"
     assert row(output, "sum on 1 rank").startswith("sum on 1 rank right, after")
@@ -181,7 +184,9 @@ def test_features_that_decide_precision():
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_page(is_terminal):
     page = Page()
-    page.add(Section("title", [("short", "1"), ("much longer", "2 [bold]")]), [Problem("a note", "a fix", False)])
+    page.add(
+        Section("title", [("short", "1"), ("much longer", "2 [bold]")], "versions"), [Problem("a note", "a fix", False)]
+    )
     page.add(Section("empty", []), [Problem("a problem")])
     stream = io.StringIO()
     print_page(page, Console(file=stream, force_terminal=is_terminal, highlight=False, width=70))
@@ -193,6 +198,15 @@ def test_page(is_terminal):
     if not is_terminal:
         assert output.splitlines()[:3] == ["title", "  short        1", "  much longer  2 [bold]"]
     assert page.exit_code == 1
+    print_page(page, Console(file=(short := io.StringIO()), highlight=False), is_short=True)
+    assert "title" not in short.getvalue() and "a problem" in short.getvalue()
+    assert page.facts() == {
+        "versions": [{"name": "short", "value": "1"}, {"name": "much longer", "value": "2 [bold]"}],
+        "problems": [
+            {"what": "a note", "fix": "a fix", "is_fatal": False},
+            {"what": "a problem", "fix": "", "is_fatal": True},
+        ],
+    }
 
 
 def test_notes_do_not_fail_the_run():

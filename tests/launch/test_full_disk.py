@@ -42,7 +42,7 @@ FILLING = """
 
 def test_a_full_disk_ends_the_log_and_not_the_job(tmp_path, small_disk):  # noqa: F811
     write_script(tmp_path, FILLING)
-    process = start("-np", "2", "--log-dir", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
+    process = start("-np", "2", "--logs", "--out", small_disk.path / "logs", "train.py", small_disk.path, cwd=tmp_path)
     logs = [f"the log {small_disk.path}/logs/rank_{rank}.log" for rank in range(2)]
     reason = "No space left on device; the rest goes on without it"
     early = ""
@@ -93,8 +93,6 @@ def test_output_that_goes_to_a_full_disk_does_not_end_the_job(tmp_path, small_di
 def test_a_folder_that_is_none_is_refused_before_anything_starts(tmp_path, folder):
     (tmp_path / "file").touch()
     write_script(tmp_path, "open('started', 'w')")
-    code, output = npu_run("--log-dir", folder, "train.py", cwd=tmp_path)
-    assert (
-        code == 2 and output.startswith(f"npu-run: --log-dir {folder} cannot be written (") and output.count("\n") == 1
-    )
+    code, output = npu_run("--logs", "--out", folder, "train.py", cwd=tmp_path)
+    assert code == 2 and output.startswith(f"npu-run: --out {folder} cannot be written (") and output.count("\n") == 1
     assert not (tmp_path / "started").exists()

@@ -25,7 +25,7 @@ def log_lines(folder, rank):
     return (folder / "logs" / f"rank_{rank}.log").read_text().splitlines()
 
 
-def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
+def test_logs_keep_what_each_rank_prints_and_what_was_there(tmp_path):
     write_script(
         tmp_path,
         """
@@ -36,9 +36,9 @@ def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
         """,
     )
     earlier = ["--- 2026-01-02 03:04:05 rank 1 of 2: train.py", "of an earlier run"]
-    with own_folder(str(tmp_path / "logs"), "npu-run", "--log-dir", MADE_BY["npu-run"]):
+    with own_folder(str(tmp_path / "logs"), "npu-run", "--out", MADE_BY["npu-run"]):
         (tmp_path / "logs" / "rank_1.log").write_text("\n".join([*earlier, ""]))
-    code, output = npu_run("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path)
+    code, output = npu_run("-np", "2", "--logs", "train.py", cwd=tmp_path)
     assert code == 0
     assert "word of 0" in output.splitlines() and "[rank 1] word of 1" in output.splitlines()
     for rank in (0, 1):
@@ -50,7 +50,7 @@ def test_log_dir_keeps_what_each_rank_prints_and_what_was_there(tmp_path):
 
 def test_one_rank_alone_has_a_log_too_and_needs_no_horovod(tmp_path):
     write_script(tmp_path, "import os, sys\nprint(os.environ['RANK_ID'], 'horovod' in sys.modules)\nsys.exit(3)")
-    code, _ = npu_run("--log-dir", "logs", "train.py", cwd=tmp_path)
+    code, _ = npu_run("--logs", "train.py", cwd=tmp_path)
     assert code == 3
     assert log_lines(tmp_path, 0)[1] == "0 False"
 
@@ -66,16 +66,16 @@ def test_rank_0_keeps_its_terminal_while_it_is_logged(tmp_path):
     )
     screen, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 111, 0, 0))
-    process = start("-np", "2", "--log-dir", "logs", "train.py", cwd=tmp_path, output=terminal)
+    process = start("-np", "2", "--logs", "train.py", cwd=tmp_path, output=terminal)
     os.close(terminal)
     assert process.wait(timeout=LIMIT_SECS) == 0
     assert read_screen(screen)[-1] == b"terminal True 111"
     assert log_lines(tmp_path, 0)[1:] == ["terminal True 111"]
 
 
-def test_log_dir_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_of_logs_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "logs").write_text("a file")
-    with pytest.raises(LaunchError, match="--log-dir .*logs cannot be written"):
+    with pytest.raises(LaunchError, match="--out .*logs cannot be written"):
         run_ranks("train.py", [], Plan(1, {}), log_dir=str(tmp_path / "logs"))
 
 

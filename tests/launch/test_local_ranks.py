@@ -194,7 +194,7 @@ def test_the_whole_job_is_started_again_until_it_succeeds_and_each_failure_is_to
             exec(ways[attempt] if attempt < len(ways) else "pass")
         """,
     )
-    code, output = npu_run("-np", "2", "--restarts", "7", "--log-dir", "logs", "train.py", cwd=tmp_path)
+    code, output = npu_run("-np", "2", "--restarts", "7", "--logs", "train.py", cwd=tmp_path)
     assert code == 0
     said = [line for line in output.splitlines() if line.startswith("npu-run: r")]
     expected = []
@@ -291,7 +291,7 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     raise HorovodInternalError("a peer is gone")
         """,
     )
-    code, output = npu_run("-np", "3", "--log-dir", "logs", "train.py", cwd=tmp_path, prepare=PATIENT)
+    code, output = npu_run("-np", "3", "--logs", "train.py", cwd=tmp_path, prepare=PATIENT)
     assert code == 1
     survivors, verdict = output.splitlines()
     # One of them may have been stopped before it could say so.

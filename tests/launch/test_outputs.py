@@ -26,6 +26,7 @@ from npu_bridge.base import held_folders
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.own_folders import own_folder
 from npu_bridge.launch.bisect import bisect
+from npu_bridge.launch.check import check
 from npu_bridge.launch.cli import run_script
 from npu_bridge.launch.compare import compare
 from npu_bridge.launch.explain import explain
@@ -85,9 +86,9 @@ NAMES = [
 ]
 # The command that writes, as its marker says, its function, what makes it write to a folder, and what it would replace.
 FOLDERS = {
-    "--log-dir": ("npu-run", run_script, ["--log-dir", "{}", "train.py"], "rank_0.log"),
+    "--logs --out": ("npu-run", run_script, ["--logs", "--out", "{}", "train.py"], "rank_0.log"),
     "--repeat --out": ("npu-run", run_script, ["--repeat", "2", "--out", "{}", "train.py"], "repeat-1/x"),
-    "--timeline-dir": ("npu-run", run_script, ["--timeline", "0:1", "--timeline-dir", "{}", "train.py"], "tail.svg"),
+    "--timeline --out": ("npu-run", run_script, ["--timeline", "0:1", "--out", "{}", "train.py"], "tail.svg"),
     "record --out": ("npu-run record", record, ["--out", "{}", "train.py"], "rank_0/record.json"),
     "replay --out": ("npu-run replay", replay, ["--out", "{}", "recorded", "train.py"], "run/replay_rank_0.json"),
     "bisect --out": ("npu-run bisect", bisect, ["--out", "{}", "train.py"], "kept.txt"),
@@ -122,11 +123,12 @@ PLACES = {
 }
 # Commands that write one file, and the name it has by itself or is given.
 FILES = {
-    "--report": (run_script, ["--report", "{}", "train.py"], "r.json"),
+    "check --run --out": (check, ["--run", "--out", "{}", "train.py"], "r.json"),
+    "check --out": (check, ["--out", "{}", "train.py"], "r.json"),
     "compare -o": (compare, ["run_a", "run_b", "-o", "{}"], "compare.html"),
     "report -o": (report, ["run_a", "-o", "{}"], "report.html"),
-    "explain --svg": (explain, ["--config", "stages.toml", "--svg", "{}"], "stages.svg"),
-    "plan --picture": (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--picture", "{}"], "plan.png"),
+    "explain --out": (explain, ["stages.toml", "--out", "{}"], "stages.svg"),
+    "plan --out": (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--out", "{}"], "plan.png"),
 }
 FILE_PLACES = {
     "a stranger's file": "../mine/{name}",
@@ -354,16 +356,16 @@ def test_a_folder_that_a_command_made_serves_it_again_and_only_once_at_a_time(tm
     notes = [tmp_path / folder / f"notes_{number}.txt" for folder in ("repeats", "logs") for number in range(2)]
     assert [path.read_text() for path in notes] == ["mine"] * 4
     assert (tmp_path / "logs" / "rank_0.log").read_text().count("begun") == 4
-    first = start("--log-dir", "logs", "train.py", "later", cwd=tmp_path)
+    first = start("--logs", "train.py", "later", cwd=tmp_path)
     read_until(first, "begun\n")
-    code, output = npu_run("--log-dir", "logs", "train.py", "train.py", cwd=tmp_path)
+    code, output = npu_run("--logs", "train.py", "train.py", cwd=tmp_path)
     assert code == 2 and "begun" not in output
     assert "logs is in use. Expected a folder that no other job uses; got npu-run, process " in output
     assert f"stop it (kill {first.pid})" in output
     first.kill()
     finish(first)
     (tmp_path / "later").touch()
-    code, output = npu_run("--log-dir", "logs", "train.py", "train.py", cwd=tmp_path)
+    code, output = npu_run("--logs", "train.py", "train.py", cwd=tmp_path)
     assert code == 0 and "begun" in output, "what a killed job has left is taken over"
 
 
@@ -407,7 +409,7 @@ def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
 def test_ranks_that_another_launcher_started_share_their_folder(tmp_path):
     write_script(tmp_path, "import time\ntime.sleep(1)\nprint('ran')")
     ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"} for rank in range(2)]
-    jobs = [start("--log-dir", "logs", "train.py", cwd=tmp_path, **variables) for variables in ranks]
+    jobs = [start("--logs", "train.py", cwd=tmp_path, **variables) for variables in ranks]
     for code, output in map(finish, jobs):
         assert code == 0 and "ran" in output
 
@@ -420,7 +422,7 @@ def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypa
     for function, arguments, made in (
         (compare, ["run_c", "run_d"], "compare.html"),
         (report, ["run_c"], "run_c/report.html"),
-        (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--picture", "plan.png"], "plan.png"),
+        (plan, ["--params", "1M", "--bandwidth", "1Gbit", "--out", "plan.png"], "plan.png"),
     ):
         for _ in range(2):
             ended = CliRunner().invoke(function, arguments)
@@ -432,7 +434,7 @@ def test_pages_and_pictures_that_a_command_made_are_made_anew(tmp_path, monkeypa
 def test_a_migration_report_is_written_again(tmp_path):
     write_script(tmp_path, "print('ran')")
     for _ in range(2):
-        assert npu_run("--report", "r.json", "train.py", cwd=tmp_path)[0] == 0
+        assert npu_run("check", "--run", "--out", "r.json", "train.py", cwd=tmp_path)[0] == 0
         assert json.loads((tmp_path / "r.json").read_text())["script"] == "train.py"
 
 

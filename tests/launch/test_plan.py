@@ -126,7 +126,7 @@ def test_step_time_comes_from_the_summary_of_a_run(tmp_path):
         (["--from-summary", "list.json"], "list.json cannot be used (TypeError"),
         (["--from-summary", "two.json"], "is of a run on 2 ranks, whose steps contain communication"),
         (["--from-summary", "none.json"], "has no usable steps_per_sec. Expected a number above 0; got None"),
-        (["--picture", "no/such/folder/plan.png"], "--picture no/such/folder/plan.png: "),
+        (["--out", "no/such/folder/plan.png"], "--out no/such/folder/plan.png: "),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path, monkeypatch, arguments, part):
@@ -142,12 +142,12 @@ def test_what_cannot_be_planned_is_refused_in_one_line(tmp_path, monkeypatch, ar
 
 def test_picture_is_drawn_over_ranks(tmp_path):
     path = tmp_path / "plan.png"
-    assert run("--ranks", "1..64", "--compute-secs", "0.2", "--picture", path).exit_code == 0
+    assert run("--ranks", "1..64", "--compute-secs", "0.2", "--out", path).exit_code == 0
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 
 
 def test_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("--picture", tmp_path / "plan.png")
+    result = run("--out", tmp_path / "plan.png")
     assert result.exit_code == 2
     assert "pip install 'npu-bridge[plot]'" in result.output and len(result.output.splitlines()) == 1

@@ -106,7 +106,7 @@ def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ss
         print("unfinished", end="")
         """,
     )
-    options = ["--rank-table", "table.json", "--log-dir", "logs"]
+    options = ["--rank-table", "table.json", "--logs"]
     # Where a piece of the output ends in the middle of a line, its end may come late.
     code = "from npu_bridge.launch.job import output\noutput._PARTIAL_LINE_SECS = 200.0\n"
     code += "from npu_bridge.launch.cli import main\nmain()"

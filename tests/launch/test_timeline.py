@@ -78,9 +78,9 @@ def facts_of(folder, rank):
 def test_the_steps_asked_for_are_recorded_on_every_rank(tmp_path):
     write_script(tmp_path, PLAIN_SESSION)
     folder = tmp_path / "seen"
-    with own_folder(str(folder), "npu-run", "--timeline-dir", MADE_BY["npu-run"]):
+    with own_folder(str(folder), "npu-run", "--out", MADE_BY["npu-run"]):
         (folder / "timeline_rank_1.json").write_text("of an earlier run")
-    code, output = npu_run("-np", "2", "--timeline", "3:5", "--timeline-dir", "seen", "train.py", cwd=tmp_path)
+    code, output = npu_run("-np", "2", "--timeline", "3:5", "--out", "seen", "train.py", cwd=tmp_path)
     assert code == 0
     # The run metadata that a script asks for stays its own.
     recorded = [line for line in output.splitlines() if line.startswith("step") and line.endswith("True")]

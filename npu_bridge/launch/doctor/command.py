@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+import threading
+import time
 
 import click
+from rich.console import Console
 
-from npu_bridge.base.environment import read_variable, write_variable
-from npu_bridge.launch.command_line import SETTINGS, Command
+from npu_bridge.base.terminal import echo
+from npu_bridge.launch.command_line import Command, is_quiet, json_option, print_json
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
-from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
+from npu_bridge.launch.doctor.options import configuration, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
-from npu_bridge.launch.doctor.ranks import Trial, horovod_section, run_trial
+from npu_bridge.launch.doctor.ranks import Trial, horovod_section, run_trials
 from npu_bridge.launch.table import PlainConsole
 
 __all__ = ["doctor", "examine"]
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
+@click.command(cls=Command)
 @click.option("--config", metavar="FILE", help="A configuration file (TOML): what would it do here?")
 @click.option("--rank-table", metavar="FILE", help="A rank table (JSON): is it right, and which servers are here?")
 @click.option(
@@ -28,25 +30,74 @@ __all__ = ["doctor", "examine"]
     show_default=True,
     help="Time each of the two trial runs may take.",
 )
-def doctor(config: str | None, rank_table: str | None, limit_secs: float):
+@json_option
+def doctor(config: str | None, rank_table: str | None, limit_secs: float, as_json: bool):
     """Says what is installed, what the machine can do, what is set, and whether ranks can be started.
 
     Starts one and two processes that really sum a tensor. The exit code is 1 when a run could not work, else 0.
     """
     console = PlainConsole()
-    with console.status("starting ranks") if console.is_terminal else contextlib.nullcontext():
-        page = examine(config, rank_table, limit_secs)
-    print_page(page, console)
+    with _Progress(None if as_json else console) as progress:
+        page = examine(config, rank_table, limit_secs, progress)
+    if as_json:
+        print_json(page.exit_code, page.facts())
+    else:
+        print_page(page, console, is_short=is_quiet())
     sys.exit(page.exit_code)
 
 
-def examine(config: str | None, rank_table: str | None, limit_secs: float) -> Page:
+class _Progress:
+    """Says what is being checked: on a terminal in a line that changes, else in a line for each stage that ends.
+
+    Args:
+      console: where the page is printed; None where that is no place for people.
+    """
+
+    def __init__(self, console: Console | None):
+        self._is_quiet = is_quiet()  # asked now: the context is that of this thread
+        is_shown = console is not None and console.is_terminal and not self._is_quiet
+        self._status = console.status("starting") if is_shown else None
+        self._stages: dict[str, tuple[str, float]] = {}  # of each trial, and since when
+        self._one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        else:
+            self._say("checking one rank and two ranks, side by side ...")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def note(self, trial: str, stage: str) -> None:
+        """A trial has come to a stage, "" for its end."""
+        with self._one_at_a_time:
+            before, since = self._stages.pop(trial, ("", 0.0))
+            if stage == before:
+                self._stages[trial] = before, since
+                return
+            if before and self._status is None:
+                self._say(f"checking {before} ... {time.monotonic() - since:.1f} s")
+            if stage:
+                self._stages[trial] = stage, time.monotonic()
+            if self._status is not None:
+                self._status.update(f"checking {', '.join(stage for stage, _ in self._stages.values())} ...")
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            echo(f"npu-run doctor: {text}", err=True)
+
+
+def examine(config: str | None, rank_table: str | None, limit_secs: float, progress: _Progress) -> Page:
     """Looks at everything; never raises because of what it finds.
 
     Args:
       config: a configuration file to read, or None.
       rank_table: a rank table to read, or None.
       limit_secs: time each of the two trial runs may take.
+      progress: is told what is being checked.
     """
     page = Page()
     page.add(*versions_section())
@@ -55,8 +106,7 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float) -> Pa
     if rank_table is not None:
         table = rank_table_section(rank_table)
         wanted_ranks = max(wanted_ranks, table[2])
-    one = run_trial(1, limit_secs)
-    two = None if one.failure or one.facts.get("horovod_is_missing") else run_trial(2, limit_secs)
+    one, two = run_trials(limit_secs, config, progress.note)
     page.add(machine_section(one.facts.get("gpus")))
     page.add(*horovod_section(one, two, wanted_ranks))
     page.add(variables, problems)
@@ -67,8 +117,9 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float) -> Pa
 
 
 def _config(path: str, trial: Trial) -> tuple[Section, list[Problem]]:
-    if "tensorflow" not in trial.facts:
-        return Section("", []), [Problem(f"{path} was not read: that needs TensorFlow")]
-    if read_variable("TF_CPP_MIN_LOG_LEVEL") is None:
-        write_variable("TF_CPP_MIN_LOG_LEVEL", 2)
-    return config_section(path)
+    """What the trial on one rank, which has TensorFlow, has found in the file."""
+    found = trial.facts.get("config")
+    if found is None:
+        failed = trial.facts.get("failed", {}).get(f"read {path}", "that needs TensorFlow")
+        return configuration(path, []), [Problem(f"{path} was not read: {failed}")]
+    return configuration(path, found["rows"]), [Problem(*problem) for problem in found["problems"]]

@@ -26,9 +26,9 @@ def versions_section() -> tuple[Section, list[Problem]]:
             problems.append(
                 Problem(f"{package} is {found}; made for {expected}", f"pip install '{package}=={expected}.*'", False)
             )
-    return Section("versions", version_rows()), problems
+    return Section("versions", version_rows(), "versions"), problems
 
 
 def machine_section(gpus: list[str] | None, description: str | None = None) -> Section:
     """The rows of `machine_rows`."""
-    return Section("machine", machine_rows(gpus, description))
+    return Section("machine", machine_rows(gpus, description), "machine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from npu_bridge.base import environment
@@ -13,7 +13,7 @@ from npu_bridge.options import OPTIONS, read_run_config
 from npu_bridge.options.environment_table import VARIABLES
 from npu_bridge.options.rank_table import read_rank_table
 
-__all__ = ["config_section", "environment_section", "rank_table_section"]
+__all__ = ["config_section", "configuration", "environment_section", "rank_table_section"]
 
 _VALUE_CHARACTERS = 60
 
@@ -39,7 +39,7 @@ def environment_section() -> tuple[Section, list[Problem], int]:
     if sizes[-1] > 1 and placed is None:
         what = f"The environment declares {sizes[-1]} ranks: a script started alone would stop"
         problems.append(Problem(what, f"Start it with npu-run -np {sizes[-1]}, or unset the variable.", False))
-    return Section("environment variables", rows), problems, sizes[-1]
+    return Section("environment variables", rows, "environment", ("name", "value", "effect")), problems, sizes[-1]
 
 
 def config_section(path: str) -> tuple[Section, list[Problem]]:
@@ -49,13 +49,12 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
     """
     from npu_bridge.estimator.npu.npu_config import NPURunConfig
 
-    title = f"what {path} changes"
     with _Heard() as heard:
         try:
             usual = read_run_config(NPURunConfig())
             chosen = read_run_config(NPURunConfig.from_file(path))
         except (TypeError, ValueError, OSError) as error:
-            return Section(title, []), [Problem(str(error))]
+            return configuration(path, []), [Problem(str(error))]
     changed = [option for option in OPTIONS if option.is_plain and chosen[option.name] != usual[option.name]]
     rows = [
         (
@@ -66,7 +65,13 @@ def config_section(path: str) -> tuple[Section, list[Problem]]:
         )
         for option in changed
     ]
-    return Section(title, rows or [("nothing",)]), [Problem(text, is_fatal=False) for text in heard.warnings]
+    problems = [Problem(text, is_fatal=False) for text in heard.warnings]
+    return configuration(path, rows or [("nothing",)]), problems
+
+
+def configuration(path: str, rows: Sequence[Sequence[str]]) -> Section:
+    """The section about a configuration file."""
+    return Section(f"what {path} changes", rows, "config", ("name", "value", "default", "effect"))
 
 
 def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
@@ -82,7 +87,7 @@ def rank_table_section(path: str) -> tuple[Section, list[Problem], int]:
         ranks = f"ranks {', '.join(str(placement.rank) for placement in own)}"
         devices = f"devices {', '.join(str(placement.device) for placement in own)}"
         rows.append((server, f"{slots} slots", ranks, devices, "this machine" if is_this_machine(server) else "remote"))
-    return Section(title, rows), [], table.size
+    return Section(title, rows, "rank_table", ("server", "slots", "ranks", "devices", "place")), [], table.size
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -15,10 +15,19 @@ __all__ = ["Page", "Problem", "Section", "print_page"]
 
 
 class Section(NamedTuple):
-    """A titled table; rows are texts of equal number."""
+    """A titled table.
+
+    Attributes:
+      title: for people.
+      rows: texts of equal number, at least as many as `fields`.
+      key: for JSON.
+      fields: the names of the texts there.
+    """
 
     title: str
     rows: Sequence[Sequence[str]]
+    key: str = ""
+    fields: tuple[str, ...] = ("name", "value")
 
 
 class Problem(NamedTuple):
@@ -48,6 +57,11 @@ class Page:
             self.sections.append(section)
         self.problems.extend(problems)
 
+    def facts(self) -> dict[str, Any]:
+        """The same for JSON: each section by its key, a list of rows."""
+        sections = {each.key: [dict(zip(each.fields, row)) for row in each.rows] for each in self.sections}
+        return {**sections, "problems": [problem._asdict() for problem in self.problems]}
+
     @property
     def exit_code(self) -> int:
         """1 when a run could not work, else 0."""
@@ -62,9 +76,15 @@ class Page:
         return "A run works here."
 
 
-def print_page(page: Page, console: Console) -> None:
-    """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise."""
-    for section in page.sections:
+def print_page(page: Page, console: Console, is_short: bool = False) -> None:
+    """Prints a page on a console: with frames and colours on a terminal, for pasting otherwise.
+
+    Args:
+      page: what was found.
+      console: where to.
+      is_short: the sections are left out.
+    """
+    for section in page.sections * (not is_short):
         print_table(section.rows, console, section.title)
     words = {True: "problem", False: "note"}
     for number, problem in enumerate(sorted(page.problems, key=lambda problem: not problem.is_fatal), start=1):

@@ -1,14 +1,18 @@
-"""The doctor's section about ranks: starts one and two of them, which all-reduce a tensor, with a time limit."""
+"""The doctor's section about ranks: starts one and two of them side by side, which sum a tensor."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +20,10 @@ from npu_bridge.base.install import INSTALL_HOROVOD
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.doctor.trial import MARK
 
-__all__ = ["Trial", "horovod_section", "run_trial"]
+__all__ = ["RunningTrial", "Trial", "horovod_section", "run_trials"]
 
 _INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
-_SCRIPT = "from npu_bridge.launch.doctor.trial import main\n\nmain()\n"
+_SCRIPT = "import sys\nfrom npu_bridge.launch.doctor.trial import main\n\nmain(sys.argv[1:])\n"
 # What says which rank a process is; the trial must not inherit it.
 _PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_ID", "ASCEND_DEVICE_ID")
 _HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
@@ -41,14 +45,30 @@ class Trial(NamedTuple):
     secs: float
 
 
-def run_trial(size: int, limit_secs: float) -> Trial:
-    """Runs the trial through `npu-run -np size`, so that the launcher is tried too."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "trial.py"
+class RunningTrial:
+    """A trial under way, through `npu-run -np size`, so that the launcher is tried too.
+
+    Args:
+      size: number of ranks.
+      limit_secs: time until it is ended.
+      arguments: those of `trial.main`.
+      note: is called with each stage that rank 0 comes to, "" at the end.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        limit_secs: float,
+        arguments: Sequence[str] = (),
+        note: Callable[[str], None] = lambda stage: None,
+    ):
+        self._size, self._limit_secs, self._note = size, limit_secs, note
+        self._began = time.monotonic()
+        self._folder = tempfile.TemporaryDirectory()
+        script = Path(self._folder.name) / "trial.py"
         script.write_text(_SCRIPT)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script)],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "npu_bridge.run", "-np", str(size), str(script), *arguments],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -57,23 +77,66 @@ def run_trial(size: int, limit_secs: float) -> Trial:
             text=True,
             errors="replace",
         )
-        try:
-            output, _ = process.communicate(timeout=limit_secs)
-            late = False
-        except subprocess.TimeoutExpired:
-            # Ranks of a killed launcher end themselves.
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            late = True
-    facts: dict[str, Any] = {}
-    for line in output.splitlines():
-        if line.startswith(MARK):
+        self._is_late = False
+        self._clock = threading.Timer(limit_secs, self._end_late)
+        self._clock.daemon = True
+        self._clock.start()
+
+    def stop(self) -> None:
+        """Ends it, if it has not ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # ranks of a killed launcher end themselves
+
+    def result(self) -> Trial:
+        """Waits for its end, and tells how it went."""
+        lines = []
+        facts: dict[str, Any] = {}
+        for line in self._process.stdout:
+            if not line.startswith(MARK):
+                lines.append(line)
+                continue
             fact = json.loads(line[len(MARK) :])
+            if "stage" in fact:
+                self._note(fact["stage"])
             facts.setdefault("failed", {}).update(fact.pop("failed", {}))
             facts.update(fact)
-    failure = f"no end within {limit_secs:.0f} s, during: {facts.get('stage', 'start')}" if late else ""
-    failure = failure or _failure(process.returncode, output, facts)
-    return Trial(size, facts, failure, time.monotonic() - began)
+        code = self._process.wait()
+        self._clock.cancel()
+        self._folder.cleanup()
+        self._note("")
+        stage = facts.get("stage", "start")
+        failure = f"no end within {self._limit_secs:.0f} s, during: {stage}" if self._is_late else ""
+        failure = failure or _failure(code, lines, facts)
+        return Trial(self._size, facts, failure, time.monotonic() - self._began)
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self.stop()
+
+
+def run_trials(limit_secs: float, config: str | None, note: Callable[[str, str], None]) -> tuple[Trial, Trial | None]:
+    """Runs trials on one and on two ranks side by side; most of their time is that of loading TensorFlow.
+
+    Args:
+      limit_secs: time each of them may take.
+      config: a configuration file for the first to read, or None.
+      note: is called with the trial that comes to a stage, in words, and that stage, "" at the end.
+    Returns:
+      Both, the second None where the first made it pointless.
+    """
+    words = [] if config is None else [config]
+    two = RunningTrial(2, limit_secs, note=lambda stage: note("sum on 2 ranks", "sum on 2 ranks" if stage else ""))
+    one = RunningTrial(1, limit_secs, ["all", *words], lambda stage: note("1 rank", stage))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        second = pool.submit(two.result)
+        try:
+            first = one.result()
+            is_pointless = bool(first.failure or first.facts.get("horovod_is_missing"))
+            return first, None if is_pointless else second.result()
+        finally:
+            one.stop()
+            two.stop()
 
 
 def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[Section, list[Problem]]:
@@ -96,7 +159,7 @@ def horovod_section(one: Trial, two: Trial | None, wanted_ranks: int) -> tuple[S
         for trial in (one, two)
         if trial is not None
     ]
-    return Section("ranks, really started", rows), _problems(one, two, wanted_ranks)
+    return Section("ranks, really started", rows, "ranks"), _problems(one, two, wanted_ranks)
 
 
 def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]:
@@ -122,7 +185,7 @@ def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]
     return problems
 
 
-def _failure(code: int, output: str, facts: dict[str, Any]) -> str:
+def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:
     """Why the trial did not come to its end; "" when it did, or had nothing to sum with."""
     if facts.get("size") or (facts.get("horovod_is_missing") and code == 0):
         return ""
@@ -132,7 +195,7 @@ def _failure(code: int, output: str, facts: dict[str, Any]) -> str:
     number = -code if code < 0 else code - 128
     if number in set(signal.Signals):
         return f"{stage}: killed by {signal.Signals(number).name}"
-    said = [line for line in output.splitlines() if line.strip() and not line.startswith(MARK)]
+    said = [line for line in lines if line.strip()]
     return f"{stage}: {said[-1].strip() if said else f'exit code {code}'}"
 
 

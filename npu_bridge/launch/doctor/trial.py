@@ -16,12 +16,19 @@ __all__ = ["MARK", "main"]
 MARK = "npu-run doctor: "
 
 
-def main() -> None:
-    """Runs the trial; ends with an exception when the tensor could not be summed."""
+def main(arguments: list[str]) -> None:
+    """Runs the trial; what fails is told, and the tensor is summed only where all that it needs is there.
+
+    Args:
+      arguments: `all` for what one rank can find out alone, and then a configuration file to read; or nothing.
+    """
     tf = _try("import tensorflow", _import_tensorflow)
     if tf is None:
         return
-    _try("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
+    if arguments:
+        _try("import npu_bridge.npu_init", lambda: importlib.import_module("npu_bridge.npu_init"))
+    for path in arguments[1:]:
+        _try(f"read {path}", lambda path=path: _read_config(path))
     if importlib.util.find_spec("horovod") is None:
         _say(horovod_is_missing=True)
         return
@@ -46,6 +53,13 @@ def _import_tensorflow() -> Any:
     names = [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]
     _say(tensorflow=tf.__version__, gpus=names)
     return tf
+
+
+def _read_config(path: str) -> None:
+    from npu_bridge.launch.doctor.options import config_section
+
+    section, problems = config_section(path)
+    _say(config={"rows": section.rows, "problems": problems})
 
 
 def _import_horovod() -> Any:

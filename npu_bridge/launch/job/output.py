@@ -168,7 +168,7 @@ class RankLog:
             # Where there is a log of an earlier attempt, the folder is the right one.
             if error.errno not in _NO_ROOM and not path.is_file():
                 why = describe_failure(error)
-                raise LaunchError(f"--log-dir {folder} cannot be written ({why}). Name another folder.") from error
+                raise LaunchError(f"--out {folder} cannot be written ({why}). Name another folder.") from error
         self._file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n".encode(errors="replace"))
         self._held: dict[str, bytearray] = {}
 

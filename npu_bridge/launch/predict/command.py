@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from npu_bridge.base.arguments import is_number
 from npu_bridge.base.reading import read_json
-from npu_bridge.base.terminal import echo, json_text
 from npu_bridge.collective.cost_model import Link, Training, predict
-from npu_bridge.launch.command_line import SETTINGS, Command, ending_on
+from npu_bridge.launch.command_line import Command, ending_on, json_option, old_option, print_json
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import check_file
 from npu_bridge.launch.predict.page import as_facts, print_plan
@@ -24,7 +21,7 @@ _MOST_TENSORS = 1e6
 _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
+@click.command(cls=Command)
 @click.option("--params", required=True, metavar="N", help="Trained parameters, float32: 110M, 1.3B.")
 @click.option("--bandwidth", required=True, metavar="RATE", help="What each host's link can do: 1Gbit, 125MB/s.")
 @click.option("--latency", default="50us", show_default=True, metavar="TIME", help="One way: half of what ping says.")
@@ -40,15 +37,17 @@ _WIRE_SHARES = {"none": 1.0, "float16": 0.5, "bfloat16": 0.5}
     metavar="RATE",
     help="Gradients a host packs, adds up and unpacks.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, times in seconds.")
-@click.option("--picture", metavar="FILE", help="Draw step time and exposed communication over ranks, as PNG.")
-def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, picture, **step_time):
+@click.option("-o", "--out", metavar="FILE", help="Draw step time and exposed communication over ranks (PNG).")
+@old_option("--picture", "--out FILE", metavar="FILE")
+@json_option
+def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, as_json, out, picture, **step_time):
     """Predicts step time, exposed communication and the best gradient split for numbers of ranks.
 
     Every rank trains a batch of its own, so that n ranks do n times the work of one. docs/plan.md says what is
     behind the numbers and how far they were right.
     """
-    with ending_on(LaunchError, command="plan"):
+    picture = out or picture
+    with ending_on(LaunchError):
         training = Training(
             parse_count(params, "--params") * _VALUE_BYTES,
             _compute_secs(**step_time),
@@ -62,10 +61,10 @@ def plan(params, bandwidth, latency, ranks, wire, tensors, host_bytes_per_sec, a
         )
         predictions = [predict(number, training, link) for number in parse_ranks(ranks, "--ranks")]
         if picture:
-            check_file(picture, "--picture", PLAN_FILES)
+            check_file(picture, "--out", PLAN_FILES)
             _draw(predictions, training, picture)
     if as_json:
-        echo(json_text(json.dumps(as_facts(predictions, training, link), indent=2)))
+        print_json(0, as_facts(predictions, training, link))
     else:
         print_plan(predictions, training, link)
 
@@ -76,7 +75,7 @@ def _draw(predictions, training, path: str) -> None:
     try:
         draw_plan(predictions, training.compute_secs, path)
     except (ImportError, OSError) as error:
-        raise LaunchError(f"--picture {path}: {error}") from error
+        raise LaunchError(f"--out {path}: {error}") from error
 
 
 def _compute_secs(compute_secs: str | None, from_summary: str | None) -> float:
