@@ -94,7 +94,7 @@ def test_options_can_be_filtered(site, tmp_path):
     }
     # The search needs a server, so it complains about a page that is opened as a file.
     assert [line for line in console if "search_index.js" not in line] == []
-    assert set(shown) == wanted and 0 < len(wanted) < 5
+    assert set(shown) == wanted and 0 < len(wanted) < 10
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser")
