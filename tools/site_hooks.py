@@ -47,8 +47,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Lets the links of a page lead to where pages are on the site."""
     here = page.file.src_uri
-    if here.startswith("options"):
-        page.meta["hide"] = ["navigation", "toc"]  # their tables are as wide as a page
+    if here.startswith(("options", "README")):
+        page.meta["hide"] = ["navigation", "toc"]  # their tables and doors are as wide as a page
     if here.startswith("reference/"):
         return markdown
     prefix = f"{OUTSIDE}/"
