@@ -81,7 +81,7 @@ def test_every_page_can_be_found():
 
 
 def prose_of(text):
-    """Sentences alone: no code blocks, tables, headings, pictures and tags; a link is its text, a name in code a word."""
+    """Sentences alone, without code blocks, tables, headings and tags; a link is its text, a name in code a word."""
     text = re.sub(r"^#.*$|^\|.*$|!\[[^\]]*\]\([^)]*\)|<[^>\n]+>", "", CODE.sub("", text), flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)\s]*\)", r"\1", text)
     text = re.sub(r"\*|^>", "", re.sub(r"`[^`]*`", "code", text), flags=re.MULTILINE)
