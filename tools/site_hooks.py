@@ -17,6 +17,8 @@ from mkdocs.structure.files import File
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 OUTSIDE = "project"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+# What a heading holds beside its words: tags, and the link to itself.
+TEXT = re.compile(r'<a class="headerlink".*?</a>|<[^>]+>', re.DOTALL)
 # Code, which is left as it is: fenced or inline.
 CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 
@@ -45,8 +47,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Lets the links of a page lead to where pages are on the site."""
     here = page.file.src_uri
-    if here == "options.md":
-        page.meta["hide"] = ["navigation", "toc"]  # its tables are as wide as a page
+    if here.startswith(("options", "README")):
+        page.meta["hide"] = ["navigation", "toc"]  # their tables and doors are as wide as a page
     if here.startswith("reference/"):
         return markdown
     prefix = f"{OUTSIDE}/"
@@ -62,6 +64,26 @@ def on_page_markdown(markdown, page, config, files):
 
     pieces = CODE.split(markdown)
     return "".join(piece if number % 2 else LINK.sub(moved, piece) for number, piece in enumerate(pieces))
+
+
+def on_post_build(config):
+    """Gives the page of options the tables of all pages beside it, hidden until its field is used.
+
+    They are not in the search index, which has them once, from their own pages.
+    """
+    site = pathlib.Path(config["site_dir"])
+    options = site / "options.html"
+    text = options.read_text(encoding="utf-8")
+    sections = []
+    for name in dict.fromkeys(re.findall(r'href="(options_\w+\.html)">', text.partition("<article")[2])):
+        page = (site / name).read_text(encoding="utf-8").partition("<article")[2]
+        title = TEXT.sub("", re.search(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)[1]).partition(": ")[2].capitalize()
+        for level, table in re.findall(r"<h2[^>]*>(.*?)</h2>\s*(<table>.*?</table>)", page, re.DOTALL):
+            heading = f'<a href="{name}">{title}</a>: {TEXT.sub("", level).lower()}'
+            sections.append(f"<section><h4>{heading}</h4>{table}</section>")
+    place = text.index("<table>", text.index("<article"))
+    everything = f'<div id="all-options" hidden>{"".join(sections)}</div>'
+    options.write_text(text[:place] + everything + text[place:], encoding="utf-8")
 
 
 def site_path(path: pathlib.Path) -> str:

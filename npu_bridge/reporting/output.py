@@ -1,10 +1,11 @@
-"""Prints progress: one line rewritten in place on a terminal, separate lines elsewhere."""
+"""Prints progress: one line rewritten in place on a terminal and in a notebook, separate lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import sys
 from typing import TextIO
 
 from npu_bridge.base.terminal import in_line, put
@@ -47,6 +48,23 @@ class TerminalOutput:
             self._open_line = False
 
 
+class NotebookOutput(TerminalOutput):
+    """The same in the cell of a notebook, which knows no code that erases: spaces cover the line before."""
+
+    REFRESH_SECS = 0.3  # each rewriting is a message to the browser (ours)
+    width = 110
+
+    def show(self, line: str) -> None:
+        """Replaces the line."""
+        _write(self._stream, in_line(line)[: self.width].ljust(self.width), "\r")
+        self._open_line = True
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays, above the one that is rewritten."""
+        _write(self._stream, text.ljust(self.width), "\r", "\n")
+        self._open_line = False
+
+
 class PlainOutput:
     """Prints whole lines, for log files and pipes; without a stream, as on ranks above 0, none."""
 
@@ -68,7 +86,7 @@ class PlainOutput:
 
 
 def choose_output(stream: TextIO | None, speaks: bool = True):
-    """The output that fits a stream: a terminal is rewritten, anything else gets whole lines.
+    """The output that fits a stream: on a terminal and in a notebook a line is rewritten, anything else gets lines.
 
     A line that cannot be written, to a full disk or to a reader that has gone, is lost: no training ends for it.
 
@@ -78,6 +96,8 @@ def choose_output(stream: TextIO | None, speaks: bool = True):
     """
     if not speaks or stream is None:
         return PlainOutput()
+    if type(stream).__module__.partition(".")[0] == "ipykernel":
+        return NotebookOutput(sys.stdout)  # a notebook paints standard error red
     return TerminalOutput(stream) if stream.isatty() else PlainOutput(stream)
 
 

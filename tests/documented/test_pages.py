@@ -12,9 +12,12 @@ import pytest
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "examples/*/README.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/*.md", "examples/**/README.md", "benchmarks/*.md")
     for path in REPOSITORY.glob(pattern)
 )
+# The list of changes is not read from end to end.
+READ = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "benchmarks"]
+MOST_WORDS = 40
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -75,6 +78,41 @@ def test_every_page_can_be_found():
         ]
     docs = set((REPOSITORY / "docs").glob("*.md"))
     assert docs - reached == set()
+
+
+def prose_of(text):
+    """Sentences alone, without code blocks, tables, headings and tags; a link is its text, a name in code a word."""
+    text = re.sub(r"^#.*$|^\|.*$|!\[[^\]]*\]\([^)]*\)|<[^>\n]+>", "", CODE.sub("", text), flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)\s]*\)", r"\1", text)
+    text = re.sub(r"\*|^>", "", re.sub(r"`[^`]*`", "code", text), flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|^\s*(?:-|\d+\.)\s+", text, flags=re.MULTILINE)
+    parts = [" ".join(part.split()) for part in parts]
+    return [part for part in parts if len(part.split()) > 3 and part[-1] in ".!?:"]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_it_is_short_and_plain(page):
+    """At most 1,500 words, and English of the eleventh year of school (Flesch-Kincaid), without endless sentences."""
+    textstat = pytest.importorskip("textstat", reason="not installed; `make venv` brings it")
+    text = page.read_text()
+    assert len(text.split()) <= 1500
+    parts = prose_of(text)
+    if not parts:
+        return
+    assert textstat.flesch_kincaid_grade(" ".join(parts)) <= 11
+    sentences = [sentence for part in parts for sentence in re.split(r"(?<=[.!?])\s+", part)]
+    assert [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS] == []
+
+
+def test_the_check_of_prose_finds_what_is_hard():
+    textstat = pytest.importorskip("textstat", reason="not installed; `make venv` brings it")
+    hard = (
+        "Notwithstanding the aforementioned considerations, the instantiation of heterogeneous synchronisation "
+        "mechanisms necessitates a comprehensive characterisation of interdependencies.\n"
+    )
+    assert prose_of(f"# Title\n\n| a | b |\n\n```\ncode\n```\n\n{hard}") == [" ".join(hard.split())]
+    assert textstat.flesch_kincaid_grade(prose_of(hard)[0]) > 20
+    assert textstat.flesch_kincaid_grade("All ranks skip the step. Only the loss scale changes.") < 6
 
 
 def test_what_is_found(tmp_path):

@@ -1,4 +1,4 @@
-"""The code of five pages of docs and the README's Estimators run as they stand, alone and on two ranks."""
+"""The code of the README and of twelve pages of docs runs as it stands, alone and on two ranks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,47 @@ import tensorflow as tf
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
-README, KERAS, SESSION, REPORTING, AMP, RANKS = (
-    re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
-    for page in ("README.md", "docs/keras.md", "docs/session.md", "docs/reporting.md", "docs/amp.md", "docs/ranks.md")
-)
+PAGES = {
+    "readme": "README.md",
+    **{
+        name: f"docs/{name}.md"
+        for name in (
+            *("keras", "session", "reporting", "amp", "ranks"),
+            *("first_distributed", "early_stopping", "batch_size", "nan", "reading_report", "keras_start_to_end"),
+        )
+    },
+}
+PIECES = {
+    f"{name}_{number}": piece
+    for name, page in PAGES.items()
+    for number, piece in enumerate(re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL))
+}
 
 WEIGHTS = """
 import hashlib
 print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest())
 """
 EAGER_PIECES = """
+import npu_bridge.npu_init as npu, tensorflow as tf
 import keras_0, keras_1, reporting_2, amp_0, amp_1, amp_2
+import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
+tf.keras.mixed_precision.set_global_policy("float32")
+if npu.get_rank_size() == 1:
+    import first_distributed_0, keras_start_to_end_1
 weights = [*keras_0.model.get_weights(), *keras_1.model.get_weights()]
 """
 # A script is one of TensorFlow 1 or of TensorFlow 2, so these have a process of their own. The last piece about Keras
 # switches eager execution off, and has closed its session.
 GRAPH_PIECES = """
-import keras_2
+import keras_2, tensorflow as tf
 weights = keras_2.weights
-import readme_1, readme_2
+with tf.Graph().as_default():
+    import readme_1
+import readme_0
 import ranks_0
 import session_0, session_1, session_2
 import reporting_0, reporting_1
+import early_stopping_1, nan_0, reading_report_0
 """
 
 
@@ -45,22 +64,22 @@ def test_code_runs_as_it_stands(command, tmp_path):
     """One process for many: pieces have a model, a graph or a session each."""
     graphs = tmp_path / "graphs"
     graphs.mkdir()
-    pages = {"readme": README, "keras": KERAS, "session": SESSION, "reporting": REPORTING, "amp": AMP}
-    assert [len(pieces) for pieces in (*pages.values(), RANKS)] == [3, 3, 3, 3, 3, 1]
-    for page, pieces in {**pages, "ranks": RANKS}.items():
-        for number, piece in enumerate(pieces):
-            is_eager = page == "amp" or (page, number) in (("keras", 0), ("keras", 1), ("reporting", 2))
-            ((tmp_path if is_eager else graphs) / f"{page}_{number}.py").write_text(piece)
+    ranks = 1 if command == [sys.executable] else 2
+    run = set(re.findall(r"\b[a-z_]+_\d\b", EAGER_PIECES + GRAPH_PIECES))
+    assert run == set(PIECES), "a piece of a page is run nowhere, or is gone"
+    for name, piece in PIECES.items():
+        ((graphs if name in GRAPH_PIECES else tmp_path) / f"{name}.py").write_text(piece)
     (tmp_path / "train.py").write_text(EAGER_PIECES + WEIGHTS)
     (graphs / "train.py").write_text(GRAPH_PIECES + WEIGHTS)
     eager, printed = output_of(command, tmp_path), output_of(command, graphs)
-    check_keras(eager + printed, ranks=1 if command == [sys.executable] else 2)
+    check_keras(eager + printed, ranks)
     check_levels(eager)
     check_session(printed, str(graphs / "out" / "monitored"))
     check_reports({"pictured": 60, "monitored_report": 40}, graphs / "out")
     check_reports({"fitted": 16}, tmp_path / "out")
-    check_that_ranks_are_one_training(eager + printed, graphs / "out", ranks=1 if command == [sys.executable] else 2)
-    assert re.search(r"step 30/30", printed) and not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
+    check_that_ranks_are_one_training(eager + printed, graphs / "out", ranks)
+    check_readme(eager + printed)
+    check_guides(eager, printed, tmp_path, graphs / "out", ranks)
 
 
 def output_of(command, folder):
@@ -84,6 +103,38 @@ def check_that_ranks_are_one_training(printed, out, ranks):
     assert "train apart" not in printed, printed
     latest = {name: tf.train.latest_checkpoint(str(out / name)) for name in ("line", "together")}
     assert latest["line"].endswith("-100") and latest["together"].endswith("-8" if ranks == 1 else "-5"), latest
+
+
+def check_readme(printed):
+    assert re.search(r"step 100/100", printed)
+    assert not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
+    assert re.search(r"^loss [0-7]\.\d+ at loss scale 65536\.0$", printed, re.MULTILINE)
+    assert re.search(r"^rank 0 skipped 0 steps$", printed, re.MULTILINE)
+
+
+def check_guides(eager, printed, folder, out, ranks):
+    """What the guides promise: equal losses, ranks that stop together, an error that names the operator."""
+    held_out = [float(loss) for loss in re.findall(r"held-out loss (\S+)", eager)]
+    assert len(held_out) == (2 if ranks == 1 else 1) and max(held_out) - min(held_out) < 1e-3
+    assert (folder / "first.keras").exists() and (folder / "best.keras").exists()
+    ends = re.findall(r"stopped after epoch (\d+) best epoch (\d+)", eager)
+    assert len(ends) == ranks and len(set(ends)) == 1 and int(ends[0][0]) == int(ends[0][1]) + 3
+    for rows, batches in ((64 // ranks, 1), (8 // ranks, 8)):
+        assert f"rows {rows} x ranks {ranks} x batches {batches} updates 16" in eager
+    assert re.findall(r"skipped (\d+) updates (\d+)", eager) == [("5", "0")] * ranks
+    assert float(re.search(r"right (\S+) skipped", eager)[1]) > 0.8
+    if ranks == 1:
+        assert "went on from step 168 to 224" in eager and re.search(r"kinds \[.*\] expected \[", eager)
+    stopped = int(re.search(r"stopped at step (\d+)", printed)[1])
+    assert stopped - int(re.search(r"best checkpoint is of step (\d+)", printed)[1]) in (40, 41)
+    assert tf.train.latest_checkpoint(str(out / "stopped")).endswith(f"-{stopped}"), "all ranks stopped there"
+    errors = re.findall(r"5 steps in a row were skipped.*The first NaN or Inf comes from Log .*nan_0\.py:\d+", printed)
+    assert len(errors) == ranks
+    page = (out / "read" / "report.html").read_text()
+    assert "the training went on from a checkpoint" in page and 'data-last-step="80"' in page
+    guide = (REPOSITORY / "docs" / "reading_report.md").read_text()
+    for word in re.findall(r"^\| (\w[\w ]+) \| |^- \*\*(.+?)\.\*\*", guide, re.MULTILINE):
+        assert "".join(word) in page or "".join(word) in ("box", "section", "Learning rate"), word
 
 
 def check_levels(printed):

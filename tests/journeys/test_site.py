@@ -12,6 +12,9 @@ import sys
 
 import pytest
 
+from npu_bridge.options.docs_page import row
+from tests.reporting.chromium import CHROMIUM, visit
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 pytest.importorskip("mkdocstrings", reason="the tools of the site are not installed; `make venv` brings them")
 
@@ -39,12 +42,77 @@ def test_a_page_loads_nothing_from_elsewhere(site):
         assert [target for pair in loads for target in pair if re.match(r"(https?:)?//", target)] == [], page.name
 
 
-def test_options_can_be_searched_for(site):
-    assert "options_search.js" in (site / "options.html").read_text(encoding="utf-8")
-    assert (site / "assets" / "options_search.js").is_file()
-    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
-    found = {entry["location"].partition("#")[0] for entry in entries if "precision_mode_v2" in entry["text"]}
-    assert {"options.html", "precision.html", "reference/configuration.html"} <= found
+def words_of(text, separator):
+    """The words that the site's search cuts a text into."""
+    return {word for word in re.split(separator, html.unescape(re.sub(r"<[^>]+>", " ", text)).lower()) if word}
+
+
+def test_search_finds_every_option_message_and_command(site):
+    """Each on its own page: the words of a query stand there together."""
+    from npu_bridge.launch.cli import COMMANDS
+    from npu_bridge.options.docs_page import PAGES
+
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    separator = index["config"]["separator"]
+    pages = {}
+    for entry in index["docs"]:
+        words = words_of(entry["title"] + " " + entry["text"], separator)
+        pages.setdefault(entry["location"].partition("#")[0], set()).update(words)
+    errors = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
+    queries = [(entry.name, page.file) for page in PAGES for entry in page.entries]
+    queries += [(message, "errors.md") for message in re.findall(r"^### `(.*)`$", errors, re.MULTILINE)]
+    queries += [(f"npu-run {command}", "") for command in COMMANDS]
+    assert len(queries) > 200
+    lost = []
+    for query, page in queries:
+        found = [place for place, words in pages.items() if words_of(query, separator) <= words]
+        if not found or (page and page.replace(".md", ".html") not in found):
+            lost.append((query, found))
+    assert lost == []
+    assert "checkpoints" in pages["options_training.html"], "a part of save_checkpoints_steps"
+
+
+def test_options_can_be_filtered(site, tmp_path):
+    """The first page has the rows of all pages. In a browser, if there is one, its field keeps those with the words."""
+    from npu_bridge.options.docs_page import PAGES
+
+    text = (site / "options.html").read_text(encoding="utf-8")
+    assert "options_filter.js" in text
+    every = {entry.name for page in PAGES for entry in page.entries}
+    inside = text[text.index('id="all-options"') :]
+    assert every <= set(re.findall(r"<tr>\s*<td><code>(\w+)</code>", inside))
+    if CHROMIUM is None:
+        return
+    document, console = visit(f"{site}/options.html#q=recorded+graph+dump", tmp_path / "profile", "--dump-dom")
+    inside = document[document.index('id="all-options"') :]
+    shown = re.findall(r"<tr>\s*<td><code>(\w+)</code>", inside)
+    wanted = {
+        entry.name
+        for page in PAGES
+        for entry in page.entries
+        if all(word in " ".join(row(entry)).lower() for word in ("recorded", "graph", "dump"))
+    }
+    # The search needs a server, so it complains about a page that is opened as a file.
+    assert [line for line in console if "search_index.js" not in line] == []
+    assert set(shown) == wanted and 0 < len(wanted) < 10
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser")
+def test_a_page_is_not_wider_than_its_window(site, tmp_path):
+    """On a laptop and on a telephone."""
+    frames = [(name, width) for name in ("index", "options", "options_training") for width in (1280, 390)]
+    (tmp_path / "frames.html").write_text(
+        "<body>"
+        + "".join(
+            f'<iframe src="file://{site}/{name}.html" width="{width}" height="700"></iframe>' for name, width in frames
+        )
+        + "<p id='widths'></p><script>onload = () => document.getElementById('widths').textContent = 'widths '"
+        " + Array.from(document.querySelectorAll('iframe'), frame => frame.contentDocument.body.scrollWidth)</script>"
+    )
+    flags = ("--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom")
+    document, _ = visit(tmp_path / "frames.html", tmp_path / "profile", *flags)
+    widths = [int(width) for width in re.search(r">widths ([\d,]+)<", document)[1].split(",")]
+    assert [(frame, width) for frame, width in zip(frames, widths) if width > frame[1]] == []
 
 
 def test_the_reference_has_every_documented_name(site):
