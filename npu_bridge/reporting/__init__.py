@@ -7,7 +7,7 @@ from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
-    "history": ("History", "SessionStart", "StepRow"),
+    "history": ("Evaluation", "History", "SessionFacts", "SessionStart", "StepRow"),
     "history_hook": ("HistoryHook",),
     "errors": ("MissingExtraError",),
     "metric_writers": ("CsvWriter", "MlflowWriter", "WandbWriter"),
