@@ -9,6 +9,7 @@ _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
     "history": ("Evaluation", "History", "SessionFacts", "SessionStart", "StepRow"),
     "history_hook": ("HistoryHook",),
+    "evaluation": ("BatchesHook", "report_evaluation"),
     "errors": ("MissingExtraError",),
     "metric_writers": ("CsvWriter", "MlflowWriter", "WandbWriter"),
     "metrics": ("MetricsCallback", "MetricsHook"),

@@ -29,6 +29,7 @@ class EventFiles:
     def __init__(self, folder: str):
         self._folder = folder
         self._writer: Any = None
+        self._owner: Any = None
         self._owned: frozenset[str] = frozenset()
         self._secondary = Secondary(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
 
@@ -52,13 +53,18 @@ class EventFiles:
         if self._writer is None:
             self._secondary.attempt(self._open, graph)
 
-    def own(self, tags: Iterable[str]) -> None:
-        """From now on summaries with these tags come from `add_own` alone; those of others are left out."""
-        self._owned = frozenset(tags)
+    def own(self, owner: Any, tags: Iterable[str]) -> None:
+        """From now on summaries with these tags come from one owner alone; those of others are left out."""
+        self._owner, self._owned = owner, frozenset(tags)
 
-    def add_own(self, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
-        """Adds summaries, each with its step, in one go; gives whether they are in the file."""
-        return self._attempt("add_summary", *entries)
+    def give_up(self, owner: Any) -> None:
+        """Ends that."""
+        if owner is self._owner:
+            self.own(None, ())
+
+    def add_own(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
+        """Adds summaries, each with its step, in one go; gives whether they are in the file, or need not be."""
+        return self._owner not in (None, owner) or self._attempt("add_summary", *entries)
 
     def add_summary(self, summary: Any, global_step: int | None = None) -> None:
         """Adds a summary, as a message or as bytes."""

@@ -71,6 +71,14 @@ class Evaluation(NamedTuple):
     batches: int | None = None
     secs: float | None = None
 
+    @classmethod
+    def of(
+        cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
+    ) -> Evaluation:
+        """One with those of some metrics that are single numbers, but for `global_step`."""
+        numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
+        return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
+
 
 class SessionFacts(NamedTuple):
     """What is known of a session besides its steps; None for what is not. A later one adds to an earlier one.
@@ -199,8 +207,7 @@ class History:
         Returns:
           What was added.
         """
-        numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
-        entry = Evaluation(step, self.now, numbers, name, batches, None if secs is None else round(secs, 3))
+        entry = Evaluation.of(step, metrics, name, batches, secs, self.now)
         self._add(entry)
         return entry
 

@@ -37,10 +37,11 @@ class MetricsHook(StepHook):
 
     Args:
       writer: such as a `CsvWriter`; `metric_writers.py` says what it takes to be one.
-      every_n_steps: steps between two entries; the first step has one, too. None: every step at first, then ever fewer:
+      every_n_steps: steps between two entries; the first step has one, too. None: every step at first, then ever fewer,
         sixty of the first hundred, one in a hundred after five thousand.
       loss: tensor or name, see `StepHook`.
       clock: seconds, never going backwards.
+      most_steps: between two entries, where `every_n_steps` is None.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Graph: the operators of the norm, which run only in steps that are written.
@@ -53,9 +54,10 @@ class MetricsHook(StepHook):
         every_n_steps: int | None = 100,
         loss: tf.Tensor | str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_steps: int = _MOST_STEPS_BETWEEN,
     ):
         super().__init__(loss)
-        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock)
+        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock, most_steps)
         self._norm = None
         self._last_norm: float | None = None
         self._loops = False
@@ -108,6 +110,10 @@ class MetricsHook(StepHook):
             }
             if self._entries.note(values, self._skipped, observation.precision):
                 self._entries.write(self.read_step(session))
+
+    def leave_out(self, secs: float) -> None:
+        """Does not count some seconds since the last entry, which something else has taken, as an evaluation does."""
+        self._entries.paused += secs
 
     def end(self, session):
         """Sees that everything is written."""
@@ -176,7 +182,14 @@ class _Entries:
     The global step is asked for when they are written, as asking is a session run of its own; in between it is counted.
     """
 
-    def __init__(self, owner: str, writer: Any, every_n_steps: int | None, clock: Callable[[], float]):
+    def __init__(
+        self,
+        owner: str,
+        writer: Any,
+        every_n_steps: int | None,
+        clock: Callable[[], float],
+        most_steps: int = _MOST_STEPS_BETWEEN,
+    ):
         if every_n_steps is not None:
             check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
         self._writer = writer
@@ -184,8 +197,9 @@ class _Entries:
         self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)
         self._has_begun = False
         self.writes = False
-        self._every_n_steps = every_n_steps
+        self._every_n_steps, self._most_steps = every_n_steps, most_steps
         self._clock = clock
+        self.paused = 0.0  # seconds that do not count
 
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
@@ -215,7 +229,7 @@ class _Entries:
     def count(self, steps: int, updates: int) -> None:
         """Counts a run with so many steps."""
         if self.is_due:
-            self._due_at = self._runs + (self._every_n_steps or sparse_interval(self._runs))
+            self._due_at = self._runs + (self._every_n_steps or sparse_interval(self._runs, self._most_steps))
         self._runs += steps
         self._updates += updates
 
@@ -225,7 +239,7 @@ class _Entries:
 
     def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
         """Notes an entry; gives whether it is time to write."""
-        now = self._clock()
+        now = self._clock() - self.paused
         memory = memory_now()
         known = {**values, "memory_mb": None if memory is None else memory / 1e6}
         self._waiting.append(_Entry(self._updates, self._runs, skipped, now, known, precision))
@@ -271,9 +285,9 @@ class _Entries:
             self.write(self._known_step + round(self._updates * self._pace))
 
 
-def sparse_interval(runs: int) -> int:
-    """Steps until the next entry, after so many: one, then two, then ever more, at most a hundred."""
-    return 1 if runs < _ALL_OF_THE_FIRST else min(max(2, runs // 50), _MOST_STEPS_BETWEEN)
+def sparse_interval(steps: int, most: int) -> int:
+    """Steps until the next entry, after so many: one, then two, then ever more."""
+    return min(1 if steps < _ALL_OF_THE_FIRST else max(2, steps // 50), most)
 
 
 def _norm(gradients):

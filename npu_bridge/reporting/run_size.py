@@ -36,9 +36,9 @@ def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
     return kept[0]
 
 
-def parameters_of(graph: tf.Graph) -> int | None:
-    """Numbers in all trainable variables; None where there are none, or one of unknown shape."""
-    sizes = [v.shape.num_elements() for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)]
+def parameters_of(variables: Iterable) -> int | None:
+    """Numbers in variables; None where there are none, or one of unknown shape."""
+    sizes = [variable.shape.num_elements() for variable in variables]
     return sum(sizes) if sizes and None not in sizes else None
 
 
@@ -66,8 +66,7 @@ def memory_of_gpu() -> int | None:
 
 
 def _first_dimension(op: tf.Operation) -> int | None:
-    shapes = [tensor.shape for tensor in op.outputs if tensor.shape.rank]
-    found = {shape[0] for shape in shapes}
+    found = {tensor.shape.as_list()[0] for tensor in op.outputs if tensor.shape.rank}
     if found == {None}:
         return _batch_of_dataset(op.inputs[0].op)
     return found.pop() if len(found) == 1 else None

@@ -26,7 +26,7 @@ class TensorBoardHook(MetricsHook):
     Args:
       folder: of the event files; the one an Estimator writes to may be shared.
       every_n_steps: as for `MetricsHook`; None: every step at first, then ever fewer.
-      loss, clock: as for `MetricsHook`.
+      loss, clock, most_steps: as for `MetricsHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -38,9 +38,10 @@ class TensorBoardHook(MetricsHook):
         every_n_steps: int | None = None,
         loss: tf.Tensor | str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_steps: int = 100,
     ):
         self._curves = TensorBoardWriter(folder)
-        super().__init__(self._curves, every_n_steps, loss, clock)
+        super().__init__(self._curves, every_n_steps, loss, clock, most_steps)
 
     def after_create_session(self, session, coord):
         """Takes over the names of what it writes."""
@@ -89,6 +90,7 @@ class TensorBoardWriter:
 
     def __init__(self, folder: str):
         self._folder = str(folder)
+        EventFiles.of(self._folder)  # before TensorFlow's hooks ask for one
         self._precision: str | None = None
         self._waiting: list[tuple[tf.compat.v1.Summary, int]] = []
 
@@ -105,17 +107,17 @@ class TensorBoardWriter:
         self._waiting.append((summary, step))
 
     def own(self, tags: Iterable[str]) -> None:
-        """Leaves out what others write under these tags, until `close`."""
+        """Leaves out what others write under these tags, until `close`, and what an earlier one like this writes."""
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            events.own(tags)
+            events.own(self, tags)
 
     def flush(self) -> None:
         """Writes what is kept."""
         waiting, self._waiting = self._waiting, []
         events = EventFiles.of(self._folder)
         if isinstance(events, EventFiles):
-            if not events.add_own(waiting):
+            if not events.add_own(self, waiting):
                 self._precision = None  # to be written again
             return
         for summary, step in waiting:
@@ -126,7 +128,9 @@ class TensorBoardWriter:
         """Sees that everything is in the file, which others may go on writing to."""
         if self._waiting:
             self.flush()
-        self.own(())
+        events = EventFiles.of(self._folder)
+        if isinstance(events, EventFiles):
+            events.give_up(self)
 
 
 def _scalars(values):
