@@ -122,6 +122,7 @@ class History:
         self.path = os.fspath(path)
         self._clock = clock
         self._file: GrowingFile | None = None
+        self._is_open = False
         self.entries: list[Entry] = list(_read(self.path))
 
     @property
@@ -167,8 +168,9 @@ class History:
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
-        self._file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+        self._file = self._new_file(begin)
         self._file.write(b"")
+        self._is_open = True
 
     @property
     def now(self) -> float:
@@ -190,7 +192,7 @@ class History:
         Raises:
           RuntimeError: no session was begun.
         """
-        if self._file is None:
+        if not self._is_open:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
         self._add(StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision))
 
@@ -217,23 +219,20 @@ class History:
 
     def close(self) -> None:
         """Closes the file; the entries stay readable."""
+        self._is_open = False
         if self._file is not None:
             self._file.close()
-            self._file = None
+
+    def _new_file(self, begin: Callable[[], None]) -> GrowingFile:
+        return GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
-        file = self._file
-        if file is None:  # between sessions
-            begin = functools.partial(_check_is_ours, self.path)
-            file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
-        file.write(_to_line(entry).encode())
-        if file is not self._file:
-            file.close()
-
-
-def _check_is_ours(path: str) -> None:
-    check_output(path, _FILES)
+        if self._file is None:
+            self._file = self._new_file(functools.partial(check_output, self.path, _FILES))
+        self._file.write(_to_line(entry).encode())
+        if not self._is_open:  # between sessions
+            self._file.close()
 
 
 def _up_to(entries: list[Entry], step: int) -> list[Entry]:

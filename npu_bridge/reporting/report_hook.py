@@ -193,11 +193,11 @@ class _Page:
         self._peaks: dict[int, int] = {}  # of memory, by rank
         self._times, self._run_began = StepTimes(), 0.0
 
-    @_on_rank_0
     def begin(self, step: int, samples: int | None, trained: Iterable) -> None:
         """Notes how big the training is."""
         self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
-        self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
+        if collective.current().rank == 0:
+            self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
 
     def begin_run(self) -> None:
         """Begins a session run."""
