@@ -23,7 +23,7 @@ _SECS_PER_LINE = 30.0
 
 # TF prepares a graph anew for every new set of fetches, and Estimator's own hooks ask for more in the first
 # run than later: two slow runs, which say nothing about the pace.
-_START_UP_RUNS = 2
+_START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):

@@ -28,7 +28,7 @@ from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import memory_of_gpu, parameters_of, peaks_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.summary import StepTimes, format_ending
-from npu_bridge.reporting.tensorboard import TensorBoardHook
+from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
 from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
 
@@ -119,14 +119,16 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
     Args:
       folder: for `report.html`, `report.json` and `history.jsonl`.
+      curves: write those of a `TensorBoardCallback` into the folder, too.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, curves: bool = True):
         super().__init__()
         self._history = History(os.path.join(folder, HISTORY_FILE))
         self._page = _Page(folder, self._history)
+        self._curves = TensorBoardCallback(folder) if curves else tf.keras.callbacks.Callback()
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
@@ -138,6 +140,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._before = Numbers.of(self.model.optimizer)
             self._history.begin_session(self._before.step, ranks=ranks.size)
             self._thinning = Thinning(self._before.step)
+        self._curves.set_model(self.model)
+        self._curves.on_train_begin(logs)
         self._page.note(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
@@ -149,6 +153,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if not self._writes:
             return
         self._page.end_run()
+        self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
@@ -159,11 +164,13 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._thinning.write(self._history, now.step)
 
     def on_epoch_end(self, epoch, logs=None):
+        self._curves.on_epoch_end(epoch, logs)
         _, in_validation = split_logs(logs)
         if self._writes and in_validation:
             self._history.append_evaluation(self._before.step, in_validation)
 
     def on_train_end(self, logs=None):
+        self._curves.on_train_end(logs)
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
