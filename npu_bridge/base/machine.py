@@ -1,10 +1,12 @@
-"""What this machine has: cores this process may use, units of its CPU for low precision, and this package's files."""
+"""What this machine has: cores, units for low precision, memory of processes, and this package's files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
+import sys
 
 _CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 
@@ -23,6 +25,28 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def peak_memory(process: int | None = None) -> int | None:
+    """The most memory in bytes that this process has had, or another one of this machine; None where nobody says."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{process or 'self'}/status", encoding="utf-8", errors="replace") as file:
+            return int(file.read().partition("VmHWM:")[2].split()[0]) * 1024
+    if process is not None:
+        return None
+    with contextlib.suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return None
+
+
+def memory_now() -> int | None:
+    """Memory of this process in bytes; where the system does not say, the most that it has had."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return peak_memory()
 
 
 def cpu_description() -> str:

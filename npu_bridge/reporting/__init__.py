@@ -7,8 +7,9 @@ from npu_bridge.base.lazy import attributes
 
 _PLACES = {
     "collapse_hook": ("LossScaleCollapseError", "LossScaleCollapseHook", "NanLossHook"),
-    "history": ("History", "SessionStart", "StepRow"),
+    "history": ("Evaluation", "History", "SessionFacts", "SessionStart", "StepRow"),
     "history_hook": ("HistoryHook",),
+    "evaluation": ("BatchesHook", "report_evaluation"),
     "errors": ("MissingExtraError",),
     "metric_writers": ("CsvWriter", "MlflowWriter", "WandbWriter"),
     "metrics": ("MetricsCallback", "MetricsHook"),

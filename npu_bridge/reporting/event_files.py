@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +29,8 @@ class EventFiles:
     def __init__(self, folder: str):
         self._folder = folder
         self._writer: Any = None
+        self._owner: Any = None
+        self._owned: frozenset[str] = frozenset()
         self._secondary = Secondary(f"the file of events in {folder}", (RuntimeError, tf.errors.OpError))
 
     @classmethod
@@ -50,11 +53,35 @@ class EventFiles:
         if self._writer is None:
             self._secondary.attempt(self._open, graph)
 
+    def own(self, owner: Any, tags: Iterable[str]) -> None:
+        """From now on summaries with these tags come from one owner alone; those of others are left out."""
+        self._owner, self._owned = owner, frozenset(tags)
+
+    def give_up(self, owner: Any) -> None:
+        """Ends that."""
+        if owner is self._owner:
+            self.own(None, ())
+
+    def add_own(self, owner: Any, entries: Iterable[tuple[tf.compat.v1.Summary, int]]) -> bool:
+        """Adds summaries, each with its step, in one go; gives whether they are in the file, or need not be."""
+        return self._owner not in (None, owner) or self._attempt("add_summary", *entries)
+
+    def add_summary(self, summary: Any, global_step: int | None = None) -> None:
+        """Adds a summary, as a message or as bytes."""
+        if self._owned:
+            given = summary if isinstance(summary, bytes) else summary.SerializeToString()
+            summary = tf.compat.v1.Summary.FromString(given)
+            kept = [value for value in summary.value if value.tag not in self._owned]
+            if not kept:
+                return
+            summary = tf.compat.v1.Summary(value=kept)
+        self._attempt("add_summary", (summary, global_step))
+
     def __getattr__(self, name: str) -> Any:
-        """`add_summary`, `add_graph` and so on."""
+        """`add_graph` and so on."""
         if not name.startswith("add_"):
             raise AttributeError(f"a writer of event files has no {name!r}")
-        return functools.partial(self._attempt, name)
+        return lambda *arguments, **keywords: self._attempt(name, arguments, **keywords)
 
     def get_logdir(self) -> str:
         """The folder."""
@@ -72,15 +99,16 @@ class EventFiles:
             self._secondary.attempt(self._writer.close, now=True)
             self._writer = None
 
-    def _attempt(self, name: str, *arguments: Any, **keywords: Any) -> bool:
-        return self._secondary.attempt(functools.partial(self._add, name, *arguments, **keywords))
+    def _attempt(self, name: str, *calls: tuple, **keywords: Any) -> bool:
+        return self._secondary.attempt(functools.partial(self._add, name, *calls, **keywords))
 
-    def _add(self, name: str, *arguments: Any, **keywords: Any) -> None:
+    def _add(self, name: str, *calls: tuple, **keywords: Any) -> None:
         check_room(self._folder)
         if self._writer is None:
             self._open()
         try:
-            getattr(self._writer, name)(*arguments, **keywords)
+            for arguments in calls:
+                getattr(self._writer, name)(*arguments, **keywords)
             self._writer.flush()
         except Exception:
             self._writer = None  # its thread has ended

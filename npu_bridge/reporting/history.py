@@ -7,16 +7,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Union
 
-from npu_bridge.base.files import write_whole
+from npu_bridge.base.files import check_output, write_whole
 from npu_bridge.base.reading import open_file, parse_json, whole_number
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.base.terminal import logger
 
 HISTORY_FILE = "history.jsonl"  # in the folder of a training, where nobody has given it another name
-_FILES = rb'^\{"(step|start)": -?\d'  # how they begin
+_FILES = rb'^\{"(step|start|evaluation)": -?\d'  # how they begin
 _MOST_RANKS = 1 << 20
 _LAST_SECOND = 253402300800.0  # of the year 9999
 _KEPT_BYTES = 1 << 26  # some half a million steps, while the file cannot be written
@@ -53,12 +53,61 @@ class SessionStart(NamedTuple):
     ranks: int
 
 
-Entry = Union[StepRow, SessionStart]
-_OPTIONAL = ("learning_rate", "precision")
+class Evaluation(NamedTuple):
+    """An evaluation.
+
+    Attributes:
+      step: global step of the checkpoint.
+      time: seconds since the epoch, when it ended.
+      metrics: the numbers that came out, "loss" among them as a rule.
+      name: as `Estimator.evaluate` was given one; "" for none.
+      batches, secs: how many batches it took, and how long; None when that was not watched.
+    """
+
+    step: int
+    time: float
+    metrics: dict[str, float]
+    name: str = ""
+    batches: int | None = None
+    secs: float | None = None
+
+    @classmethod
+    def of(
+        cls, step: int, metrics: Mapping[str, Any], name: str, batches: int | None, secs: float | None, time: float
+    ) -> Evaluation:
+        """One with those of some metrics that are single numbers, but for `global_step`."""
+        numbers = {key: float(value) for key, value in metrics.items() if key != "global_step" and _is_number(value)}
+        return cls(step, time, numbers, name, batches, None if secs is None else round(secs, 3))
+
+
+class SessionFacts(NamedTuple):
+    """What is known of a session besides its steps; None for what is not. A later one adds to an earlier one.
+
+    Attributes:
+      step: global step when it was written.
+      time: seconds since the epoch.
+      samples_per_step: those of all ranks in one step.
+      parameters: numbers that are trained, in all variables together.
+      memory_bytes: the most memory that each rank has had, by the number of the rank.
+      gpu_memory_bytes: likewise of the memory of its GPU.
+    """
+
+    step: int
+    time: float
+    samples_per_step: int | None = None
+    parameters: int | None = None
+    memory_bytes: dict[int, int] | None = None
+    gpu_memory_bytes: dict[int, int] | None = None
+
+
+Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts]
+_OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
+_MEMORY = SessionFacts._fields[4:]
+_FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts"}  # instead of "step" in a line
 
 
 class History:
-    """An append-only file of JSON lines, one per step, and one per start of a session.
+    """An append-only file of JSON lines, one per step, start of a session, evaluation, and note of facts.
 
     A resumed run continues the file: steps that came after the restored checkpoint are dropped, as they will
     be done again. A last line that was only half written when a process died is dropped, too.
@@ -73,6 +122,7 @@ class History:
         self.path = os.fspath(path)
         self._clock = clock
         self._file: GrowingFile | None = None
+        self._is_open = False
         self.entries: list[Entry] = list(_read(self.path))
 
     @property
@@ -84,6 +134,20 @@ class History:
     def starts(self) -> list[SessionStart]:
         """All session starts, in order. The first is the start of the run, the others are resumptions."""
         return [entry for entry in self.entries if isinstance(entry, SessionStart)]
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """All evaluations, in order."""
+        return [entry for entry in self.entries if isinstance(entry, Evaluation)]
+
+    @property
+    def facts(self) -> SessionFacts:
+        """What is known of the latest session that noted something."""
+        known: dict[str, Any] = {"step": 0, "time": 0.0}
+        for entry in self.entries:
+            if isinstance(entry, SessionFacts):
+                known.update((name, value) for name, value in entry._asdict().items() if value is not None)
+        return SessionFacts(**known)
 
     @property
     def skipped_steps(self) -> int:
@@ -104,8 +168,9 @@ class History:
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
-        self._file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+        self._file = self._new_file(begin)
         self._file.write(b"")
+        self._is_open = True
 
     @property
     def now(self) -> float:
@@ -127,32 +192,68 @@ class History:
         Raises:
           RuntimeError: no session was begun.
         """
-        if self._file is None:
+        if not self._is_open:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
-        row = StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
-        self.entries.append(row)
-        self._file.write(_to_line(row).encode())
+        self._add(StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision))
+
+    def append_evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        name: str = "",
+        batches: int | None = None,
+        secs: float | None = None,
+    ) -> Evaluation:
+        """Adds an evaluation, also between sessions; of the metrics those that are single numbers.
+
+        Returns:
+          What was added.
+        """
+        entry = Evaluation.of(step, metrics, name, batches, secs, self.now)
+        self._add(entry)
+        return entry
+
+    def note_facts(self, step: int, **facts: Any) -> None:
+        """Adds facts of this session: the fields of `SessionFacts` that are known."""
+        self._add(SessionFacts(step, self.now, **facts))
 
     def close(self) -> None:
         """Closes the file; the entries stay readable."""
+        self._is_open = False
         if self._file is not None:
             self._file.close()
-            self._file = None
+
+    def _new_file(self, begin: Callable[[], None]) -> GrowingFile:
+        return GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if self._file is None:
+            self._file = self._new_file(functools.partial(check_output, self.path, _FILES))
+        self._file.write(_to_line(entry).encode())
+        if not self._is_open:  # between sessions
+            self._file.close()
 
 
 def _up_to(entries: list[Entry], step: int) -> list[Entry]:
     """The entries a checkpoint of this step knows: up to the row that reached it.
 
-    Skipped steps after that row carry the same step number, but happened after the checkpoint was written.
+    Skipped steps after that row carry the same step number, but happened after the checkpoint was written. Evaluations
+    of that checkpoint, and facts, are known, too.
     """
     reached = [i for i, e in enumerate(entries) if isinstance(e, StepRow) and e.step >= step and not e.skipped]
     if step <= 0:
         return []
     if not reached:
         return list(entries)
-    first = reached[0]
     # Rows may be sparse: a first row beyond the step belongs to what is done again.
-    return entries[: first + 1] if entries[first].step == step else entries[:first]
+    end = reached[0] + (entries[reached[0]].step == step)
+    # Evaluations and facts stand where they were written, maybe before steps that came into the file later.
+    return [
+        entry
+        for place, entry in enumerate(entries)
+        if (entry.step <= step if isinstance(entry, (Evaluation, SessionFacts)) else place < end)
+    ]
 
 
 def _read(path: str) -> Iterator[Entry]:
@@ -180,6 +281,15 @@ def _from_line(line: str) -> Entry:
         return SessionStart(
             whole_number(fields["start"]), _time(fields["time"]), whole_number(fields["ranks"], 1, _MOST_RANKS)
         )
+    time = _time(fields["time"])
+    if "evaluation" in fields:
+        metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
+        batches, secs = fields.get("batches"), _number(fields.get("secs"))
+        batches = None if batches is None else whole_number(batches)
+        return Evaluation(whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
+    if "facts" in fields:
+        counts = [None if fields.get(name) is None else whole_number(fields[name]) for name in SessionFacts._fields[2:4]]
+        return SessionFacts(whole_number(fields["facts"]), time, *counts, *map(_by_rank, map(fields.get, _MEMORY)))
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
@@ -188,23 +298,23 @@ def _from_line(line: str) -> Entry:
         _number(fields["loss"]),
         _number(fields["loss_scale"]),
         bool(fields["skipped"]),
-        _time(fields["time"]),
+        time,
         _number(fields.get("learning_rate")),
         precision,
     )
 
 
 def _to_line(entry: Entry) -> str:
-    if isinstance(entry, SessionStart):
-        fields: dict[str, Any] = {"start": entry.step, "time": entry.time, "ranks": entry.ranks}
-    else:
-        known = {name: for_json(value) for name, value in entry._asdict().items()}
-        fields = {name: value for name, value in known.items() if value is not None or name not in _OPTIONAL}
+    known = {name: for_json(value) for name, value in entry._asdict().items()}
+    fields = {_FIRST.get(type(entry), "step"): known.pop("step")}
+    fields.update((name, value) for name, value in known.items() if value not in (None, "") or name not in _OPTIONAL)
     return json.dumps(fields) + "\n"
 
 
 def for_json(value: Any) -> Any:
     """A value as JSON takes it: NaN and infinity, which it does not have, as text ("nan", "inf")."""
+    if isinstance(value, dict):
+        return {key: for_json(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -219,6 +329,16 @@ def _number(value) -> float | None:
     return None if value is None else float(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
+
+
+def _by_rank(found: Any) -> dict[int, int] | None:
+    if found is None:
+        return None
+    return {whole_number(int(rank), most=_MOST_RANKS): whole_number(value) for rank, value in dict(found).items()}
+
+
 def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
     """All steps, for each how many were tried until then, skipped ones included, and the rows that begin sessions."""
     rows: list[StepRow] = []
@@ -228,6 +348,7 @@ def laid_out(history: History) -> tuple[list[StepRow], list[int], list[int]]:
     for entry in history.entries:
         if isinstance(entry, SessionStart):
             starts.append(len(rows))
+        if not isinstance(entry, StepRow):
             continue
         skipped += entry.skipped
         rows.append(entry)

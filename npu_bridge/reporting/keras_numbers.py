@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -34,6 +35,14 @@ class Numbers(NamedTuple):
             _number(getattr(optimizer, "skipped_steps", None)),
             _number(rate),
         )
+
+
+def split_logs(logs: Mapping[str, float] | None) -> tuple[dict[str, float], dict[str, float]]:
+    """What Keras says at the end of an epoch: numbers of training, and of validation, without its `val_`."""
+    found: tuple[dict[str, float], dict[str, float]] = {}, {}
+    for name, value in (logs or {}).items():
+        found[name.startswith("val_")][name.removeprefix("val_")] = value
+    return found
 
 
 def _number(value) -> float | None:

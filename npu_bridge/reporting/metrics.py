@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
+from npu_bridge.base.machine import memory_now
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.gradients.arithmetic import sum_in_order, values_of
 from npu_bridge.gradients.collections import gradients_of
@@ -19,19 +19,30 @@ from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session import steps_per_run
 
 _NORM = "gradient_norm"
+# Without other wishes (ours): a short run has every step; one of a hundred steps, sixty; and a thousand steps, 150.
+_ALL_OF_THE_FIRST, _MOST_STEPS_BETWEEN = 20, 100
+# Entries wait so long: writing costs more than the numbers do (ours).
+_SECS_BETWEEN_WRITES = 2.0
 
 
 class MetricsHook(StepHook):
-    """Gives a writer loss, loss scale, skipped steps, learning rate, steps per second, gradient norm and precision.
+    """Gives a writer the numbers of a training: loss, loss scale, skipped steps, learning rate, pace, memory and more.
 
-    The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped step has none, and
-    neither have the steps of `iterations_per_loop` above 1, of which a run shows only the last.
+    They are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
+    `samples_per_sec`, where the graph says how many samples a step has, and `memory_mb`, the memory of this process;
+    and the precision. The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped
+    step has none, and neither have the second one of a session and the steps of `iterations_per_loop` above 1, of which
+    a run shows only the last.
+
+    Entries reach the writer once in two seconds at most, several at a time, and when the session ends.
 
     Args:
       writer: such as a `CsvWriter`; `metric_writers.py` says what it takes to be one.
-      every_n_steps: steps between two entries; the first step has one, too.
+      every_n_steps: steps between two entries; the first step has one, too. None: every step at first, then ever fewer,
+        sixty of the first hundred, one in a hundred after five thousand.
       loss: tensor or name, see `StepHook`.
       clock: seconds, never going backwards.
+      most_steps: between two entries, where `every_n_steps` is None.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Graph: the operators of the norm, which run only in steps that are written.
@@ -41,12 +52,13 @@ class MetricsHook(StepHook):
     def __init__(
         self,
         writer: Any,
-        every_n_steps: int = 100,
+        every_n_steps: int | None = 100,
         loss: tf.Tensor | str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_steps: int = _MOST_STEPS_BETWEEN,
     ):
         super().__init__(loss)
-        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock)
+        self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock, most_steps)
         self._norm = None
         self._last_norm: float | None = None
         self._loops = False
@@ -66,14 +78,16 @@ class MetricsHook(StepHook):
         del coord
         self._loops = steps_per_run(session) > 1
         if self._entries.writes:
-            self._entries.start(self.read_step(session))
+            self._entries.start(self.read_step(session), self.samples_per_step)
 
     def before_run(self, run_context):
         """Asks for the tensors on the rank that writes, and for the norm when it is to be written."""
         if not self._entries.writes:
             return None
         wanted = dict(self._fetches)
-        if self._norm is not None and not self._loops and self._entries.is_due:
+        # TensorFlow prepares a graph anew for each set of fetches. All that there will be are in the first three runs:
+        # this one with Estimator's summaries, without the norm, and with it.
+        if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second:
             wanted[_NORM] = self._norm
         return tf.estimator.SessionRunArgs(wanted)
 
@@ -85,9 +99,11 @@ class MetricsHook(StepHook):
             super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Writes an entry when one is due."""
+        """Notes an entry when one is due, and has those written that have waited."""
         self._skipped += observation.skipped
-        if self._entries.is_due:
+        is_due, steps = self._entries.is_due, steps_per_run(session)
+        self._entries.count(steps, 0 if observation.skipped else steps)
+        if is_due:
             values = {
                 "loss": observation.loss,
                 "loss_scale": observation.loss_scale,
@@ -95,22 +111,30 @@ class MetricsHook(StepHook):
                 "learning_rate": observation.learning_rate,
                 _NORM: self._last_norm,
             }
-            step = self.read_step(session)
-            self._entries.write(step, step + self._skipped, values, observation.precision)
-        self._entries.count(steps_per_run(session))
+            if self._entries.note(values, self._skipped, observation.precision):
+                self._entries.write(self.read_step(session))
+
+    def leave_out(self, secs: float) -> None:
+        """Does not count some seconds since the last entry, which something else has taken, as an evaluation does."""
+        self._entries.paused += secs
 
     def end(self, session):
         """Sees that everything is written."""
-        del session
+        if self._entries.writes:
+            self._entries.write(self.read_step(session))
+        self.close()
+
+    def close(self) -> None:
+        """Has everything written; for a training that ends with an error, where `end` is not called."""
         self._entries.close()
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """The same numbers for `model.fit`, but for the gradient norm, which Keras does not show.
+    """The same numbers for `model.fit`, but for the gradient norm, which Keras does not show, and all metrics.
 
     Args:
       writer: as for `MetricsHook`.
-      every_n_steps: batches between two entries; the first batch has one, too.
+      every_n_steps: batches between two entries, as for `MetricsHook`.
       clock: seconds, never going backwards.
     Raises:
       ValueError: `every_n_steps` is below 1.
@@ -119,7 +143,7 @@ class MetricsCallback(tf.keras.callbacks.Callback):
       model.fit(dataset, callbacks=npu_callbacks_append([MetricsCallback(CsvWriter("out/numbers.csv"))]))
     """
 
-    def __init__(self, writer: Any, every_n_steps: int = 100, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, writer: Any, every_n_steps: int | None = 100, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._entries = _Entries(type(self).__name__, writer, every_n_steps, clock)
 
@@ -131,34 +155,69 @@ class MetricsCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._entries.writes:
             return
-        if self._entries.is_due:
-            now = Numbers.of(self.model.optimizer)
-            values = {**now._asdict(), "loss": (logs or {}).get("loss")}
+        is_due = self._entries.is_due
+        self._entries.count(1, 1)
+        if is_due:
+            values = {**(logs or {}), **Numbers.of(self.model.optimizer)._asdict()}
             step = values.pop("step")
-            self._entries.write(step, step + (now.skipped_steps or 0), values)
-        self._entries.count(1)
+            self._entries.reach(step)
+            if self._entries.note(values, values["skipped_steps"] or 0):
+                self._entries.write(step)
 
     def on_train_end(self, logs=None):
         self._entries.close()
 
 
-class _Entries:
-    """Hands named numbers of a step to a writer when they are due."""
+class _Entry(NamedTuple):
+    """Numbers of a step, with updates, runs and skipped steps until then."""
 
-    def __init__(self, owner: str, writer: Any, every_n_steps: int, clock: Callable[[], float]):
-        check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
+    updates: int
+    runs: int
+    skipped: float
+    time: float
+    values: dict[str, float | None]
+    precision: str | None
+
+
+class _Entries:
+    """Notes named numbers of steps when they are due, and hands them to a writer, several at a time.
+
+    The global step is asked for when they are written, as asking is a session run of its own; in between it is counted.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        writer: Any,
+        every_n_steps: int | None,
+        clock: Callable[[], float],
+        most_steps: int = _MOST_STEPS_BETWEEN,
+    ):
+        if every_n_steps is not None:
+            check_count(owner, "every_n_steps", every_n_steps, "Leave it out for 100.")
         self._writer = writer
         failures = (tf.errors.OpError, *getattr(writer, "failures", ()))
         self._secondary = Secondary(f"the output of {type(writer).__name__}", failures)
         self._has_begun = False
         self.writes = False
-        self._every_n_steps = every_n_steps
+        self._every_n_steps, self._most_steps = every_n_steps, most_steps
         self._clock = clock
-        self._steps_since = every_n_steps
-        self._before: tuple[float, float] | None = None
+        self.paused = 0.0  # seconds that do not count
 
-    def start(self, step: int) -> None:
-        """Has the writer begin at a step."""
+    def begin(self) -> None:
+        self.writes = collective.current().rank == 0
+        self._known_step = self._updates = self._runs = self._first = 0
+        self._pace = 1.0  # of the global step with each update
+        self._samples: int | None = None
+        self._due_at = 0  # the first step is written
+        self._waiting: list[_Entry] = []
+        self._before: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
+        self._written_at = -math.inf
+
+    def start(self, step: int, samples: int | None = None) -> None:
+        """Has the writer begin at a step; `samples` are those of one step."""
+        self._write_unasked()
+        self._known_step, self._updates, self._samples, self._before = step, 0, samples, None
         self._has_begun = False
         self._secondary.attempt(self._begin, step, now=True)
 
@@ -166,39 +225,79 @@ class _Entries:
         self._writer.begin(step)
         self._has_begun = True
 
+    @property
+    def is_due(self) -> bool:
+        return self.writes and self._runs >= self._due_at
+
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the second run, of those that are due at first."""
+        return self._every_n_steps is None and 0 < self._runs == self._first
+
+    def count(self, steps: int, updates: int) -> None:
+        """Counts a run with so many steps."""
+        if self.is_due:
+            self._due_at = self._runs + (self._every_n_steps or self._sparse_interval())
+        self._first = self._first or steps
+        self._runs += steps
+        self._updates += updates
+
+    def _sparse_interval(self) -> int:
+        """Steps until the next entry: one, then two, then ever more; never beyond the next multiple of the most."""
+        most = self._most_steps
+        grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
+        return min(grown, most - self._runs % most)
+
+    def reach(self, step: int) -> None:
+        """Says that the global step is known without asking."""
+        self._updates = step - self._known_step
+
+    def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
+        """Notes an entry; gives whether it is time to write."""
+        now = self._clock() - self.paused
+        memory = memory_now()
+        known = {**values, "memory_mb": None if memory is None else memory / 1e6}
+        self._waiting.append(_Entry(self._updates, self._runs, skipped, now, known, precision))
+        return now >= self._written_at + _SECS_BETWEEN_WRITES
+
+    def write(self, step: int) -> None:
+        """Writes what has been noted, of each entry what is known and finite, and the pace since the one before."""
+        if self._updates:
+            self._pace = (step - self._known_step) / self._updates
+        for entry in self._waiting:
+            reached = self._known_step + entry.updates * self._pace
+            values = {**entry.values, **self._pace_of(entry, reached + entry.skipped)}
+            finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+            self._secondary.attempt(self._write, round(reached), finite, entry.precision)
+            self._written_at = entry.time
+        flush = getattr(self._writer, "flush", None)
+        if self._waiting and flush is not None:
+            self._secondary.attempt(flush)
+        self._known_step, self._updates, self._waiting = step, 0, []
+
     def _write(self, step: int, values: dict[str, float], precision: str | None) -> None:
         if not self._has_begun:
             self._begin(step)
         self._writer.write(step, values, precision)
 
-    def begin(self) -> None:
-        self.writes = collective.current().rank == 0
-        self._steps_since = self._every_n_steps  # the first step is written
-        self._before = None
-
-    @property
-    def is_due(self) -> bool:
-        return self.writes and self._steps_since >= self._every_n_steps
-
-    def count(self, steps: int) -> None:
-        if self._steps_since >= self._every_n_steps:
-            self._steps_since = 0
-        self._steps_since += steps
-
-    def write(self, step: int, tried: float, values: Mapping[str, float | None], precision: str | None = None) -> None:
-        """Writes what is known and finite, and how many steps were tried in a second since the last time."""
-        now = self._clock()
-        pace = None
-        if self._before is not None and now > self._before[1]:
-            pace = (tried - self._before[0]) / (now - self._before[1])
-        self._before = (tried, now)
-        known = {**values, "steps_per_sec": pace}
-        finite = {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
-        self._secondary.attempt(self._write, step, finite, precision)
+    def _pace_of(self, entry: _Entry, tried: float) -> dict[str, float]:
+        before, self._before = self._before, (tried, entry.runs, entry.time)
+        secs = entry.time - before[2] if before else 0.0
+        if before is None or secs <= 0:
+            return {}
+        found = {"steps_per_sec": (tried - before[0]) / secs}
+        if self._samples is not None:
+            found["samples_per_sec"] = self._samples * (entry.runs - before[1]) / secs
+        return found
 
     def close(self) -> None:
         if self.writes:
+            self._write_unasked()
             self._secondary.attempt(self._writer.close, now=True)
+
+    def _write_unasked(self) -> None:
+        if self._waiting:
+            self.write(self._known_step + round(self._updates * self._pace))
 
 
 def _norm(gradients):

@@ -23,11 +23,13 @@ _SECS_PER_LINE = 30.0
 
 # TF prepares a graph anew for every new set of fetches, and Estimator's own hooks ask for more in the first
 # run than later: two slow runs, which say nothing about the pace.
-_START_UP_RUNS = 2
+_START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):
-    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, steps per second, time left.
+    """Shows step, share done, precision, loss, learning rate and scale, skipped steps, pace and time left.
+
+    The pace is steps per second, and samples per second where the graph says how many samples a batch has.
 
     On a terminal one line is rewritten in place; elsewhere a whole line comes from time to time. Only rank 0
     speaks, but every rank counts. The first skipped step is announced in a line of its own, and explained.
@@ -105,6 +107,10 @@ class ProgressHook(StepHook):
             self._show(session, self._now)  # the time of the last step, not of what other hooks do at the end
         self._output.close()
 
+    def leave_out(self, secs: float) -> None:
+        """Does not count some seconds since the last step, which something else has taken, as an evaluation does."""
+        self._pace.leave_out(secs)
+
     @property
     def steps_per_sec(self) -> float | None:
         """Steps tried per second since the second step of this session; None until it is known."""
@@ -156,8 +162,7 @@ class ProgressHook(StepHook):
     def _mark(self, session, now: float):
         self.step = self.read_step(session)
         if self._runs >= self._runs_before + _START_UP_RUNS:
-            tried = self.step - self._start_step + self.skipped_steps - self._skipped_before
-            self._pace.mark(tried, now)
+            self._pace.mark(self._tried(), now)
 
     def _show(self, session, now: float):
         self._mark(session, now)
@@ -170,9 +175,23 @@ class ProgressHook(StepHook):
             steps_per_sec=self._pace.recent,
             precision=self.precision,
             learning_rate=self.learning_rate,
+            samples_per_sec=self._samples_per_sec(),
         )
         self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now
+
+
+    def _samples_per_sec(self) -> float | None:
+        """A run is a batch, or `iterations_per_loop` of them; the global step may move once in several batches."""
+        tried, pace, samples = self._tried(), self._pace.recent, self.samples_per_step
+        if not pace or samples is None or tried <= 0:
+            return None
+        batches = (self._runs - self._runs_before) * self._steps_per_run
+        return pace * samples * max(round(batches / tried), 1)
+
+    def _tried(self) -> int:
+        """Steps of this session, skipped ones included."""
+        return (self.step or 0) - self._start_step + self.skipped_steps - self._skipped_before
 
 
 class Pace:
@@ -194,6 +213,11 @@ class Pace:
         if self._first is None:
             self._first = (steps, now_secs)
         self._marks.append((steps, now_secs))
+
+    def leave_out(self, secs: float) -> None:
+        """Moves all marks so far, as if these seconds had not been."""
+        self._first = self._first and (self._first[0], self._first[1] + secs)
+        self._marks = collections.deque([(steps, now + secs) for steps, now in self._marks], self._marks.maxlen)
 
     @property
     def recent(self) -> float | None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from npu_bridge.reporting.history import Evaluation
 
 _SEPARATOR = " | "
 
@@ -20,6 +24,7 @@ class Progress(NamedTuple):
       steps_per_sec: steps tried per second, skipped ones included.
       precision: what the latest step computed in, such as "float16".
       learning_rate: that of the latest step.
+      samples_per_sec: of all ranks together.
     """
 
     step: int
@@ -30,6 +35,7 @@ class Progress(NamedTuple):
     steps_per_sec: float | None = None
     precision: str | None = None
     learning_rate: float | None = None
+    samples_per_sec: float | None = None
 
 
 def format_progress(progress: Progress, width: int | None = None) -> str:
@@ -38,7 +44,7 @@ def format_progress(progress: Progress, width: int | None = None) -> str:
     Args:
       progress: what there is to show.
       width: the most characters there is room for. What does not fit is left out whole, the learning rate first, then
-        the loss scale; the time left stays to the last.
+        the loss scale, then the samples per second; the time left stays to the last.
     """
     parts = _parts(progress)
     for name in _DROPPED_FIRST:
@@ -52,7 +58,7 @@ def format_progress(progress: Progress, width: int | None = None) -> str:
 
 
 # What a narrow window goes without, in this order.
-_DROPPED_FIRST = ("rate", "scale", "precision", "no skips", "speed", "skipped", "share", "loss", "position")
+_DROPPED_FIRST = ("rate", "scale", "precision", "no skips", "samples", "speed", "skipped", "share", "loss", "position")
 
 
 def _parts(progress: Progress) -> dict[str, str]:
@@ -70,6 +76,8 @@ def _parts(progress: Progress) -> dict[str, str]:
         parts["skipped" if progress.skipped_steps else "no skips"] = f"skipped {format_steps(progress.skipped_steps)}"
     if progress.steps_per_sec:
         parts["speed"] = f"{format_rate(progress.steps_per_sec)} steps/s"
+        if progress.samples_per_sec:
+            parts["samples"] = f"{format_rate(progress.samples_per_sec)} samples/s"
         if progress.total_steps is not None:
             left = max(progress.total_steps - progress.step, 0)
             parts["left"] = f"ETA {format_duration(left / progress.steps_per_sec)}"
@@ -96,6 +104,41 @@ def format_skip_note(loss_scale: float | None) -> str:
         f"step skipped: gradients overflowed at loss scale {format_scale(loss_scale)}; "
         "normal while a dynamic scale settles"
     )
+
+
+def format_evaluation(evaluation: Evaluation, width: int | None = None) -> str:
+    """What an evaluation says, as in `evaluation at step 200 | loss 5.5200 | accuracy 0.73 | 12 batches in 1.4 s`.
+
+    The loss comes first, the other metrics in alphabetical order. What is longer than `width` goes on below.
+    """
+    name = f" {evaluation.name!r}" if evaluation.name else ""
+    metrics = sorted(evaluation.metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
+    parts = [f"evaluation{name} at step {evaluation.step}"]
+    parts += [f"{metric} {format_loss(one) if metric == 'loss' else f'{one:.5g}'}" for metric, one in metrics]
+    if evaluation.batches is not None and evaluation.secs is not None:
+        count = f"{evaluation.batches} batch{'' if evaluation.batches == 1 else 'es'}"
+        parts.append(f"{count} in {format_secs(evaluation.secs)}")
+    return wrap(parts, width)
+
+
+def wrap(parts: Sequence[str], width: int | None = None, separator: str = _SEPARATOR) -> str:
+    """Parts in one line, or in as many as it takes, of which all but the first are indented."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}{separator}{part}"
+        if width is None or len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(f"  {part}")
+    return "\n".join(lines)
+
+
+def format_secs(secs: float) -> str:
+    """A short time with two or three digits, such as `0.84 ms`, `98 ms`, `1.4 s`; a longer one as `format_duration`."""
+    if secs >= 60:
+        return format_duration(secs)
+    number, unit = (secs, "s") if secs >= 0.9995 else (secs * 1000, "ms")
+    return f"{number:.0f} {unit}" if number >= 99.5 else f"{number:.2g} {unit}"
 
 
 def format_loss(loss: float) -> str:

@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, TextIO
 
 import numpy as np
@@ -22,10 +23,14 @@ from npu_bridge.options import of_graph
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
-from npu_bridge.reporting.keras_numbers import Numbers
+from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.output import choose_output
-from npu_bridge.reporting.step_hook import Observation
+from npu_bridge.reporting.run_size import memory_of_gpu, parameters_of, peaks_of_ranks
+from npu_bridge.reporting.step_hook import Observation, StepHook
+from npu_bridge.reporting.summary import StepTimes, format_ending
+from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
 from npu_bridge.reporting.thinning import Thinning
+from npu_bridge.session import steps_per_run
 
 # What a rank says of itself is a text of at most so many bytes.
 _RANK_BYTES = 256
@@ -42,7 +47,9 @@ class ReportHook(tf.estimator.SessionRunHook):
       history: of a `HistoryHook` that records the steps already. None: this hook records them, ever more sparsely
         (`every_n_steps=None` of a `HistoryHook`).
       ranks: what `places_of_ranks` gave, for the table of ranks. None: their number alone.
-      stream: where the path of the page is printed. None: `sys.stdout`, looked up when training ends.
+      stream: where the summary and the path of the page are printed. None: `sys.stdout`, looked up at the end.
+      curves: write those of a `TensorBoardHook` into the folder, too.
+      is_brief: print the first line of the summary alone.
     Graph: reads collections, adds nothing.
     Ranks: local.
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...
@@ -54,37 +61,55 @@ class ReportHook(tf.estimator.SessionRunHook):
         history: History | None = None,
         ranks: Sequence[dict[str, Any]] | None = None,
         stream: TextIO | None = None,
+        curves: bool = True,
+        is_brief: bool = False,
     ):
-        self._recorder = tf.estimator.SessionRunHook()  # which does nothing
+        self._parts: list[tf.estimator.SessionRunHook] = [TensorBoardHook(folder)] if curves else []
         if history is None:
-            self._recorder = HistoryHook(os.path.join(folder, HISTORY_FILE), every_n_steps=None)
-            history = self._recorder.history
-        self._page = _Page(folder, history, ranks)
+            recorder = HistoryHook(os.path.join(folder, HISTORY_FILE), every_n_steps=None)
+            self._parts.append(recorder)
+            history = recorder.history
+        self.history = history
+        self._page = _Page(folder, history, ranks, is_brief)
+        self._graph = StepHook()  # reads the step, and knows how big a batch is
         self._options = None
         self._stream = stream
 
     def begin(self):
         """Looks up tensors, rank and options."""
         self._options = of_graph.options_of_graph()
-        self._recorder.begin()
+        for part in (*self._parts, self._graph):
+            part.begin()
 
     def after_create_session(self, session, coord):
         """Writes down how the training was started."""
-        self._recorder.after_create_session(session, coord)
+        for part in self._parts:
+            part.after_create_session(session, coord)
         self._page.note(self._options or of_graph.options_of(session.graph))
+        trained = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+        self._page.begin(self._graph.read_step(session), self._graph.samples_per_step, trained)
 
     def before_run(self, run_context):
         """Asks for what is recorded."""
-        return self._recorder.before_run(run_context)
+        self._page.begin_run()
+        wanted = [part.before_run(run_context) for part in self._parts]
+        return tf.estimator.SessionRunArgs([each.fetches if each else {} for each in wanted])
 
     def after_run(self, run_context, run_values):
         """Records the step."""
-        self._recorder.after_run(run_context, run_values)
+        self._page.end_run(steps_per_run(run_context.session))
+        for part, results in zip(self._parts, run_values.results):
+            part.after_run(run_context, run_values._replace(results=results))
+
+    def leave_out(self, secs: float) -> None:
+        """Does not count some seconds since the last step, which something else has taken, as an evaluation does."""
+        self._page.leave_out(secs)
 
     def end(self, session):
-        """Makes the page, and prints where it is."""
-        self._recorder.end(session)
-        self._page.make(self._stream or sys.stdout)
+        """Makes the page, and prints a summary and where the page is."""
+        for part in self._parts:
+            part.end(session)
+        self._page.make(self._stream or sys.stdout, self._graph.read_step(session))
 
 
 class ReportCallback(tf.keras.callbacks.Callback):
@@ -94,14 +119,16 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
     Args:
       folder: for `report.html`, `report.json` and `history.jsonl`.
+      curves: write those of a `TensorBoardCallback` into the folder, too.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, curves: bool = True):
         super().__init__()
         self._history = History(os.path.join(folder, HISTORY_FILE))
         self._page = _Page(folder, self._history)
+        self._curves = TensorBoardCallback(folder) if curves else tf.keras.callbacks.Callback()
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
@@ -113,11 +140,20 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._before = Numbers.of(self.model.optimizer)
             self._history.begin_session(self._before.step, ranks=ranks.size)
             self._thinning = Thinning(self._before.step)
+        self._curves.set_model(self.model)
+        self._curves.on_train_begin(logs)
         self._page.note(None)
+        trained = self.model.trainable_weights if self.model.built else ()
+        self._page.begin(self._before.step if self._writes else 0, None, trained)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._page.begin_run()
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._writes:
             return
+        self._page.end_run()
+        self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
@@ -127,11 +163,19 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self._thinning.is_full:
             self._thinning.write(self._history, now.step)
 
+    def on_epoch_end(self, epoch, logs=None):
+        self._curves.on_epoch_end(epoch, logs)
+        _, in_validation = split_logs(logs)
+        if self._writes and in_validation:
+            self._history.append_evaluation(self._before.step, in_validation)
+
     def on_train_end(self, logs=None):
+        self._curves.on_train_end(logs)
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
-        self._page.make(sys.stdout if (self.params or {}).get("verbose", 1) else None)
+        stream = sys.stdout if (self.params or {}).get("verbose", 1) else None
+        self._page.make(stream, self._before.step if self._writes else 0)
 
 
 def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
@@ -148,9 +192,37 @@ def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
 class _Page:
     """What both have in common: the files beside the history."""
 
-    def __init__(self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None):
-        self.folder, self._history, self._ranks = os.fspath(folder), history, ranks
+    def __init__(
+        self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None, is_brief: bool = False
+    ):
+        self.folder, self._history, self._ranks, self._is_brief = os.fspath(folder), history, ranks, is_brief
         self.secondary = Secondary(f"the page of this training in {self.folder}", (Exception,))
+        self._peaks: dict[int, int] = {}  # of memory, by rank
+        self._times, self._run_began = StepTimes(), 0.0
+
+    def begin(self, step: int, samples: int | None, trained: Iterable) -> None:
+        """Notes how big the training is."""
+        self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
+        if collective.current().rank == 0:
+            self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
+
+    def begin_run(self) -> None:
+        """Begins a session run."""
+        self._run_began = time.monotonic()
+
+    def end_run(self, steps: int = 1) -> None:
+        """Ends a session run of so many steps."""
+        self._steps_per_run = steps
+        self._times.add(time.monotonic() - self._run_began, steps)
+        if self._times.runs & (self._times.runs - 1) == 0:  # other ranks may have ended before this one
+            self._look_at_memory()
+
+    def leave_out(self, secs: float) -> None:
+        """Moves the beginning of the run."""
+        self._run_began += secs
+
+    def _look_at_memory(self) -> None:
+        self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
 
     @_on_rank_0
     def note(self, options) -> None:
@@ -161,11 +233,17 @@ class _Page:
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
     @_on_rank_0
-    def make(self, stream: TextIO | None) -> None:
-        """Writes `report.html`, if there was a step, and says so on a stream; None says nothing."""
-        if self._history.rows:
-            made = page.write_page(self.folder, history=self._history)
-            choose_output(stream).note(f"the page of this training is {made}")
+    def make(self, stream: TextIO | None, step: int) -> None:
+        """Writes `report.html`, if there was a step, and says how the training went on a stream; None says nothing."""
+        if not self._history.rows:
+            return
+        self._look_at_memory()
+        gpu = memory_of_gpu()
+        self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
+        made = page.write_page(self.folder, history=self._history)
+        secs = time.monotonic() - self._began
+        lines = format_ending(self._history, self._start, secs, self._times, self._steps_per_run, made)
+        choose_output(stream).note("\n".join(lines[:1] if self._is_brief else lines))
 
 
 def places_of_ranks() -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge import collective
 from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.reporting.run_size import samples_of_batch
 from npu_bridge.session.precision import policy_of_last_step
 
 _GraphKeys = tf.compat.v1.GraphKeys
@@ -45,6 +47,7 @@ class StepHook(tf.estimator.SessionRunHook):
         self._fetches: dict[str, tf.Tensor] = {}
         self._fixed_rate: float | None = None
         self._global_step = None
+        self._graph: Any = None
 
     def begin(self):
         """Finds the tensors of the graph that is about to run."""
@@ -59,6 +62,13 @@ class StepHook(tf.estimator.SessionRunHook):
         rate = candidates["learning_rate"]
         self._fixed_rate = rate if isinstance(rate, float) else None
         self._global_step = tf.compat.v1.train.get_global_step(graph)
+        self._graph = graph
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """Samples of all ranks in one step; None where the graph of the session does not say."""
+        own = samples_of_batch(self._graph, self._fetches.get("loss"))
+        return None if own is None else own * collective.current().size
 
     def before_run(self, run_context):
         """Asks for the tensors, to be computed in the same run as the step."""

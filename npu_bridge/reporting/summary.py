@@ -1,22 +1,36 @@
-"""`Summary`: the figures shown when a run has ended, such as steps, time and the last loss."""
+"""The figures shown when a run has ended, such as steps, time and the last loss: `Summary`, and the lines about it."""
 
 from __future__ import annotations
 
+import array
 import json
 import math
+import pathlib
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.reporting.history import History, laid_out
-from npu_bridge.reporting.progress_line import format_count, format_loss, format_rate, format_scale, format_steps
+from npu_bridge.reporting.progress_line import (
+    format_count,
+    format_loss,
+    format_rate,
+    format_scale,
+    format_secs,
+    format_steps,
+    wrap,
+)
 
 # The last loss is a mean over this many steps: one batch alone says little (ours).
 LAST_LOSS_STEPS = 10
 
 # The first two steps of a session carry its start-up: TF prepares the graph for each new set of fetches.
 _START_UP_STEPS = 2
+_START_UP_RUNS = 3  # a `TensorBoardHook` asks for something else in each of the first three
+_TIMES_KEPT = 20_000  # then every second one goes (ours)
+_COLUMNS = 79
 
 
 class Summary(NamedTuple):
@@ -78,6 +92,81 @@ def format_summary(summary: Summary) -> str:
     if summary.steps_per_sec:
         parts.append(f"{format_rate(summary.steps_per_sec)} steps/s")
     return ", ".join(parts)
+
+
+class StepTimes:
+    """How long steps take: the usual one and the longest, those of the start-up left out.
+
+    Of long trainings it keeps the times of some ten thousand steps.
+    """
+
+    def __init__(self):
+        self._secs = array.array("d")
+        self._total = 0.0
+        self.runs = self._counted = 0
+        self._every = 1
+        self.worst: float | None = None
+
+    def add(self, secs: float, steps: int = 1) -> None:
+        """Notes a session run of so many steps."""
+        self.runs += 1
+        if self.runs <= _START_UP_RUNS:
+            return
+        each = max(secs, 0.0) / steps
+        self._total += each
+        self._counted += 1
+        self.worst = each if self.worst is None else max(self.worst, each)
+        if self._counted % self._every == 0:
+            self._secs.append(each)
+            if len(self._secs) >= _TIMES_KEPT:
+                self._secs, self._every = self._secs[1::2], 2 * self._every
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of a step; None before the third run."""
+        return statistics.median(self._secs) if self._secs else None
+
+    @property
+    def steps_per_sec(self) -> float | None:
+        """By the mean of all steps."""
+        return self._counted / self._total if self._total else None
+
+
+def format_ending(
+    history: History, start: int, secs: float, times: StepTimes, steps_per_run: int = 1, report: str | None = None
+) -> list[str]:
+    """What a training says at its end, in lines for a terminal with 80 columns.
+
+    Args:
+      history: of the training.
+      start: global step at which it began now.
+      secs: how long it took.
+      times: of its session runs, each of `steps_per_run` steps.
+      report: path of the page.
+    """
+    summary, facts = summarize(history), history.facts
+    place = f" on {summary.ranks} ranks" if summary.ranks > 1 else ""
+    place += f" up to step {summary.steps}" if start else ""
+    about = [f"trained {format_steps(summary.steps - start)}{place} in {format_secs(secs)}"]
+    if summary.first_loss is not None and summary.last_loss is not None:
+        about.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
+    if summary.skipped_steps or summary.loss_scale is not None:
+        about.append(f"skipped {format_steps(summary.skipped_steps)}")
+    pace = []
+    if times.median is not None and times.worst is not None:
+        pace.append(f"median step {format_secs(times.median)}, worst {format_secs(times.worst)}")
+    if facts.samples_per_step:
+        pace.append(f"{facts.samples_per_step * times.runs * steps_per_run:,} samples")
+        if times.steps_per_sec:
+            pace.append(f"{format_rate(facts.samples_per_step * times.steps_per_sec)} samples/s")
+    elif summary.steps_per_sec:
+        pace.append(f"{format_rate(summary.steps_per_sec)} steps/s")
+    memory = [f"{peak / 1e9:.2f} GB on rank {rank}" for rank, peak in (facts.memory_bytes or {}).items()]
+    memory += [f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()]
+    lines = [wrap(about, _COLUMNS)]
+    lines += [wrap(pace, _COLUMNS)] if pace else []
+    lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
+    return lines + ([f"report {pathlib.Path(report).absolute().as_uri()}"] if report else [])
 
 
 def _mean(numbers: Sequence[float]) -> float:

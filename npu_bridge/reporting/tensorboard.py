@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Callable
 
 import tensorflow as tf
 
 from npu_bridge.reporting.event_files import EventFiles
+from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
 
+# TensorFlow's names for two numbers, under which an Estimator writes them in training and in evaluation.
+_STOCK = {"loss": "loss", "steps_per_sec": "global_step/sec"}
+
+
 class TensorBoardHook(MetricsHook):
-    """Writes scalars `training/...`: those of a `MetricsHook`. When the precision changes, that is written as text.
+    """Writes the numbers of a `MetricsHook` for TensorBoard. When the precision changes, that is written as text.
+
+    The curves are `loss` and `global_step/sec`, as an Estimator calls them, and `training/...` for all others. What an
+    Estimator writes under the first two names by itself, one point in `save_summary_steps`, is left out then.
 
     Args:
       folder: of the event files; the one an Estimator writes to may be shared.
-      every_n_steps, loss, clock: as for `MetricsHook`.
+      every_n_steps: as for `MetricsHook`; None: every step at first, then ever fewer.
+      loss, clock, most_steps: as for `MetricsHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -26,19 +35,31 @@ class TensorBoardHook(MetricsHook):
     def __init__(
         self,
         folder: str,
-        every_n_steps: int = 100,
+        every_n_steps: int | None = None,
         loss: tf.Tensor | str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_steps: int = 100,
     ):
-        super().__init__(TensorBoardWriter(folder), every_n_steps, loss, clock)
+        self._curves = TensorBoardWriter(folder)
+        super().__init__(self._curves, every_n_steps, loss, clock, most_steps)
+
+    def after_create_session(self, session, coord):
+        """Takes over the names of what it writes."""
+        super().after_create_session(session, coord)
+        if self._entries.writes:
+            self._curves.own([tag for name, tag in _STOCK.items() if name != "loss" or name in self._fetches])
 
 
 class TensorBoardCallback(MetricsCallback):
-    """The same curves for `model.fit`, but for the gradient norm, which Keras does not show.
+    """The same curves for `model.fit`, but for the gradient norm, which Keras does not show; and those of epochs.
+
+    Metrics are `training/NAME`, the means since the epoch began, as Keras shows them. At the end of an epoch they are
+    written as `epoch_NAME`, those of validation under the same names into the folder `validation` below, so that
+    TensorBoard draws both in one picture. All are over the optimizer's steps.
 
     Args:
       folder: of the event files.
-      every_n_steps, clock: as for `MetricsCallback`.
+      every_n_steps, clock: as for `TensorBoardHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.
     Ranks: local; only rank 0 writes.
@@ -46,8 +67,18 @@ class TensorBoardCallback(MetricsCallback):
       model.fit(dataset, callbacks=npu_callbacks_append([TensorBoardCallback("out/events")]))
     """
 
-    def __init__(self, folder: str, every_n_steps: int = 100, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, folder: str, every_n_steps: int | None = None, clock: Callable[[], float] = time.monotonic):
         super().__init__(TensorBoardWriter(folder), every_n_steps, clock)
+        self._folder = str(folder)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not self._entries.writes:
+            return
+        step = Numbers.of(self.model.optimizer).step
+        in_training, in_validation = split_logs(logs)
+        for folder, found in ((self._folder, in_training), (f"{self._folder}/validation", in_validation)):
+            if found:
+                EventFiles.of(folder).add_summary(_scalars({f"epoch_{name}": found[name] for name in found}), step)
 
 
 class TensorBoardWriter:
@@ -58,26 +89,54 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: str):
-        self._events = EventFiles.of(str(folder))
+        self._folder = str(folder)
+        EventFiles.of(self._folder)  # before TensorFlow's hooks ask for one
         self._precision: str | None = None
+        self._waiting: list[tuple[tf.compat.v1.Summary, int]] = []
 
     def begin(self, step: int) -> None:
         """Nothing is opened before the first entry."""
         self._precision = None
 
     def write(self, step: int, values: Mapping[str, float], precision: str | None) -> None:
-        """Writes scalars, and a precision that is another one than before."""
-        entries = [
-            tf.compat.v1.Summary.Value(tag=f"training/{name}", simple_value=value) for name, value in values.items()
-        ]
+        """Keeps scalars, and a precision that is another one than before, until `flush`."""
+        summary = _scalars({_STOCK.get(name, f"training/{name}"): value for name, value in values.items()})
         if precision not in (None, self._precision):
-            entries.append(_text("training/precision", precision))
-        if self._events.add_summary(tf.compat.v1.Summary(value=entries), step) is not False:
-            self._precision = precision or self._precision
+            summary.value.append(_text("training/precision", precision))
+            self._precision = precision
+        self._waiting.append((summary, step))
+
+    def own(self, tags: Iterable[str]) -> None:
+        """Leaves out what others write under these tags, until `close`, and what an earlier one like this writes."""
+        events = EventFiles.of(self._folder)
+        if isinstance(events, EventFiles):
+            events.own(self, tags)
+
+    def flush(self) -> None:
+        """Writes what is kept."""
+        waiting, self._waiting = self._waiting, []
+        events = EventFiles.of(self._folder)
+        if isinstance(events, EventFiles):
+            if not events.add_own(self, waiting):
+                self._precision = None  # to be written again
+            return
+        for summary, step in waiting:
+            events.add_summary(summary, step)
+        events.flush()
 
     def close(self) -> None:
         """Sees that everything is in the file, which others may go on writing to."""
-        self._events.flush()
+        if self._waiting:
+            self.flush()
+        events = EventFiles.of(self._folder)
+        if isinstance(events, EventFiles):
+            events.give_up(self)
+
+
+def _scalars(values):
+    return tf.compat.v1.Summary(
+        value=[tf.compat.v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    )
 
 
 def _text(tag, text):

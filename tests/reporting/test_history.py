@@ -6,10 +6,12 @@ import json
 import logging
 import math
 
+import numpy as np
 import pytest
 
 from npu_bridge import collective
 from npu_bridge.reporting import History, HistoryHook
+from npu_bridge.reporting.history import laid_out
 from tests.reporting.stepping import Clock, run_steps
 
 
@@ -47,6 +49,28 @@ def test_lines_are_plain_json(path):
             {"start": 0, "time": 101.0, "ranks": 2},
             {"step": 1, "loss": 7.0, "loss_scale": 4.0, "skipped": False, "time": 102.0},
         ]
+
+
+def test_evaluations_and_facts_are_kept_beside_the_steps(path):
+    history = write(path, [(1, False), (2, False)])
+    history.append_evaluation(2, {"loss": np.float32(0.5), "global_step": 2, "picture": np.zeros(3)}, secs=0.25)
+    history.begin_session(2)
+    history.note_facts(2, samples_per_step=64, parameters=7)
+    history.append(3, math.nan, 4.0, False)
+    history.note_facts(3, memory_bytes={0: 10, 1: 11})
+    history.append_evaluation(3, {"loss": math.inf}, "test", 12, 1.5)
+    history.close()
+    read = History(path)
+    assert read.entries[:5] == history.entries[:5] and len(read.entries) == len(history.entries) == 9
+    assert [evaluation[0:1] + evaluation[2:] for evaluation in read.evaluations] == [
+        (2, {"loss": 0.5}, "", None, 0.25),
+        (3, {"loss": math.inf}, "test", 12, 1.5),
+    ]
+    assert read.facts[2:] == (64, 7, {0: 10, 1: 11}, None)
+    assert laid_out(read)[1:] == ([1, 2, 3], [0, 2])
+    read.begin_session(2)  # what belongs to a later step is done again
+    assert [evaluation.step for evaluation in History(path).evaluations] == [2]
+    assert History(path).facts[2:] == (64, 7, None, None) and steps_of(read) == [(1, False), (2, False)]
 
 
 def test_reading_creates_nothing(path, tmp_path):

@@ -20,20 +20,20 @@ from npu_bridge.reporting import TensorBoardCallback, TensorBoardHook
 from tests.reporting import stepping
 
 tf1 = tf.compat.v1
-ALL = {"loss", "loss_scale", "skipped_steps", "learning_rate", "steps_per_sec", "gradient_norm"}
+ALL = {"loss", "loss_scale", "skipped_steps", "learning_rate", "global_step/sec", "gradient_norm", "memory_mb"}
 
 
 def curves(folder):
-    """Entries `step: number or text` of each curve `training/...`."""
+    """Entries `step: number or text` of each curve, without "training/", each step once."""
     found = {}
     for path in glob.glob(f"{folder}/events*"):
         for event in tf1.train.summary_iterator(path):
             for value in event.summary.value:
-                room, _, name = value.tag.partition("/")
-                if room == "training":
-                    is_text = value.metadata.plugin_data.plugin_name == "text"
-                    entry = value.tensor.string_val[0].decode() if is_text else value.simple_value
-                    found.setdefault(name, {})[event.step] = entry
+                is_text = value.metadata.plugin_data.plugin_name == "text"
+                entry = value.tensor.string_val[0].decode() if is_text else value.simple_value
+                points = found.setdefault(value.tag.removeprefix("training/"), {})
+                assert event.step not in points or value.tag != "loss", f"{value.tag} is there twice"
+                points[event.step] = entry
     return found
 
 
@@ -74,7 +74,7 @@ def test_an_entry_every_few_steps_with_the_steps_per_second_between(tmp_path):
     stepping.run_steps([hook], [float(n) for n in range(10)], [n == 6 for n in range(10)], [8.0] * 10)
     found = curves(tmp_path)
     assert set(found["loss"].items()) == {(1, 0.0), (5, 4.0), (8, 8.0)}
-    assert found["steps_per_sec"] == {5: 2.0, 8: 2.0}, "4 steps in 2 s, the skipped one among them"
+    assert found["global_step/sec"] == {5: 2.0, 8: 2.0}, "4 steps in 2 s, the skipped one among them"
     assert "gradient_norm" not in found
     with pytest.raises(ValueError, match="every_n_steps is out of range"):
         TensorBoardHook("out", 0)
@@ -92,5 +92,5 @@ def test_keras_has_a_callback(tmp_path, rate):
     assert set(found) == ALL - {"gradient_norm"}
     assert set(found["loss"]) == {1, 3, 5}
     assert set(found["loss_scale"].values()) == {1024.0} and set(found["skipped_steps"].values()) == {0.0}
-    assert found["steps_per_sec"] == {3: 4.0, 5: 4.0}
+    assert found["global_step/sec"] == {3: 4.0, 5: 4.0}
     assert found["learning_rate"][5] == (0.25 if rate == 0.25 else 0.25 * 0.5**4)  # of the step before its update

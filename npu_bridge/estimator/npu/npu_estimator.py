@@ -9,6 +9,7 @@ import random
 import string
 import sys
 import tempfile
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -32,11 +33,13 @@ from npu_bridge.options import read_job_start, read_run_config, tell_effects
 from npu_bridge.reporting import (
     HistoryHook,
     LossScaleCollapseHook,
+    MetricsHook,
     NanLossHook,
     ProgressHook,
     ReportHook,
     TensorBoardHook,
 )
+from npu_bridge.reporting.evaluation import BatchesHook, report_evaluation
 from npu_bridge.reporting.event_files import BeginEventsHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
@@ -82,9 +85,9 @@ class NPUEstimator(tf.estimator.Estimator):
     With several ranks each training begins by sending rank 0's variables to the others (unless
     `NPURunConfig(horovod_mode=True)` leaves that to the script), and how far training has come is decided by rank 0's
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
-    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (each
-    `save_summary_steps`, where that is set) and makes the page `report.html` with a `ReportHook`, unless hooks contain
-    such; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
+    `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at least
+    each `save_summary_steps`, where that is set), makes the page `report.html` and a summary with a `ReportHook`,
+    unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
     contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
     all ranks, unless hooks contain a saver. With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`,
     ranks with unequal numbers of batches end together.
@@ -131,7 +134,9 @@ class NPUEstimator(tf.estimator.Estimator):
         )
         self._options = options
         self._precision = precision
-        self._has_trained = False
+        self._has_trained = self._has_ended = False
+        self._history = None  # of the latest training
+        self._timed = []  # hooks of a training that is going on
         self._places = None
         self._end_together = None
         self._session_config = session.prepare_session_config(options, self._session_config)
@@ -180,9 +185,6 @@ class NPUEstimator(tf.estimator.Estimator):
             first_hooks.append(SetIterationsVarHook(self._options.iterations_per_loop))
         if self._precision.switch is not None and ranks.rank == 0 and self.config.save_summary_steps:
             first_hooks.append(PrecisionSummaryHook(self.model_dir, self.config.save_summary_steps))
-        curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
-        if ranks.rank == 0 and curve_steps:
-            first_hooks.append(TensorBoardHook(self.model_dir, curve_steps))
         if ranks.size > 1 and not self.config.horovod_mode:
             # Before the hooks that ask for the global step.
             first_hooks.insert(0, NPUBroadcastGlobalVariablesHook(root_rank=0, index=ranks.rank))
@@ -190,16 +192,26 @@ class NPUEstimator(tf.estimator.Estimator):
             return super().train(input_fn, all_hooks, steps, max_steps, saving_listeners)
 
     def evaluate(self, input_fn, steps=None, hooks=None, checkpoint_path=None, name=None):
-        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary."""
+        """Evaluates as `tf.estimator.Estimator.evaluate`; only rank 0 writes the result as a summary, and tells it."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
-        with self._watched(hooks, "eval") as all_hooks:
-            return super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
+        counted, began = BatchesHook(), time.monotonic()
+        with self._watched([*(hooks or ()), counted], "eval") as all_hooks:
+            metrics = super().evaluate(input_fn, steps, all_hooks, checkpoint_path, name)
+        if self._is_talkative:
+            report_evaluation(self.model_dir, metrics, self._history, name, counted, sys.stderr, not self._timed)
+        for hook in self._timed:  # of a training that goes on
+            hook.leave_out(time.monotonic() - began)
+        return metrics
 
     def predict(self, input_fn, predict_keys=None, hooks=None, checkpoint_path=None, yield_single_examples=True):
         """Predicts as `tf.estimator.Estimator.predict`."""
         session.check_checkpoint(checkpoint_path or self.model_dir)
         with self._watched(hooks, "infer") as all_hooks:
             yield from super().predict(input_fn, predict_keys, all_hooks, checkpoint_path, yield_single_examples)
+
+    @property
+    def _is_talkative(self):
+        return self.config.log_step_count_steps is not None  # never on ranks above 0
 
     @contextlib.contextmanager
     def _watched(self, hooks, graph_name, first_hooks=None):
@@ -214,7 +226,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _convert_train_steps_to_hooks(self, steps, max_steps):
         hooks = super()._convert_train_steps_to_hooks(steps, max_steps)
-        if self.config.log_step_count_steps is not None:  # as it is on ranks above 0
+        if self._is_talkative:
             hooks.append(_OwnProgress(total_steps=max_steps, more_steps=steps, stream=sys.stderr))
         hooks.append(_OwnAlarm())
         return hooks
@@ -225,10 +237,17 @@ class NPUEstimator(tf.estimator.Estimator):
         for kind, own in ((ProgressHook, _OwnProgress), (LossScaleCollapseHook, _OwnAlarm)):
             if sum(isinstance(hook, kind) for hook in given) > 1:
                 hooks = [hook for hook in hooks if not isinstance(hook, own)]
-        is_talkative = self.config.log_step_count_steps is not None  # never on ranks above 0
-        if is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
-            recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
-            hooks = [*hooks, ReportHook(self.model_dir, recorder and recorder.history, self._places, sys.stderr)]
+        recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
+        self._history = recorder and recorder.history
+        curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
+        if collective.current().rank == 0 and curve_steps and not any(isinstance(hook, TensorBoardHook) for hook in given):
+            hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
+        if self._is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
+            settings = {"curves": False, "is_brief": self._has_ended}  # in later rounds the summary is one line
+            report = ReportHook(self.model_dir, self._history, self._places, sys.stderr, **settings)
+            self._history = report.history
+            hooks = [*hooks, report]
+        self._timed = [hook for hook in dict.fromkeys((*given, *hooks)) if hasattr(hook, "leave_out")]
         every_n_steps = log_step_count_steps(self.config)  # what was given, on every rank
         if collective.current().rank > 0 and every_n_steps:
             # Where the base class, for which this rank's interval is None, would have put it.
@@ -246,7 +265,7 @@ class NPUEstimator(tf.estimator.Estimator):
                 chief_hooks.append(NPUCheckpointSaverHook(self.model_dir, secs, save_steps, scaffold=scaffold))
             chief_hooks += estimator_spec.training_chief_hooks
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
-        if any(isinstance(hook, TensorBoardHook) for hook in given):
+        if any(isinstance(hook, TensorBoardHook) for hook in (*given, *hooks)):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
         given_start = self._warm_start_settings
@@ -257,9 +276,12 @@ class NPUEstimator(tf.estimator.Estimator):
             )
         finally:
             self._warm_start_settings = given_start
-            for hook in (*given, *estimator_spec.training_chief_hooks):
+            self._timed, self._has_ended = [], True
+            for hook in (*given, *hooks, *estimator_spec.training_chief_hooks):
                 if isinstance(hook, NPUCheckpointSaverHook):
                     hook.let_go()
+                if isinstance(hook, MetricsHook):
+                    hook.close()  # after an error nobody else does
 
     def _checked_end(self, hooks):
         """The hook that ends all ranks together, if it is among those given, and can work."""
@@ -285,7 +307,7 @@ class NPUEstimator(tf.estimator.Estimator):
 
     def _tell_start(self, reached, max_steps):
         is_over = max_steps is not None and reached >= max_steps
-        if reached and self.config.log_step_count_steps is not None and (is_over or not self._has_trained):
+        if reached and self._is_talkative and (is_over or not self._has_trained):
             choose_output(sys.stderr).note(f"NPUEstimator: {format_start(reached, max_steps, self.model_dir)}")
         self._has_trained = True
 

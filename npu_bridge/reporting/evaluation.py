@@ -1,0 +1,78 @@
+"""Tells of an evaluation: one line, an entry of the history, and the page made anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.reporting import page
+from npu_bridge.reporting.history import HISTORY_FILE, Evaluation, History
+from npu_bridge.reporting.output import choose_output
+from npu_bridge.reporting.progress_line import format_evaluation
+
+__all__ = ["BatchesHook", "report_evaluation"]
+
+
+class BatchesHook(tf.estimator.SessionRunHook):
+    """Counts the batches of an evaluation, and the seconds from its first batch to its last.
+
+    Attributes:
+      batches, secs: of the latest evaluation.
+    """
+
+    def __init__(self):
+        self.batches, self.secs = 0, 0.0
+
+    def after_create_session(self, session, coord):
+        """Begins to count."""
+        self.batches, self._began = 0, time.monotonic()
+
+    def after_run(self, run_context, run_values):
+        """Counts a batch."""
+        self.batches += 1
+        self.secs = time.monotonic() - self._began
+
+
+def report_evaluation(
+    folder: str,
+    metrics: Mapping[str, Any],
+    history: History | None = None,
+    name: str | None = None,
+    counted: BatchesHook | None = None,
+    stream: TextIO | None = None,
+    is_over: bool = True,
+) -> None:
+    """Prints what an evaluation came to, and adds it to the history and the page of its training.
+
+    An `NPUEstimator` does this by itself.
+
+    Args:
+      folder: of the training.
+      metrics: what `evaluate` returns, with `global_step`.
+      history: of the training. None: the one in the folder, if there is one.
+      name: of the evaluation.
+      counted: a hook that was among those of `evaluate`.
+      stream: where to print. None: `sys.stdout`, looked up now.
+      is_over: False while a training goes on, which makes the page when it ends.
+    Ranks: local; only rank 0 does anything.
+    """
+    if collective.current().rank > 0 or "global_step" not in metrics:
+        return
+    path = os.path.join(folder, HISTORY_FILE) if history is None else history.path
+    if history is None and os.path.exists(path):
+        history = History(path)
+    counts = (None, None) if counted is None else (counted.batches, counted.secs)
+    given = (int(metrics["global_step"]), metrics, name or "", *counts)
+    done = Evaluation.of(*given, 0.0) if history is None else history.append_evaluation(*given)
+    output = choose_output(sys.stdout if stream is None else stream)
+    output.note(format_evaluation(done, output.width))
+    if is_over and history is not None and os.path.exists(os.path.join(folder, page.PAGE_FILE)):
+        secondary = Secondary(f"the page of this training in {folder}", (Exception,))
+        secondary.attempt(lambda: page.write_page(folder, history=history))

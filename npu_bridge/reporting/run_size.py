@@ -1,0 +1,92 @@
+"""How big a training is: samples of a step, trained parameters, memory of each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.machine import peak_memory
+from npu_bridge.graph.operators import computed_ops
+
+__all__ = ["memory_of_gpu", "parameters_of", "peaks_of_ranks", "samples_of_batch"]
+
+_SAMPLES = ("npu_bridge", "samples_of_batch")  # a key for what is kept with a graph
+_NEXT = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueManyV2", "QueueDequeueUpToV2")
+# Datasets whose elements are not those of the dataset they are made from.
+_OTHER_ELEMENTS = ("Unbatch", "FlatMap", "Interleave", "Window", "GroupBy", "Rebatch", "Concatenate", "Sample")
+
+
+def samples_of_batch(graph: tf.Graph, loss: tf.Tensor | None) -> int | None:
+    """Samples in the batches that a loss is computed from, on this rank; None where the graph does not say.
+
+    It is the first dimension of what the input gives, or the number that the last `batch` of a `tf.data` pipeline was
+    given. Where several inputs disagree, or where batches are fed, nothing is known.
+
+    Graph: adds nothing.
+    """
+    kept = graph.get_collection_ref(_SAMPLES)
+    if not kept:
+        ops: Iterable = graph.get_operations() if loss is None else computed_ops([loss])
+        found = {_first_dimension(op) for op in ops if op.type in _NEXT}
+        kept.append(found.pop() if len(found) == 1 else None)
+    return kept[0]
+
+
+def parameters_of(variables: Iterable) -> int | None:
+    """Numbers in variables; None where there are none, or one of unknown shape."""
+    sizes = [variable.shape.num_elements() for variable in variables]
+    return sum(sizes) if sizes and None not in sizes else None
+
+
+def peaks_of_ranks(places: Sequence[Mapping[str, Any]], rank: int) -> dict[int, int]:
+    """The most memory in bytes that ranks have had, those that this rank can see: itself, and others of its host.
+
+    Args:
+      places: for each rank its `host` and `process`, as `places_of_ranks` gives them.
+      rank: this one.
+    """
+    host, found = socket.gethostname()[:100], {rank: peak_memory()}
+    for other, place in enumerate(places):
+        if other != rank and place.get("host") == host and place.get("process"):
+            found[other] = peak_memory(place["process"])
+    return {number: peak for number, peak in sorted(found.items()) if peak}
+
+
+def memory_of_gpu() -> int | None:
+    """The most memory in bytes that this process has had of its first GPU; None without one."""
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    with contextlib.suppress(Exception):  # some builds cannot say
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    return None
+
+
+def _first_dimension(op: tf.Operation) -> int | None:
+    found = {tensor.shape.as_list()[0] for tensor in op.outputs if tensor.shape.rank}
+    if found == {None}:
+        return _batch_of_dataset(op.inputs[0].op)
+    return found.pop() if len(found) == 1 else None
+
+
+def _batch_of_dataset(iterator: tf.Operation) -> int | None:
+    """What the last `batch` before an iterator was given."""
+    made = [op for op in iterator.outputs[0].consumers() if op.type == "MakeIterator"]
+    sizes = {_batch_size(op.inputs[0].op) for op in made}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _batch_size(op: tf.Operation) -> int | None:
+    while not any(word in op.type for word in _OTHER_ELEMENTS):
+        names = [argument.name for argument in op.op_def.input_arg]
+        if "batch_size" in names:
+            # Counted from the end: arguments that a function captures come before it, any number of them.
+            size = tf.get_static_value(op.inputs[names.index("batch_size") - len(names)])
+            return None if size is None else int(size)
+        if not len(op.inputs) or op.inputs[0].dtype != tf.variant:
+            return None
+        op = op.inputs[0].op
+    return None
