@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
 import sys
+import sysconfig
 
 _CPU_DESCRIPTION = pathlib.Path("/proc/cpuinfo")
 
@@ -18,6 +20,16 @@ def own_packages() -> list[str]:
     """Folders of the packages that are installed with this one, none of which is a script's own code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(root, name) for name in ("npu_bridge", "npu_device", "hccl", "tensorflow1_compat")]
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    return (*(os.path.join(path, "") for path in {*own_packages(), *sysconfig.get_paths().values()}), "<")
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file of Python code is not a script's own: of an installed package, or made while running."""
+    return file.startswith(_installed()) or "__autograph_generated_file" in file
 
 
 def usable_cores() -> int:

@@ -76,6 +76,14 @@ class HistoryHook(StepHook):
 
     def end(self, session):
         """Closes the file, in which the last step is then."""
+        self.stop(self.read_step(session) if self._writes and self._thinning is not None else None)
+
+    def stop(self, step: int | None) -> None:
+        """Writes what `end` would, of a session that an error ends.
+
+        Args:
+          step: the global step; None where that cannot be asked for.
+        """
         if self._writes and self._thinning is not None:
-            self._thinning.write(self.history, self.read_step(session), is_over=True)
+            self._thinning.write(self.history, step, is_over=True)
         self.history.close()

@@ -10,13 +10,11 @@ from npu_bridge.collective.cost_model import Prediction
 from npu_bridge.reporting.history import History, StepRow, laid_out
 from npu_bridge.reporting.page.axes import doublings, falls_by_much
 from npu_bridge.reporting.page.curves import trend_of
-from npu_bridge.reporting.picture_style import INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
+from npu_bridge.reporting.picture_style import COLOURS, INK, PLAN_FILES, QUIET, SOFTWARE, new_figure, tidy, write_png
 from npu_bridge.reporting.progress_line import format_loss, format_steps
 from npu_bridge.reporting.summary import format_summary, summarize
 
-_BLUE = "#1f6feb"
-_GREEN = "#0f8a72"
-_RED = "#d9480f"
+_BLUE, _GREEN, _RED = (COLOURS[name][0] for name in ("loss", "scale", "skip"))
 
 
 def draw_training(history: History, path: str, title: str = "") -> None:

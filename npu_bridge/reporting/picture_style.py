@@ -12,6 +12,19 @@ from npu_bridge.reporting.errors import imported
 INK = "#1f2933"
 QUIET = "#8592a3"
 GRID = "#e4e8ee"
+# One thing has one colour, in pictures and on pages: in the light, and in the dark.
+COLOURS = {
+    "loss": ("#1f6feb", "#6ba6ff"),
+    "scale": ("#0f8a72", "#3fc7a8"),
+    "skip": ("#d9480f", "#ff8a5c"),
+    "rate": ("#7048c6", "#b197fc"),
+    "speed": ("#b7791f", "#e0ac4f"),
+    "lowered": ("#f0b429", "#b98a1e"),
+    "evaluation": (INK, "#e3e8ee"),
+    "good": ("#0b7a5e", "#3fc7a8"),
+    "bad": ("#c2410c", "#ff8a5c"),
+}
+COLOURS["a"], COLOURS["b"] = COLOURS["loss"], ("#c2257a", "#ff7ab8")  # two runs
 SOFTWARE = "npu_bridge"  # that drew a PNG
 PLAN_FILES = rb"^\x89PNG(.|\n)*tEXtSoftware\x00" + SOFTWARE.encode()  # how a picture of a plan begins
 PICTURE_FILES = rb"^<svg [^>]*>\n<style>text \{ font-family: system-ui, 'Segoe UI', "  # how `svg_picture` begins

@@ -21,6 +21,7 @@ from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.options import of_graph
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
+from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
 from npu_bridge.reporting.history_hook import HistoryHook
 from npu_bridge.reporting.keras_numbers import Numbers, split_logs
@@ -39,8 +40,8 @@ _RANK_BYTES = 256
 class ReportHook(tf.estimator.SessionRunHook):
     """Notes how a training was started, records its steps, and makes `report.html` when it ends; rank 0 writes.
 
-    What cannot be written is told in the log; no training ends for it. Of a training that was interrupted,
-    `npu-run report FOLDER` makes the page. Every `NPUEstimator` has such a hook.
+    What cannot be written is told in the log; no training ends for it. An error that stops a training, or Ctrl-C, is in
+    its page (`FailureHook`). Every `NPUEstimator` has such a hook.
 
     Args:
       folder: for `report.html`, `report.json` and `history.jsonl`.
@@ -71,6 +72,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             history = recorder.history
         self.history = history
         self._page = _Page(folder, history, ranks, is_brief)
+        self._failure = FailureHook(folder, self._stop, history, stream)
         self._graph = StepHook()  # reads the step, and knows how big a batch is
         self._options = None
         self._stream = stream
@@ -78,7 +80,7 @@ class ReportHook(tf.estimator.SessionRunHook):
     def begin(self):
         """Looks up tensors, rank and options."""
         self._options = of_graph.options_of_graph()
-        for part in (*self._parts, self._graph):
+        for part in (*self._parts, self._graph, self._failure):
             part.begin()
 
     def after_create_session(self, session, coord):
@@ -88,6 +90,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         self._page.note(self._options or of_graph.options_of(session.graph))
         trained = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         self._page.begin(self._graph.read_step(session), self._graph.samples_per_step, trained)
+        self._failure.after_create_session(session, coord)
 
     def before_run(self, run_context):
         """Asks for what is recorded."""
@@ -111,6 +114,13 @@ class ReportHook(tf.estimator.SessionRunHook):
             part.end(session)
         self._page.make(self._stream or sys.stdout, self._graph.read_step(session))
 
+    def _stop(self, step: int | None) -> None:
+        """Writes what is kept, when an error ends the session."""
+        for part in self._parts:
+            if isinstance(part, HistoryHook):
+                part.stop(step)
+        self._page.note_memory(step or 0)
+
 
 class ReportCallback(tf.keras.callbacks.Callback):
     """The same for `model.fit`: records each batch, and makes `report.html` when `fit` ends.
@@ -132,6 +142,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
+        self._train: Any = None  # what `fit` would call for a step
+        self._is_training = False
 
     def on_train_begin(self, logs=None):
         ranks = collective.current()
@@ -145,6 +157,37 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._page.note(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
+        train, of_other = self.model.train_function, tf.keras.callbacks.Callback
+        self._is_training = True
+        if train is not None and not isinstance(getattr(train, "__self__", None), of_other):  # which takes its own away
+            self._train, self.model.train_function = train, self._watched
+
+    def _watched(self, iterator):
+        """A step of Keras: after an error in it no callback is called."""
+        try:
+            return self._train(iterator)
+        except BaseException as error:
+            if self._is_training and stops_training(error):
+                self._leave()
+                self._page.secondary.attempt(self._stop, error)
+            raise
+
+    def _leave(self):
+        self._is_training = False
+        if self.model.train_function == self._watched:
+            self.model.train_function = self._train
+
+    def _stop(self, error):
+        step = self._before.step if self._writes else None
+        if self._writes:
+            self._thinning.write(self._history, step, is_over=True)
+            self._history.close()
+            self._page.note_memory(step)
+        report_failure(self._page.folder, error, step, self._history if self._writes else None, self._stream)
+
+    @property
+    def _stream(self):
+        return sys.stdout if (self.params or {}).get("verbose", 1) else None
 
     def on_train_batch_begin(self, batch, logs=None):
         self._page.begin_run()
@@ -174,8 +217,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
-        stream = sys.stdout if (self.params or {}).get("verbose", 1) else None
-        self._page.make(stream, self._before.step if self._writes else 0)
+        self._leave()
+        self._page.make(self._stream, self._before.step if self._writes else 0)
 
 
 def _on_rank_0(action: Callable[..., None]) -> Callable[..., None]:
@@ -225,6 +268,13 @@ class _Page:
         self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
 
     @_on_rank_0
+    def note_memory(self, step: int) -> None:
+        """Notes how much memory the ranks have had."""
+        self._look_at_memory()
+        gpu = memory_of_gpu()
+        self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
+
+    @_on_rank_0
     def note(self, options) -> None:
         """Writes `report.json`."""
         ranks = collective.current()
@@ -237,9 +287,7 @@ class _Page:
         """Writes `report.html`, if there was a step, and says how the training went on a stream; None says nothing."""
         if not self._history.rows:
             return
-        self._look_at_memory()
-        gpu = memory_of_gpu()
-        self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})
+        self.note_memory(step)
         made = page.write_page(self.folder, history=self._history)
         secs = time.monotonic() - self._began
         lines = format_ending(self._history, self._start, secs, self._times, self._steps_per_run, made)

@@ -68,16 +68,17 @@ class Thinning:
         """Whether it is time to ask for the global step, and to write."""
         return len(self._kept) >= _ROWS_PER_LOOK
 
-    def take(self, step: int, is_over: bool = False) -> list[tuple[int, Seen]]:
+    def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, Seen]]:
         """The steps to write, each with its global step.
 
         Args:
-          step: the global step now. In between it is counted; where it does not move by one with each update, rows are
-            spread evenly.
+          step: the global step now; None: one for each update. In between it is counted; where it does not move by
+            one with each update, rows are spread evenly.
           is_over: whether the latest step is wanted, too.
         """
         if is_over and self._latest:
             self._keep(self._latest)
+        step = self._known_step + self._updates if step is None else step
         moved = step - self._known_step
         pace = moved / self._updates if self._updates else 0.0
         rows = [(self._known_step + round(seen.updates * pace), seen) for seen in self._kept]
@@ -89,7 +90,7 @@ class Thinning:
         self._known_step, self._updates, self._kept = step, 0, []
         return rows
 
-    def write(self, history: History, step: int, is_over: bool = False) -> None:
+    def write(self, history: History, step: int | None, is_over: bool = False) -> None:
         """Appends to a history what `take` gives."""
         for reached, seen in self.take(step, is_over):
             history.append(reached, *seen.observation, seen.time)

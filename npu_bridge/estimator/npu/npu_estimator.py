@@ -41,6 +41,7 @@ from npu_bridge.reporting import (
 )
 from npu_bridge.reporting.evaluation import BatchesHook, report_evaluation
 from npu_bridge.reporting.event_files import BeginEventsHook
+from npu_bridge.reporting.failure_hook import FailureHook
 from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
@@ -253,6 +254,7 @@ class NPUEstimator(tf.estimator.Estimator):
             # Where the base class, for which this rank's interval is None, would have put it.
             tensors = {"loss": estimator_spec.loss, "step": global_step_tensor}
             worker_hooks.append(tf.compat.v1.train.LoggingTensorHook(tensors, every_n_iter=every_n_steps))
+            worker_hooks.append(FailureHook(self.model_dir))  # rank 0 has a ReportHook
         secs, save_steps = checkpoint_interval(self.config)  # what was given, on every rank
         has_saver = any(isinstance(hook, tf.estimator.CheckpointSaverHook) for hook in given)
         worker_hooks = _WithNanLossHook(worker_hooks)

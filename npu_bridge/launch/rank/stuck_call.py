@@ -11,12 +11,11 @@ import gc
 import linecache
 import os
 import sys
-import sysconfig
 import traceback
 import types
 from typing import Any
 
-from npu_bridge.base.machine import own_packages
+from npu_bridge.base.machine import is_installed
 from npu_bridge.base.tf_internals.names import INPUT_OF_ESTIMATOR
 from npu_bridge.launch.rank.processor_time import processor_secs
 
@@ -31,8 +30,6 @@ _BUSY_SHARE = 0.02
 _RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
-# What is not a line of the script: installed packages, and this one wherever it is.
-_INSTALLED = tuple({os.path.join(path, "") for path in (*own_packages(), *sysconfig.get_paths().values())})
 _CODE_CHARACTERS = 60
 # By what an input pipeline that runs Python code is known: TensorFlow calls back through the one file, for generators
 # of tf.data through the other, and an Estimator builds its input in a function of that name.
@@ -142,7 +139,7 @@ def _position(innermost: types.FrameType) -> str:
 
 def _own_frame(innermost: types.FrameType) -> types.FrameType | None:
     for frame, _ in traceback.walk_stack(innermost):
-        if not frame.f_code.co_filename.startswith((*_INSTALLED, "<")):
+        if not is_installed(frame.f_code.co_filename):
             return frame
     return None
 

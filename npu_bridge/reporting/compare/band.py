@@ -40,6 +40,10 @@ _ROUNDING = 2.0**-24
 _SHORTEST_WINDOW = 8
 # Without repeats: so many times the noise of single steps, for a whole window, is no noise (ours).
 _FAR = 8.0
+# Without repeats: a first difference beyond this part of the loss is no rounding (ours). In lower precision one number
+# that is rounded the other way is seen in the loss.
+_JUMP = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
+_JUMP_OF_FLOAT32 = 2.0**-14
 # A band holds what its own repeats did, with so much room (ours).
 _ROOM = 1.5
 _HOW_TO_GET_ONE = "Train A several times with npu-run --repeat 3, and name the folder of the repeats."
@@ -118,8 +122,9 @@ def judge(band: Band, runs: Sequence[Losses], name: str = "A") -> Verdict:
 def compare_losses(a: Sequence[Losses], b: Sequence[Losses]) -> tuple[Verdict, Band | None]:
     """Compares two trainings, each one run or several repeats; the band is that of A, or of B where A has no repeats.
 
-    Without repeats on either side the same losses to the bit are inside, a difference that is many times the noise of
-    single steps is outside, and everything between cannot be told.
+    Without repeats on either side the same losses to the bit are inside. Outside are losses that part at once after
+    steps with the same bits, as these show that there is no noise, and a difference that is many times the noise of
+    single steps. Everything else cannot be told.
 
     Raises:
       CannotTell: they have no step in common, or the repeats measure no band.
@@ -274,6 +279,13 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
         return Verdict("losses", True, f"A and B have the same loss to the bit in all {len(steps)} steps.", facts)
     first = int(np.argmin(same))
     broken = np.flatnonzero(np.isfinite(of_a) != np.isfinite(of_b))
+    if (not len(broken) or broken[0] > first) and _parts_at(first, steps, of_a, of_b, {a.precision, b.precision}):
+        facts.update(step=int(steps[first]), loss=float(of_b[first]), center=float(of_a[first]), equal_steps=first)
+        sentence = (
+            f"A and B differ from step {steps[first]} on: loss {of_b[first]:.5g} against {of_a[first]:.5g}. The "
+            f"{first} steps before have the same loss to the bit, so there is no noise that could explain it."
+        )
+        return Verdict("losses", False, sentence, facts)
     if len(broken):
         at = int(broken[0])
         facts["step"] = int(steps[at])
@@ -305,6 +317,19 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
         f"{apart:.2g}, and how much harmless differences make was not measured. {_HOW_TO_GET_ONE}"
     )
     return Verdict("losses", None, sentence, facts)
+
+
+def _parts_at(first: int, steps: np.ndarray, of_a: np.ndarray, of_b: np.ndarray, precisions: set) -> bool:
+    """Whether the first difference is far beyond rounding, after losses that moved and were the same to the bit.
+
+    Rounding begins at the last bits and grows, maybe twofold with each step that was not recorded.
+    """
+    if len(np.unique(of_a[:first])) < _SHORTEST_WINDOW:  # a loss that stands still shows nothing
+        return False
+    jump = max(_JUMP.get(precision, _JUMP_OF_FLOAT32) for precision in precisions)
+    gap = min(int(steps[first] - steps[first - 1]), 60)
+    size = max(abs(float(of_a[first])), abs(float(of_b[first])), float(np.abs(of_a[first - 1])))
+    return bool(abs(of_b[first] - of_a[first]) > jump * 2.0 ** (gap - 1) * size)
 
 
 def _no_step_in_common(of_a: np.ndarray, of_b: Sequence[Losses]) -> CannotTell:

@@ -30,6 +30,7 @@ class Losses(NamedTuple):
       values: the loss of each, float64; NaN and infinity are kept.
       source: the file, or the tag of the event files, that they were read from.
       ranks: how many trained, or None where nobody has noted it.
+      precision: the dtype that steps were lowered to; None where none was, or nobody has noted it.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Losses(NamedTuple):
     values: np.ndarray
     source: str
     ranks: int | None = None
+    precision: str | None = None
 
 
 def repeats_in(folder: str) -> list[str]:
@@ -99,7 +101,9 @@ def _of_history(path: str, history: History) -> Losses:
             f"{history.path} knows {len(history.rows)} steps, and a loss of none; have the history watch the loss."
         )
     ranks = history.starts[-1].ranks if history.starts else None
-    return Losses(path, *_arrays(sorted(points.items())), os.path.basename(history.path), ranks)
+    lowered = {row.precision for row in history.rows} - {None, "float32"}
+    precision = min(lowered) if lowered else None  # "bfloat16" rounds more than "float16"
+    return Losses(path, *_arrays(sorted(points.items())), os.path.basename(history.path), ranks, precision)
 
 
 def _arrays(points) -> tuple[np.ndarray, np.ndarray]:

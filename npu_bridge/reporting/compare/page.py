@@ -14,7 +14,7 @@ from npu_bridge.reporting.compare.losses import Losses
 from npu_bridge.reporting.compare.tensors import Tensors
 from npu_bridge.reporting.compare.verdict import WORDS, Verdict
 from npu_bridge.reporting.page import axes
-from npu_bridge.reporting.page.chart import LEFT, RIGHT, drawn, format_tick, framed
+from npu_bridge.reporting.page.chart import LEFT, RIGHT, End, drawn, format_tick, framed
 from npu_bridge.reporting.page.document import section, table, whole_page
 
 __all__ = ["render_comparison"]
@@ -23,11 +23,11 @@ _TOP, _BOTTOM = 14, 264
 _MOST_PLACES = 800
 _MOST_ROWS = 40
 _STYLE = """<style>
-.verdict b { display: inline-block; padding: 1px 10px; margin-right: 8px; border-radius: 99px; color: #fff;
-  background: #5f6c7b; } .verdict b.yes { background: #0b7a5e; } .verdict b.no { background: #c2410c; }
-.of-a { --here: var(--loss); } .of-b { --here: var(--skip); } .left { stroke: var(--skip); stroke-dasharray: 4 3; }
-.node rect { fill: var(--page); stroke: var(--quiet); stroke-width: 1.5; } .node.no rect { stroke: var(--skip);
-  stroke-width: 3; } .node.yes rect { stroke: var(--scale); } .edge { stroke: var(--quiet); fill: none; }
+.verdict b { display: inline-block; padding: 1px 10px; margin-right: 8px; border-radius: 99px; color: var(--sheet);
+  background: var(--quiet); } .verdict b.yes { background: var(--good); } .verdict b.no { background: var(--bad); }
+.of-a { --here: var(--a); } .of-b { --here: var(--b); } .left { stroke: var(--bad); stroke-dasharray: 4 3; }
+.node rect { fill: var(--page); stroke: var(--quiet); stroke-width: 1.5; } .node.no rect { stroke: var(--bad);
+  stroke-width: 3; } .node.yes rect { stroke: var(--good); } .edge { stroke: var(--quiet); fill: none; }
 svg .node text { fill: var(--ink); }
 .node.unknown rect { stroke-dasharray: 5 4; }
 </style>"""
@@ -89,9 +89,11 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
             f'<path class="left" d="M{x.place(left):.1f} {y.end}V{y.start}"/>'
             f'<text x="{x.place(left) + 6:.1f}" y="{y.end + 10}">step {left}</text>'
         )
-    finite = curves[1][3][np.isfinite(curves[1][3])]
-    last = (float(finite[-1]), f"{finite[-1]:.4g}") if len(finite) else (None, "")
-    return framed("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, last)
+    ends = []
+    for kind, name, _, values in curves:
+        finite = values[np.isfinite(values)]
+        ends += [End(float(finite[-1]), f"{finite[-1]:.5g}", f"last of {name}", kind)] if len(finite) else []
+    return framed("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
 
 
 def _mean(runs: Sequence[Losses]) -> tuple[np.ndarray, np.ndarray]:

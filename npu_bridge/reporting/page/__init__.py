@@ -1,7 +1,8 @@
 """One page of HTML about a training, which needs no network and no other file.
 
 `facts.py` notes what only the training process knows, `run_folder.py` reads everything a run has left behind,
-`curves.py` cuts its history into buckets, `chart.py` draws them, `document.py` makes the page.
+`curves.py` cuts its history into buckets, `chart.py` draws them, `failure.py` shows what stopped it, `document.py` makes
+the page.
 """
 
 from npu_bridge.base.lazy import attributes
@@ -10,6 +11,8 @@ _PLACES = {
     "PAGE_FILE": f"{__name__}.document:PAGE_FILE",
     "PAGE_FILES": f"{__name__}.document:PAGE_FILES",
     "RunFolder": f"{__name__}.run_folder:RunFolder",
+    "describe_failure": f"{__name__}.failure:describe",
+    "note_failure": f"{__name__}.failure:note_failure",
     "note_run": f"{__name__}.facts:note_run",
     "read_run_folder": f"{__name__}.run_folder:read_run_folder",
     "render_page": f"{__name__}.document:render_page",

@@ -9,14 +9,31 @@ from xml.sax.saxutils import escape, quoteattr
 
 from npu_bridge.reporting.page import axes
 from npu_bridge.reporting.page.axes import Axis
-from npu_bridge.reporting.page.curves import Bucket, Curves, Range, trend_of
+from npu_bridge.reporting.page.curves import Bucket, Curves, Range, can_be_drawn, trend_of
 from npu_bridge.reporting.progress_line import format_loss, format_rate, format_scale, format_steps
 
-__all__ = ["LEFT", "RIGHT", "WIDTH", "charts", "drawn", "format_tick", "framed"]
+__all__ = ["LEFT", "RIGHT", "WIDTH", "End", "charts", "drawn", "format_tick", "framed"]
 
 WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and RIGHT are the curves
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110
+_MOST_METRICS = 6
+
+
+class End(NamedTuple):
+    """What stands beside the end of a curve.
+
+    Attributes:
+      number: where.
+      text: what, such as the number.
+      note: below it, what kind of number that is.
+      kind: class that decides about the colour; "" for that of the figure.
+    """
+
+    number: float
+    text: str
+    note: str = ""
+    kind: str = ""
 
 
 class _Point(NamedTuple):
@@ -37,7 +54,7 @@ def charts(curves: Curves) -> list[str]:
     """
     buckets = curves.buckets
     x = axes.exact(buckets[0].first, max(buckets[-1].last, buckets[0].first + 1), LEFT, RIGHT)
-    made = [_loss(curves, x)]
+    made = [_loss(curves, x), *_metrics(curves, x)]
     if any(bucket.loss_scale for bucket in buckets):
         made.append(_scale(curves, x))
     if any(bucket.skipped for bucket in buckets):
@@ -52,6 +69,8 @@ def charts(curves: Curves) -> list[str]:
 def _loss(curves: Curves, x: Axis) -> str:
     buckets = curves.buckets
     ends = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
+    evaluated = _evaluated(curves).pop("loss", {})
+    ends += [number for points in evaluated.values() for _, _, number in points]
     y = axes.of_losses(ends, _TOP + _TALL, _TOP)
     runs = _runs(buckets, x, lambda bucket: bucket.loss)
     body = [*_lowered(buckets, x, y), *_bands(runs, y), *(_path(run, y, "raw") for run in runs)]
@@ -61,13 +80,61 @@ def _loss(curves: Curves, x: Axis) -> str:
     body += _marks(buckets, x, y)
     note = "lowest, highest and mean of each bucket" if curves.steps_per_bucket > 1 else "each step, and their trend"
     legend = [("line", note)]
+    for name, points in evaluated.items():
+        body += _dotted(points, x, y, name)
+        legend.append(("evaluation", name or "evaluation"))
     if any(bucket.skipped for bucket in buckets):
         legend.append(("skip", "skipped"))
     dtypes = {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
     legend += [("lowered", dtype) for dtype in sorted(dtypes)]
-    last = runs[-1][-1].mean if runs else None
-    label = "" if last is None else format_loss(last)
-    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, (last, label))
+    last = next((bucket for bucket in reversed(buckets) if bucket.loss), None)
+    end = [End(last.loss.mean, format_loss(last.loss.mean), _kind_of(last, buckets[-1]))] if last else []
+    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, end)
+
+
+def _kind_of(bucket: Bucket, last: Bucket) -> str:
+    """What the number at the end of the curve is."""
+    if bucket.recorded > 1:
+        return f"mean of {bucket.recorded}"
+    return "last step" if bucket is last else f"step {bucket.step}"
+
+
+def _evaluated(curves: Curves) -> dict[str, dict[str, list[tuple[int, int, float]]]]:
+    """By metric and name of the evaluation: place, step and number of those that can be drawn."""
+    found: dict[str, dict[str, list[tuple[int, int, float]]]] = {}
+    for place, evaluation in curves.evaluations:
+        for metric, number in evaluation.metrics.items():
+            if can_be_drawn(number):
+                points = found.setdefault(metric, {}).setdefault(evaluation.name, [])
+                points.append((place, evaluation.step, number))
+    return found
+
+
+def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: str) -> list[str]:
+    """Evaluations: dots, and lines between them."""
+    said = f"evaluation {name}".strip()
+    return [
+        f'<path class="evaluation" d="{drawn((x.place(place), y.place(number)) for place, _, number in points)}"/>',
+        *(
+            f'<circle class="evaluation" cx="{x.place(place):.1f}" cy="{y.place(number):.1f}" r="3.5"><title>'
+            f"{escape(said)} at step {step}: {format_loss(number)}</title></circle>"
+            for place, step, number in points
+        ),
+    ]
+
+
+def _metrics(curves: Curves, x: Axis) -> list[str]:
+    """A chart for each metric of evaluations that is no loss, at most so many."""
+    made = []
+    for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
+        if metric == "loss" or len(made) == _MOST_METRICS:
+            continue
+        y = axes.linear([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
+        body = [part for name, points in by_name.items() for part in _dotted(points, x, y, name)]
+        ends = [End(points[-1][2], format_tick(points[-1][2]), name) for name, points in by_name.items()]
+        title = f"Evaluation: {metric}"
+        made.append(_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
+    return made
 
 
 def _scale(curves: Curves, x: Axis) -> str:
@@ -78,7 +145,7 @@ def _scale(curves: Curves, x: Axis) -> str:
     lowest = [[point._replace(mean=point.low) for point in run] for run in runs]
     body = [*_bands(runs, y), *(_path(_stairs(run), y, "line") for run in lowest)]
     last = runs[-1][-1].low
-    return _figure("scale", "Loss scale", curves, x, y, body, format_scale, [], (last, format_scale(last)))
+    return _figure("scale", "Loss scale", curves, x, y, body, format_scale, [], [End(last, format_scale(last))])
 
 
 def _skipped(curves: Curves, x: Axis) -> str:
@@ -89,7 +156,7 @@ def _skipped(curves: Curves, x: Axis) -> str:
     y = axes.linear([0, total], _TOP + _LOW, _TOP, from_zero=True)
     y = y._replace(ticks=[tick for tick in y.ticks if tick == int(tick)])
     body = [_path(_stairs(points), y, "line")]
-    return _figure("skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], (total, str(total)))
+    return _figure("skipped", "Skipped steps so far", curves, x, y, body, format_tick, [], [End(total, str(total))])
 
 
 def _learning_rate(curves: Curves, x: Axis) -> str:
@@ -97,7 +164,7 @@ def _learning_rate(curves: Curves, x: Axis) -> str:
     y = axes.linear([point.high for run in runs for point in run], _TOP + _LOW, _TOP, from_zero=True)
     body = [*_bands(runs, y), *(_path(run, y, "line") for run in runs)]
     last = runs[-1][-1].mean
-    return _figure("rate", "Learning rate", curves, x, y, body, format_tick, [], (last, f"{last:.3g}"))
+    return _figure("rate", "Learning rate", curves, x, y, body, format_tick, [], [End(last, f"{last:.3g}")])
 
 
 def _speed(curves: Curves, x: Axis) -> str:
@@ -109,7 +176,7 @@ def _speed(curves: Curves, x: Axis) -> str:
         runs[-1].append(_flat(x.place(speed.last), speed.steps_per_sec))
     body = [_path(_stairs(run, ahead=True), y, "line") for run in runs]
     last = curves.speeds[-1].steps_per_sec
-    return _figure("speed", "Steps per second", curves, x, y, body, format_tick, [], (last, format_rate(last)))
+    return _figure("speed", "Steps per second", curves, x, y, body, format_tick, [], [End(last, format_rate(last))])
 
 
 def format_tick(number: float) -> str:
@@ -206,12 +273,12 @@ def _marks(buckets: Iterable[Bucket], x: Axis, y: Axis) -> list[str]:
     return marks
 
 
-def _figure(name, title, curves, x, y, body, format_y, legend, last) -> str:
+def _figure(name, title, curves, x, y, body, format_y, legend, ends) -> str:
     restarts = [
         f'<path class="restart" d="M{x.place(place):.1f} {y.end}V{y.start}"><title>training went on here</title></path>'
         for place in curves.restarts
     ]
-    return framed(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, last)
+    return framed(name, title, curves.buckets[-1].step, x, y, [*restarts, *body], format_y, legend, ends)
 
 
 def framed(
@@ -223,7 +290,7 @@ def framed(
     body: list[str],
     format_y: Callable[[float], str],
     legend: Iterable[tuple[str, str]],
-    last: tuple[float | None, str],
+    ends: Sequence[End],
 ) -> str:
     """A figure with grid, axes and legend.
 
@@ -235,7 +302,7 @@ def framed(
       body: SVG elements.
       format_y: makes texts of the ticks of `y`.
       legend: classes and texts.
-      last: the last number, and the text beside it.
+      ends: what stands beside the ends of its curves.
     """
     height = y.start + _BELOW
     grid = [
@@ -246,11 +313,9 @@ def framed(
     grid += [
         f'<text x="{x.place(tick):.1f}" y="{y.start + 18}" text-anchor="middle">{tick:,.0f}</text>' for tick in x.ticks
     ]
-    number, label = last
-    if number is not None:
-        body.append(f'<text class="last" x="{RIGHT + 8}" y="{y.place(number) + 4:.1f}">{escape(label)}</text>')
+    body += _beside(ends, y)
     keys = "".join(f'<span class="key {kind}">{escape(text)}</span>' for kind, text in legend)
-    spoken = f"{title}: {label or 'not known'} at step {last_step}"
+    spoken = f"{title}: {', '.join(f'{e.text} {e.note}'.strip() for e in ends) or 'not known'} at step {last_step}"
     return (
         f'<figure class="chart {name}"><figcaption><b>{escape(title)}</b>{keys}</figcaption>'
         f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" tabindex="0" data-name={quoteattr(name)} '
@@ -258,3 +323,20 @@ def framed(
         f"{''.join(grid)}{''.join(body)}"
         f'<path class="pointer" d=""/></svg></div></figure>'
     )
+
+
+def _beside(ends: Sequence[End], y: Axis) -> list[str]:
+    """Texts on the right of the curves, none over another."""
+    parts, free = [], float("-inf")
+    for end in sorted(ends, key=lambda end: y.place(end.number)):
+        top = max(y.place(end.number) + 4, free)
+        free = top + (30 if end.note else 16)
+        parts.append(
+            f'<text class="last {end.kind}" x="{RIGHT + 8}" y="{top:.1f}">{escape(end.text)}'
+            + (
+                f'<tspan class="note" x="{RIGHT + 8}" dy="14">{escape(end.note)}</tspan></text>'
+                if end.note
+                else "</text>"
+            )
+        )
+    return parts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from npu_bridge.reporting.history import History, StepRow, laid_out
+from npu_bridge.reporting.history import Evaluation, History, StepRow, laid_out
 
 # A screen shows no more (ours); two edges and a mean for each of them stay far below a megabyte.
 MOST_BUCKETS = 800
@@ -37,6 +38,7 @@ class Bucket(NamedTuple):
       skipped: steps skipped among these.
       not_finite: steps whose loss was NaN, infinite or as good as that.
       precision: dtype of the last of them, or None.
+      recorded: how many of them the history has.
     """
 
     first: int
@@ -48,6 +50,7 @@ class Bucket(NamedTuple):
     skipped: int
     not_finite: int
     precision: str | None
+    recorded: int
 
 
 class Speed(NamedTuple):
@@ -66,12 +69,14 @@ class Curves(NamedTuple):
       speeds: likewise, without the starts of sessions.
       restarts: places where a session after the first began.
       steps_per_bucket: rows of the history in each bucket but the last; 1 when nothing was put together.
+      evaluations: each with its place on the horizontal axis.
     """
 
     buckets: list[Bucket]
     speeds: list[Speed]
     restarts: list[int]
     steps_per_bucket: int
+    evaluations: list[tuple[int, Evaluation]]
 
 
 def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
@@ -86,7 +91,10 @@ def cut(history: History, most_buckets: int = MOST_BUCKETS) -> Curves:
     size = max(1, math.ceil(len(rows) / most_buckets))
     buckets = [_bucket(rows[at : at + size], places[at : at + size]) for at in range(0, len(rows), size)]
     restarts = [places[at - 1] for at in edges[1:-1]]
-    return Curves(buckets, _speeds(rows, places, edges), restarts, size)
+    steps = [row.step for row in rows]
+    at = [min(bisect.bisect_left(steps, each.step), len(rows) - 1) for each in history.evaluations] if rows else []
+    evaluations = [(places[row], each) for row, each in zip(at, history.evaluations)]
+    return Curves(buckets, _speeds(rows, places, edges), restarts, size, evaluations)
 
 
 def smooth(values: Sequence[float], reach: int) -> np.ndarray:
@@ -124,27 +132,32 @@ def _bucket(rows: Sequence[StepRow], places: Sequence[int]) -> Bucket:
         _range(row.loss_scale for row in rows if row.loss_scale is not None and row.loss_scale > _SMALLEST),
         _range(row.learning_rate for row in rows),
         sum(row.skipped for row in rows),
-        sum(row.loss is not None and not _can_be_drawn(row.loss) for row in rows),
+        sum(row.loss is not None and not can_be_drawn(row.loss) for row in rows),
         rows[-1].precision,
+        len(rows),
     )
 
 
 def _range(values) -> Range | None:
-    known = [value for value in values if value is not None and _can_be_drawn(value)]
+    known = [value for value in values if value is not None and can_be_drawn(value)]
     return Range(min(known), max(known), math.fsum(known) / len(known)) if known else None
 
 
-def _can_be_drawn(value: float) -> bool:
+def can_be_drawn(value: float) -> bool:
+    """Whether a number is finite, and so are its square and sums of it."""
     return abs(value) < _LARGEST
 
 
 def _speeds(rows, places, edges) -> list[Speed]:
-    """The pace in pieces of each session; its first step, which carries the start-up, counts for none."""
+    """The pace in pieces of each session; its first step, which carries the start-up, counts for none.
+
+    What is left at the end goes with the piece before it: a step that saves a checkpoint would weigh more there.
+    """
     found = []
     for begin, end in zip(edges, edges[1:]):
         size = max(1, math.ceil((end - begin - 1) / _RATE_BUCKETS))
-        for first in range(begin, end - 1, size):
-            last = min(first + size, end - 1)
+        firsts = list(range(begin, max(end - size, begin + 1), size)) if end - begin > 1 else []
+        for first, last in zip(firsts, [*firsts[1:], end - 1]):
             secs = rows[last].time - rows[first].time
             if secs > 0 and places[last] > places[first]:
                 found.append(Speed(places[first], places[last], (places[last] - places[first]) / secs))

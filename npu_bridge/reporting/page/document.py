@@ -14,19 +14,28 @@ from typing import Any
 from npu_bridge import __version__
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.terminal import visible
-from npu_bridge.reporting.history import History
+from npu_bridge.reporting.history import Evaluation, History, StepRow
 from npu_bridge.reporting.page.chart import LEFT, RIGHT, WIDTH, charts
 from npu_bridge.reporting.page.curves import Bucket, Curves, cut
+from npu_bridge.reporting.page.failure import render_failure, stopped
 from npu_bridge.reporting.page.run_folder import RunFolder, Timeline, read_run_folder
 from npu_bridge.reporting.page.script import SCRIPT
 from npu_bridge.reporting.page.style import STYLE
-from npu_bridge.reporting.progress_line import format_duration, format_loss, format_rate, format_scale, format_steps
-from npu_bridge.reporting.summary import Summary, summarize
+from npu_bridge.reporting.progress_line import (
+    format_duration,
+    format_loss,
+    format_rate,
+    format_scale,
+    format_secs,
+    format_steps,
+)
+from npu_bridge.reporting.summary import LAST_LOSS_STEPS, Summary, summarize
 
 __all__ = ["PAGE_FILE", "PAGE_FILES", "render_page", "section", "table", "whole_page", "write_page"]
 
 PAGE_FILE = "report.html"
 _TABLE_ROWS = 20
+_MOST_METRICS, _TIP_METRICS = 8, 4  # in the table of evaluations, and at the pointer
 # A timeline of more steps and variables than this is left where it is (ours).
 _MOST_PICTURE_BYTES = 600_000
 # No request leaves the page, whatever a run has put into its names.
@@ -60,23 +69,28 @@ def write_page(
 
 def render_page(run: RunFolder) -> str:
     """The text of the page, which needs no other file and no network."""
-    curves, summary = cut(run.history), summarize(run.history)
+    curves, summary, failure = cut(run.history), summarize(run.history), run.facts.get("failure")
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
-    title = f"{name}: {format_steps(summary.steps)}"
+    ending = f", {stopped(failure)}" if failure else ""
+    title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
-        section("", "".join(charts(curves)) + _about_the_curves(curves, summary)),
+        render_failure(failure, summary.ranks) if failure else "",
+        section("", "".join(charts(curves)) + _about_the_curves(curves, summary)) if curves.buckets else "",
+        _evaluations(run.history),
         _how_to_repeat(run),
         _options(run),
         _ranks(run, summary),
         _timeline(run.timeline),
         _environment(run),
-        _numbers(curves),
+        _numbers(curves) if curves.buckets else "",
     ]
     body = f"{_head(run, summary)}\n{''.join(filter(None, sections))}"
-    scripts = (
-        f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_data(curves)}</script>\n'
-        f"<script>{SCRIPT}</script>\n"
-    )
+    scripts = ""
+    if curves.buckets:
+        scripts = (
+            f'<div id="tip" hidden></div>\n<script type="application/json" id="data">{_data(curves)}</script>\n'
+            f"<script>{SCRIPT}</script>\n"
+        )
     return whole_page(title, body, "npu-run report", scripts)
 
 
@@ -100,26 +114,45 @@ def whole_page(title: str, body: str, command: str, scripts: str = "") -> str:
 
 
 def _head(run: RunFolder, summary: Summary) -> str:
-    rows, starts = run.history.rows, run.history.starts
-    began = min(entry.time for entry in run.history.entries)
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(rows[-1].time))
-    said = [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
+    rows, starts, facts = run.history.rows, run.history.starts, run.history.facts
+    said = []
+    if rows:
+        began = min(entry.time for entry in run.history.entries)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(rows[-1].time))
+        said += [f"last step {when}", f"{format_duration(max(rows[-1].time - began, 0))} from the first start to it"]
     if len(starts) > 1:
         said.append(f"{len(starts)} sessions")
     tiles = [("ranks", str(summary.ranks), ""), ("global step", str(summary.steps), "")]
-    if summary.last_loss is not None:
-        first = "" if summary.first_loss is None else f", from {format_loss(summary.first_loss)}"
-        tiles.append((f"loss{first}", format_loss(summary.last_loss), ""))
+    tiles += _loss_tile(rows, summary)
     tiles.append(("skipped", str(summary.skipped_steps), "step" if summary.skipped_steps == 1 else "steps"))
     if summary.loss_scale is not None:
         tiles.append(("loss scale", format_scale(summary.loss_scale), ""))
+    samples, ranks = facts.samples_per_step, summary.ranks
     if summary.steps_per_sec:
-        tiles.append(("speed", format_rate(summary.steps_per_sec), "steps/s"))
+        pace = f", {format_rate(samples * summary.steps_per_sec)} samples/s" if samples else ""
+        tiles.append(("speed", format_rate(summary.steps_per_sec), f"steps/s{pace}"))
+    if samples:
+        tiles.append(
+            ("batch", f"{samples:,}", f"samples, {samples // ranks:,} on each rank" if ranks > 1 else "samples")
+        )
+    if facts.parameters:
+        tiles.append(("trained parameters", f"{facts.parameters:,}", ""))
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)} <small>{escape(unit)}</small></dd></div>"
         for label, value, unit in tiles
     )
     return f'<p class="quiet">{escape(" | ".join(said))}</p>\n<dl class="tiles">{shown}</dl>'
+
+
+def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
+    """That of the last step, as at the end of the curve, and the mean that the summary gives."""
+    known = [row for row in rows if row.loss is not None]
+    if not known or summary.last_loss is None or summary.first_loss is None:
+        return []
+    label = "loss, last step" if known[-1] is rows[-1] else f"loss, step {known[-1].step}"
+    counted = min(LAST_LOSS_STEPS, sum(not row.skipped for row in known) or len(known))
+    mean = f"mean of the last {counted}: {format_loss(summary.last_loss)}, " if counted > 1 else ""
+    return [(label, format_loss(known[-1].loss), f"{mean}first: {format_loss(summary.first_loss)}")]
 
 
 def _about_the_curves(curves: Curves, summary: Summary) -> str:
@@ -129,7 +162,30 @@ def _about_the_curves(curves: Curves, summary: Summary) -> str:
     if curves.steps_per_bucket > 1:
         size = curves.steps_per_bucket
         said.append(f"Each place stands for {size} recorded steps, the band for the lowest to the highest.")
+    elif curves.buckets[-1].loss:
+        said.append("The thin line has the loss of each step, the thick one their trend.")
     return f'<p class="quiet">{" ".join(said)}</p>'
+
+
+def _evaluations(history: History) -> str:
+    done = history.evaluations
+    if not done:
+        return ""
+    metrics = list(dict.fromkeys(metric for each in done for metric in each.metrics))[:_MOST_METRICS]
+    header = ["step", "name", *metrics, "batches", "time"]
+    rows = [
+        [
+            *(f"{each.step:,}", each.name),
+            *(format_loss(each.metrics[metric]) if metric in each.metrics else "" for metric in metrics),
+            *("" if each.batches is None else f"{each.batches:,}", "" if each.secs is None else format_secs(each.secs)),
+        ]
+        for each in done[-_TABLE_ROWS:]
+    ]
+    used = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    shown = table([header[column] for column in used], [[row[column] for column in used] for row in rows], numbers=True)
+    left = len(done) - len(rows)
+    note = f'<p class="quiet">The last {len(rows)} of {len(done)}.</p>' if left else ""
+    return section("Evaluations", note + shown)
 
 
 def _how_to_repeat(run: RunFolder) -> str:
@@ -155,18 +211,24 @@ def _options(run: RunFolder) -> str:
 def _ranks(run: RunFolder, summary: Summary) -> str:
     known = [rank for rank in run.facts.get("ranks") or [] if rank and isinstance(rank, dict)]
     times = run.timeline.by_rank if run.timeline else {}
-    if not known and not times:
+    facts = run.history.facts
+    memory = {"peak memory": facts.memory_bytes or {}, "of the GPU": facts.gpu_memory_bytes or {}}
+    if not known and not times and not any(memory.values()):
         return ""
-    count = max(len(known), summary.ranks, *times, 1) if times else max(len(known), 1)
-    columns = [name for name in ("host", "device", "cores", "process") if any(name in rank for rank in known)]
+    of_times = {"step": 0, "of it exposed tail": 1} if times else {}
+    header = ["rank", *(name for name in ("host", "device", "cores", "process") if any(name in rank for rank in known))]
+    header += [name for name in memory if memory[name]] + list(of_times)
     rows = []
-    for number in range(count):
-        rank = known[number] if number < len(known) else {}
-        step_ms, exposed_ms = times.get(number, (None, None))
-        row = [str(number), *(str(rank.get(name, "")) for name in columns)]
-        rows.append([*row, *([_ms(step_ms), _ms(exposed_ms)] if times else [])])
-    header = ["rank", *columns, *(["step", "of it exposed tail"] if times else [])]
+    for number in range(max(len(known), summary.ranks, *(rank + 1 for rank in (*times, *memory["peak memory"])), 1)):
+        rank = {"rank": number, **(known[number] if number < len(known) else {})}
+        rank.update((name, _gigabytes(peaks.get(number))) for name, peaks in memory.items())
+        rank.update((name, _ms(times.get(number, (None, None))[place])) for name, place in of_times.items())
+        rows.append([str(rank.get(name, "")) for name in header])
     return section("Ranks", table(header, rows))
+
+
+def _gigabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e9:.2f} GB"
 
 
 def _ms(number: float | None) -> str:
@@ -226,6 +288,7 @@ def _data(curves: Curves) -> str:
             *(_five(bucket.loss, part) for part in ("low", "mean", "high")),
             *(_five(bucket.loss_scale, part) for part in ("low", "high")),
             *(_five(bucket.learning_rate, "mean"), bucket.skipped, bucket.not_finite, bucket.precision),
+            bucket.recorded,
         ]
         for bucket in curves.buckets
     ]
@@ -233,10 +296,18 @@ def _data(curves: Curves) -> str:
     data = {
         "rows": rows,
         "speeds": [[speed.first, speed.last, float(f"{speed.steps_per_sec:.4g}")] for speed in curves.speeds],
+        "evaluations": [[place, _in_words(each)] for place, each in curves.evaluations],
         **{"low": low, "high": max(curves.buckets[-1].last, low + 1)},
         **{"width": WIDTH, "left": LEFT, "right": RIGHT},
     }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _in_words(evaluation: Evaluation) -> str:
+    """For the pointer, which is near some step after it."""
+    shown = [f"{name} {format_loss(number)}" for name, number in evaluation.metrics.items()][:_TIP_METRICS]
+    what = f"evaluation {evaluation.name}".strip()
+    return "\n  ".join([f"{what} at step {evaluation.step}", *shown])
 
 
 def _five(found: Any, part: str) -> float | None:

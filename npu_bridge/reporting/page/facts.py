@@ -22,10 +22,10 @@ from npu_bridge.base.inventory import machine_rows, version_rows
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.environment_table import VARIABLES
 
-__all__ = ["FACTS_FILE", "command_line", "note_run"]
+__all__ = ["FACTS_FILE", "FACTS_FILES", "command_line", "note_run"]
 
 FACTS_FILE = "report.json"
-_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
+FACTS_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
 _SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
 _SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
 _LEFT_OUT = "***"
@@ -64,7 +64,7 @@ def note_run(
         "ranks": [dict(rank) for rank in ranks],
     }
     os.makedirs(folder, exist_ok=True)
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), FACTS_FILES)
 
 
 def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:

@@ -45,7 +45,7 @@ class RunFolder(NamedTuple):
 
     Attributes:
       path: the folder.
-      history: its steps, at least one.
+      history: its steps, at least one but where an error stopped the first.
       facts: what the training process has noted (`facts.py`); empty where nobody has.
       timeline: None where none was recorded.
     """
@@ -71,7 +71,7 @@ def read_run_folder(path: str, timeline: str | None = None, history: History | N
     facts = _json(os.path.join(path, FACTS_FILE)) or {}
     _check_facts(facts, os.path.join(path, FACTS_FILE))
     history = _find_history(path, facts) if history is None else history
-    if not history.rows:
+    if not history.rows and not facts.get("failure"):
         raise NoRunError(
             f"{path} holds no steps of a training. Expected {HISTORY_FILE}, as NPUEstimator and HistoryHook write it, "
             f"with at least one step; got {'none' if os.path.exists(history.path) else 'no such file'}. Name the "
@@ -109,6 +109,10 @@ def _check_facts(facts: Mapping[str, Any], path: str) -> None:
     ranks = facts.get("ranks") or []
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
         raise _damaged(path, "ranks", "a mapping for each rank")
+    failure = facts.get("failure") or {}
+    frames = failure.get("frames") or [] if isinstance(failure, dict) else None
+    if not isinstance(frames, list) or not all(isinstance(frame, list) and len(frame) == 4 for frame in frames):
+        raise _damaged(path, "failure", "a mapping with frames of four parts")
 
 
 def _damaged(path: str, name: str, expected: str) -> NoRunError:

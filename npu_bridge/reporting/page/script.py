@@ -29,9 +29,12 @@ SCRIPT = """
   }
 
   function words(row) {
-    const [first, last, step, low, mean, high, scaleLow, scaleHigh, rate, skipped, bad, precision] = row;
+    const [first, last, step, low, mean, high, scaleLow, scaleHigh, rate, skipped, bad, precision, recorded] = row;
     const many = last > first, lines = ["step " + step + (many ? "  (" + (last - first + 1) + " steps)" : "")];
-    if (mean !== null) lines.push("loss " + short(mean) + (low < high ? "  (" + range(low, high, short) + ")" : ""));
+    if (mean !== null) {
+      const kind = recorded > 1 ? ", mean of " + recorded + " steps" : "";
+      lines.push("loss " + short(mean) + kind + (low < high ? "  (" + range(low, high, short) + ")" : ""));
+    }
     if (bad) lines.push("loss not finite in " + bad + (bad > 1 ? " steps" : " step"));
     if (scaleLow !== null) lines.push("loss scale " + range(scaleLow, scaleHigh, power));
     if (skipped) lines.push("skipped " + skipped + (skipped > 1 ? " steps" : " step"));
@@ -39,6 +42,8 @@ SCRIPT = """
     const speed = speeds[nearest(speeds, last, 0, 1)];
     if (speed) lines.push(short(Number(speed[2].toPrecision(3))) + " steps/s");
     if (precision) lines.push(precision);
+    const done = data.evaluations.filter(one => one[0] <= last);
+    if (done.length) lines.push(done[done.length - 1][1]);
     return lines.join("\\n");
   }
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from npu_bridge.reporting.picture_style import COLOURS, GRID, INK
+
 __all__ = ["STYLE"]
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2933; --quiet: #5f6c7b; --grid: #e4e8ee; --page: #f5f7fa; --sheet: #fff;
-  --loss: #1f6feb; --scale: #0f8a72; --skip: #d9480f; --rate: #7048c6; --speed: #b7791f; --lowered: #f0b429; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --quiet: #9aa7b6; --grid: #2b3440; --page: #12161c;
-  --sheet: #1a2029; --loss: #6ba6ff; --scale: #3fc7a8; --skip: #ff8a5c; --rate: #b197fc; --speed: #e0ac4f;
-  --lowered: #b98a1e; } }
+
+def _of(place: int) -> str:
+    return " ".join(f"--{name}: {shades[place]};" for name, shades in COLOURS.items())
+
+
+_LIGHT = f"--ink: {INK}; --quiet: #5f6c7b; --grid: {GRID}; --page: #f5f7fa; --sheet: #fff; {_of(0)}"
+_DARK = f"--ink: #e3e8ee; --quiet: #9aa7b6; --grid: #2b3440; --page: #12161c; --sheet: #1a2029; {_of(1)}"
+STYLE = f"""
+:root {{ color-scheme: light dark; {_LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
+@media print {{ :root {{ color-scheme: light; {_of(0)} --ink: #000; --quiet: #444; --grid: #ccc; --page: #fff;
+  --sheet: #fff; }} }}
+"""
+STYLE += """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
@@ -23,6 +33,9 @@ dl.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 
 .tiles div { background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px; padding: 10px 14px; }
 .tiles dt { color: var(--quiet); font-size: 13px; } .tiles dd { margin: 0; font-size: 20px; font-weight: 600; }
 .tiles dd small { font-size: 13px; font-weight: 400; color: var(--quiet); }
+.tiles dd small { display: block; line-height: 1.3; }
+.failure { border-color: var(--bad); border-left-width: 5px; } .failure h2 { color: var(--bad); }
+.failure pre { margin-bottom: 10px; }
 figure { margin: 0 0 14px; } figure:last-child { margin: 0; }
 figcaption { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
 .key { color: var(--quiet); font-size: 13px; }
@@ -34,8 +47,12 @@ figcaption { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baselin
 svg { display: block; width: 100%; min-width: 620px; height: auto; outline-offset: -2px; }
 svg text { font-size: 12px; fill: var(--quiet); font-variant-numeric: tabular-nums; }
 svg .last { fill: var(--here); font-weight: 700; font-size: 13px; }
+svg .note { fill: var(--quiet); font-weight: 400; font-size: 11px; }
+path.evaluation { stroke: var(--evaluation); stroke-width: 1.4; stroke-dasharray: 5 3; fill: none; }
+circle.evaluation { fill: var(--sheet); stroke: var(--evaluation); stroke-width: 2; }
+.key.evaluation::before { width: 9px; height: 9px; border: 2px solid var(--evaluation); border-radius: 50%; }
 .chart { --here: var(--loss); } .scale { --here: var(--scale); } .skipped { --here: var(--skip); }
-.rate { --here: var(--rate); } .speed { --here: var(--speed); }
+.evaluated { --here: var(--evaluation); } .rate { --here: var(--rate); } .speed { --here: var(--speed); }
 .grid { stroke: var(--grid); fill: none; }
 .line { stroke: var(--here); stroke-width: 2.2; fill: none; stroke-linejoin: round; stroke-linecap: round; }
 .raw { stroke: var(--here); stroke-width: 1; opacity: .3; fill: none; stroke-linejoin: round; }
@@ -60,8 +77,6 @@ img.timeline { display: block; width: 100%; background: #fff; border-radius: 6px
   font-variant-numeric: tabular-nums; box-shadow: 0 3px 12px #0003; }
 footer { margin-top: 18px; color: var(--quiet); font-size: 13px; }
 @media print {
-  :root { color-scheme: light; --ink: #000; --quiet: #444; --grid: #ccc; --page: #fff; --sheet: #fff; --loss: #1f6feb;
-    --scale: #0f8a72; --skip: #d9480f; --rate: #7048c6; --speed: #8a5a12; --lowered: #f0b429; }
   @page { margin: 14mm; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } #tip, .pointer { display: none; }
   section { border: 0; padding: 0; } figure, tr, .tiles div { break-inside: avoid; } h2 { break-after: avoid; }

@@ -1,0 +1,114 @@
+"""`FailureHook`: puts the error that stops a training into its report, while it is on its way to whoever handles it."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any, Callable, TextIO
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.secondary_files import Secondary
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
+from npu_bridge.base.tf_internals.sessions import is_remote, run_quietly
+from npu_bridge.reporting import page  # its modules are loaded when a page is made
+from npu_bridge.reporting.history import History
+from npu_bridge.reporting.output import choose_output
+
+__all__ = ["FailureHook", "report_failure", "stops_training"]
+
+_PLAIN_ENDS = (StopIteration, tf.errors.OutOfRangeError)  # a MonitoredSession and `fit` end by these without an error
+_OF_OTHER_RANKS = ("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer")
+
+
+class FailureHook(tf.estimator.SessionRunHook):
+    """Makes `report.html` of a training that an error stops, with the error in it.
+
+    Every `ReportHook` has one inside; an `NPUEstimator` adds it on ranks above 0, too. What cannot be written is told in
+    the log, and the error goes its way.
+
+    Args:
+      folder: of the training.
+      prepare: called before the page is made, with the global step.
+      history: of the training. None: it is read from the folder.
+      stream: where rank 0 prints the path of the page. None: `sys.stdout`, looked up then.
+    Graph: adds nothing.
+    Ranks: local. One that has no `report.json` in its folder writes nothing.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        prepare: Callable[[int | None], None] | None = None,
+        history: History | None = None,
+        stream: TextIO | None = None,
+    ):
+        self._folder, self._prepare, self._history, self._stream = folder, prepare, history, stream
+        self._global_step = None
+
+    def begin(self):
+        """Looks up the step."""
+        self._global_step = tf.compat.v1.train.get_global_step()
+
+    def after_create_session(self, session, coord):
+        """Waits for the session to be closed."""
+        add_engine(session, _UntilClosed(self._tell))
+
+    def _tell(self, session, error: BaseException) -> None:
+        step = None
+        if self._global_step is not None and not is_remote(session):
+            step = int(run_quietly(session, [self._global_step])[0])
+        if self._prepare is not None:
+            self._prepare(step)
+        report_failure(self._folder, error, step, self._history, self._stream or sys.stdout)
+
+
+class _UntilClosed(SessionEngine):
+    """Tells of the error by which a session is left."""
+
+    place = Place.HOOKS
+
+    def __init__(self, tell: Callable[[Any, BaseException], None]):
+        self._tell = tell
+        self._handled = sys.exc_info()[1]  # one that the script is handling while it trains
+
+    def close(self, session):
+        error = sys.exc_info()[1]
+        if error is not None and error is not self._handled and stops_training(error):
+            self._handled = error
+            secondary = Secondary("the report of the error", (Exception,))
+            secondary.attempt(self._tell, session, error)
+        self.inner.close(session)
+
+
+def report_failure(
+    folder: str, error: BaseException, step: int | None, history: History | None = None, stream: TextIO | None = None
+) -> None:
+    """Notes an error in `report.json` and makes the page.
+
+    Args:
+      folder: of the training.
+      error: one that is being handled.
+      step: global step that was reached.
+      history: of the training, on rank 0; elsewhere it is read.
+      stream: where rank 0 prints the path of the page. None: nowhere.
+    Raises:
+      OSError: a file cannot be written.
+    Ranks: local.
+    """
+    rank = collective.current().rank
+    if rank > 0 and isinstance(error, KeyboardInterrupt):
+        return  # rank 0 is interrupted, too
+    is_secondary = any(words in f"{type(error).__name__} {error}" for words in _OF_OTHER_RANKS)
+    if page.note_failure(folder, page.describe_failure(error, step, rank, is_secondary)) or rank == 0:
+        made = page.write_page(folder, history=None if rank else history)
+        if stream is not None and rank == 0:
+            choose_output(stream).note(f"report, with the error: {pathlib.Path(made).absolute().as_uri()}")
+
+
+def stops_training(error: BaseException) -> bool:
+    """Whether a training has not come to its end by this."""
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return not isinstance(error, (*_PLAIN_ENDS, GeneratorExit))

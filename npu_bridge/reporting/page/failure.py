@@ -1,0 +1,127 @@
+"""The error that stopped a training: what is noted of it in `report.json`, and its part of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.machine import is_installed
+from npu_bridge.base.reading import read_json
+from npu_bridge.reporting.page.facts import FACTS_FILE, FACTS_FILES
+
+__all__ = ["describe", "note_failure", "render_failure", "stopped"]
+
+_MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
+_INTERRUPTED = "KeyboardInterrupt"
+# How TensorFlow 2.15 words the failure of a graph: where the node was made, the reason, and all of it once more.
+_BEFORE_REASON = re.compile(r"\AGraph execution error:\s*(Detected at node.*?\nNode: [^\n]*\n)?", re.DOTALL)
+_BEHIND_REASON = re.compile(r"\s*(\[\[\{?\{?node |Original stack trace for |Detected at node |Traceback \(most |\Z)")
+# In a message, the frames of Python code that a graph has called.
+_FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', re.MULTILINE)
+
+
+def describe(error: BaseException, step: int | None, rank: int, is_secondary: bool = False) -> dict[str, Any]:
+    """What the report says of an error, as plain data.
+
+    Args:
+      error: one that is being handled by a caller, at any distance.
+      step: global step that was reached; None if nobody knows.
+      rank: where it was raised.
+      is_secondary: whether it only says that another rank is gone.
+    """
+    frames = [[frame.filename, frame.lineno, frame.name, frame.line or ""] for frame in _frames(error)]
+    called = str(error).partition("Traceback (most recent call last):")[2].partition("Original stack trace")[0]
+    for file, line, name, text in _FRAME_IN_TEXT.findall(called):
+        if not is_installed(file):
+            frames.append([file, int(line), name, text])
+    op = getattr(error, "op", None)  # of an error of a graph
+    made = [frame for frame in (op.traceback if op is not None else None) or () if not is_installed(frame.filename)]
+    return {
+        "type": type(error).__name__,
+        "message": _reason(str(error))[:_MESSAGE_CHARACTERS],
+        "step": step,
+        "rank": rank,
+        "frames": frames[-_MOST_FRAMES:],
+        "op": "" if op is None else op.name,
+        "made": f"{made[-1].filename}:{made[-1].lineno}" if made else "",
+        "secondary": is_secondary,
+    }
+
+
+def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
+    """Adds a failure to `report.json` of a run that is going on, in one move; the first one with a cause of its own wins.
+
+    Returns:
+      False if there is no such file, or another failure in it says more.
+    Raises:
+      OSError: the file cannot be written.
+    """
+    try:
+        facts = read_json(FACTS_FILE, within=folder)
+    except FileNotFoundError:
+        return False
+    known = facts.get("failure")
+    if known and (failure["secondary"] or not known.get("secondary")):
+        return False
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps({**facts, "failure": failure}, indent=1), FACTS_FILES)
+    return True
+
+
+def stopped(failure: Mapping[str, Any] | None) -> str:
+    """How a training ended, in a few words; "" for one that was not stopped."""
+    if not failure:
+        return ""
+    return "interrupted" if failure.get("type") == _INTERRUPTED else f"stopped by {failure.get('type')}"
+
+
+def render_failure(failure: Mapping[str, Any], ranks: int) -> str:
+    """The part of the page, as HTML."""
+    step, how = failure.get("step"), stopped(failure)
+    words = [how[:1].upper() + how[1:]]
+    if step is not None:
+        words.append(f"at step {step}" if step else "in the first step")
+    if ranks > 1 and how != "interrupted":
+        words.append(f"on rank {failure.get('rank')}")
+    parts = [f"<h2>{escape(' '.join(words))}</h2>"]
+    if failure.get("message"):
+        parts.append(f"<pre>{escape(str(failure['message']))}</pre>")
+    if failure.get("secondary"):
+        parts.append("<p>Another rank has ended before; the output of the job says why.</p>")
+    if failure.get("made"):
+        said = f"The script makes the operator {failure.get('op')} at {_short(str(failure['made']))}."
+        parts.append(f"<p>{escape(said)}</p>")
+    lines = [
+        f"{_short(str(file))}:{line} in {name}\n    {text}" for file, line, name, text in failure.get("frames") or ()
+    ]
+    if lines:
+        frames = escape("\n".join(lines))
+        parts.append(f'<p class="quiet">Where it happened, the innermost line last:</p><pre>{frames}</pre>')
+    return f'<section class="failure">{"".join(parts)}</section>\n'
+
+
+def _reason(text: str) -> str:
+    """A message without what TensorFlow adds around it."""
+    text = _BEFORE_REASON.sub("", text.strip())
+    return _BEHIND_REASON.split(text, maxsplit=1)[0]
+
+
+def _frames(error: BaseException) -> traceback.StackSummary:
+    """Those of the person's own files, the innermost last: from the script to where the error was raised.
+
+    A traceback begins where the error is being handled; the callers of that are still running.
+    """
+    first = error.__traceback__
+    walked = list(traceback.walk_stack(first.tb_frame.f_back))[::-1] if first and first.tb_frame.f_back else []
+    walked += traceback.walk_tb(first)
+    return traceback.StackSummary.extract(each for each in walked if not is_installed(each[0].f_code.co_filename))
+
+
+def _short(file: str) -> str:
+    """A path below the working directory, without that."""
+    return file.removeprefix(os.path.join(os.getcwd(), ""))
