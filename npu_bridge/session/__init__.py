@@ -8,6 +8,8 @@ hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Se
 from npu_bridge.base.lazy import attributes
 
 _PLACES = {
+    "average_metrics": ("AverageMetricsCallback",),
+    "best_checkpoint": ("BestCheckpoint",),
     "checkpoints": (
         "CarefulSaver",
         "CheckpointNotSavedError",
@@ -34,6 +36,7 @@ _PLACES = {
     "iterations": ("name_step", "steps_per_run", "train_in_loops"),
     "job_start": ("choose_start",),
     "loop_variables": ("create_loop_variables", "load_loop_variables", "loop_variable"),
+    "stop_together": ("StopTogether",),
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)
