@@ -36,6 +36,7 @@ _PLACES = {
     "iterations": ("name_step", "steps_per_run", "train_in_loops"),
     "job_start": ("choose_start",),
     "loop_variables": ("create_loop_variables", "load_loop_variables", "loop_variable"),
+    "resume_callback": ("ResumeCallback",),
     "stop_together": ("StopTogether",),
 }
 

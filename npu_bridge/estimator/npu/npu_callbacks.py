@@ -130,4 +130,5 @@ def _variables_of(model):
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
-    return list({id(variable): variable for variable in found}.values())
+    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
+    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())
