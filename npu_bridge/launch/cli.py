@@ -46,6 +46,7 @@ COMMANDS = {
     "record": "npu_bridge.launch.record",
     "replay": "npu_bridge.launch.record",
     "report": "npu_bridge.launch.report",
+    "try": "npu_bridge.launch.try_",
 }
 
 
