@@ -19,10 +19,10 @@ from npu_bridge.npu_init import (
     ExponentialUpdateLossScaleManager,
     get_npu_rank_id,
     get_npu_rank_size,
-    hccl_ops,
     npu_callbacks_append,
     npu_keras_optimizer,
 )
+from npu_bridge.session import ResumeCallback
 
 # isort: split
 import tensorflow as tf  # after npu_bridge, which leaves out what TensorFlow says of its own build
@@ -114,33 +114,6 @@ class ShowProgress(tf.keras.callbacks.Callback):
             )
 
 
-class SaveModel(tf.keras.callbacks.Callback):
-    """Saves the model now and then, and in the end."""
-
-    def __init__(self, path, every_steps):
-        super().__init__()
-        self._path, self._every_steps = path, every_steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (batch + 1) % self._every_steps == 0:
-            self._save()
-
-    def on_train_end(self, logs=None):
-        self._save()
-
-    def _save(self):
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_name("unfinished.keras")
-        self.model.save(unfinished)
-        unfinished.replace(self._path)  # in one move: whenever the run is killed, there is a whole file
-
-
-def steps_done(model):
-    """Steps of the model on rank 0, skipped ones included; the same answer on every rank."""
-    own = tf.cast(model.optimizer.iterations, tf.int64) + model.optimizer.skipped_steps
-    return int(hccl_ops.broadcast([own], 0)[0])
-
-
 def main():
     flags = read_flags()
     is_first = get_npu_rank_id() == 0
@@ -148,13 +121,12 @@ def main():
         tf.keras.mixed_precision.set_global_policy("mixed_float16")
     tf.keras.utils.set_random_seed(1)
     model, saved = new_compiled_model(), flags.output_dir / "model.keras"
-    if is_first and saved.exists():
-        model = tf.keras.models.load_model(saved)  # the other ranks get all of it through the callback
+    resume = ResumeCallback(saved, flags.save_steps)
+    first_step = resume.restore(model)  # on rank 0; the other ranks get all of it through npu_callbacks_append
+    if is_first and first_step:
         print(f"going on from {saved}, step {int(model.optimizer.iterations)}")
 
-    first_step = steps_done(model)
-    own_callbacks = [ShowProgress(first_step, flags.steps), SaveModel(saved, flags.save_steps)] if is_first else []
-    callbacks = npu_callbacks_append(own_callbacks)
+    callbacks = npu_callbacks_append([resume, *([ShowProgress(first_step, flags.steps)] if is_first else [])])
     dataset = share_of_this_rank(*make_digits(), flags.batch_size, first_step)
     if first_step < flags.steps:
         model.fit(dataset, steps_per_epoch=flags.steps - first_step, callbacks=callbacks, verbose=0)

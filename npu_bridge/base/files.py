@@ -20,6 +20,7 @@ __all__ = [
     "check_output",
     "check_room",
     "new_file",
+    "put_in_place",
     "remove_own",
     "remove_text",
     "remove_unfinished",
@@ -71,6 +72,17 @@ def write_whole(path: str | os.PathLike, text: str, ours: bytes | None = None) -
     """Writes a text in one move: a crash leaves what was there, or all of the new one. `ours` as in `new_file`."""
     with new_file(path, ours=ours) as file:
         file.write(text)
+
+
+def put_in_place(unfinished: str, path: str) -> None:
+    """Gives a file its name in one move, when its writer has finished it under a name with `UNFINISHED` beside it.
+
+    Raises:
+      NotOursError: its name is another one.
+    """
+    if not os.path.basename(unfinished).startswith(UNFINISHED):
+        raise NotOursError(f"{unfinished} is not an unfinished file.")
+    os.replace(unfinished, path)
 
 
 def check_output(path: str | os.PathLike, ours: bytes, option: str = "") -> None:

@@ -34,6 +34,13 @@ class Check(abc.ABC):
     def act(self, session: tf.compat.v1.Session, run: Run) -> None:
         """Does it before this run. May run the session with `run_quietly`."""
 
+    def fetched_along(self, session: tf.compat.v1.Session, run: Run) -> list[tf.Tensor]:
+        """Tensors whose values are to be fetched with a run that `act` was called for; by default none."""
+        return []
+
+    def see(self, fetched: list, fed: list) -> None:
+        """Gets those values after the run, and those that it was fed; not in calls that were prepared before."""
+
 
 class CheckOfTransfers(Check):
     """Something to do before transfers of one graph run, when all ranks are about to run them.
@@ -65,8 +72,14 @@ def _watch_sessions() -> None:
     """Changes the class of all sessions, once."""
 
     def checked_run(do_run, session, handle, targets, fetches, feeds, options, metadata):
-        _check(session, [*targets, *fetches], [reference.deref() for reference in feeds or ()])
-        return do_run(session, handle, targets, fetches, feeds, options, metadata)
+        acted = _check(session, [*targets, *fetches], [reference.deref() for reference in feeds or ()])
+        along = [tensor for _, tensors in acted for tensor in tensors]
+        results = do_run(session, handle, targets, [*fetches, *along], feeds, options, metadata)
+        for check, tensors in reversed(acted):
+            own = len(results) - len(tensors)
+            check.see(results[own:], list((feeds or {}).values()))
+            results = results[:own]
+        return results
 
     def make_checked(make, session, fetches, feed_list=None, accept_options=False):
         return _checked(session, make(session, fetches, feed_list, accept_options), fetches, feed_list)
@@ -91,12 +104,16 @@ def _checked(session, function, fetches, feeds):
 
 
 def _check(session, fetches, feeds):
+    """Makes the checks that are due, and gives them, each with the tensors that it wants to see."""
+    acted: list[tuple[Check, list[tf.Tensor]]] = []
     due = [check for check in (*_CHECKS_OF_ALL, *_CHECKS.get(session.graph, ())) if check.is_due(session)]
     if due:
         run = run_of(session.graph, fetches, feeds)
         for check in due:
             if check.concerns(run):
                 check.act(session, run)
+                acted.append((check, check.fetched_along(session, run)))
+    return acted
 
 
 def _transfers_of(run: Run) -> set[str]:

@@ -24,7 +24,7 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import agreement, first_run
 from npu_bridge.collective.apart import run_apart
-from npu_bridge.gradients import remote_slots
+from npu_bridge.gradients import remote_slots, same_batches
 from npu_bridge.gradients.stage import Stage
 
 _LOG = logger(__name__)
@@ -126,6 +126,7 @@ class _GraphCheck(first_run.CheckOfTransfers):
         super().__init__()
         self.watched: list[tuple[str, Callable, Callable]] = []
         self._done: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._looks_at_batch, self._has_looked = False, False
 
     def is_due(self, session):
         return len(self.watched) > self._done.get(session, 0)
@@ -144,8 +145,17 @@ class _GraphCheck(first_run.CheckOfTransfers):
         except tf.errors.FailedPreconditionError:
             return  # a variable has no value yet, which the run itself will say
         self._done[session] = len(self.watched)
+        self._looks_at_batch, self._has_looked = not self._has_looked, True
         if is_changed and slots is not None:
             run_quietly(session, targets=slots.distributions())
+
+    def fetched_along(self, session, run):
+        return same_batches.batch_of(run) if self._looks_at_batch else []
+
+    def see(self, fetched, fed):
+        if self._looks_at_batch:
+            self._looks_at_batch = False
+            same_batches.compare([*fetched, *fed])
 
 
 def _in_session(session, variables):

@@ -42,6 +42,19 @@ def sync_all(optimizer: Any) -> Any:
     return _sync(pipelines)
 
 
+def sync_if_needed(optimizer: Any) -> None:
+    """As `sync_all`, executed eagerly, for any optimizer: does nothing for one that is the same on all ranks.
+
+    Ranks: collective.
+    """
+    try:
+        pipelines = list_pipelines(optimizer)
+    except TypeError:
+        return  # it has no stages
+    if collective.current().size > 1 and _need_it(pipelines):
+        _sync(pipelines)
+
+
 def _need_it(pipelines: Sequence) -> bool:
     return any(pipeline.has_rank_values or _synchronising(pipeline) for pipeline in pipelines)
 

@@ -8,6 +8,8 @@ hook from here serves an Estimator, a `MonitoredTrainingSession` and a plain `Se
 from npu_bridge.base.lazy import attributes
 
 _PLACES = {
+    "average_metrics": ("AverageMetricsCallback",),
+    "best_checkpoint": ("BestCheckpoint",),
     "checkpoints": (
         "CarefulSaver",
         "CheckpointNotSavedError",
@@ -39,6 +41,8 @@ _PLACES = {
     "iterations": ("name_step", "steps_per_run", "train_in_loops"),
     "job_start": ("choose_start",),
     "loop_variables": ("create_loop_variables", "load_loop_variables", "loop_variable"),
+    "resume_callback": ("ResumeCallback",),
+    "stop_together": ("StopTogether",),
 }
 
 __all__ = sorted(name for names in _PLACES.values() for name in names)

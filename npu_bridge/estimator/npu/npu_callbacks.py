@@ -11,6 +11,7 @@ from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
+from npu_bridge.gradients.same_batches import FirstBatchOfFit
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
@@ -34,7 +35,12 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         super().__init__()
         self._root_rank = root_rank
         self._is_done = False
+        self._first_batch = None
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
+
+    def on_train_begin(self, logs=None):
+        if not self._is_done and tf.executing_eagerly() and collective.current().size > 1:
+            self._first_batch = FirstBatchOfFit(self.model)
 
     def on_train_batch_begin(self, batch, logs=None):
         if not self._is_done and (not tf.executing_eagerly() or self.model.built):
@@ -43,6 +49,9 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
             self._broadcast()
+        if self._first_batch is not None:
+            self._first_batch.compare()
+            self._first_batch = None
 
     def _broadcast(self):
         self._is_done = True
@@ -121,4 +130,5 @@ def _variables_of(model):
     found += own() if callable(own) else own
     # Hyper-parameters and the loss scale of Keras' own optimizer are no `variables`, but parts of the optimizer.
     found += [part for part in tf.train.TrackableView(optimizer).descendants() if isinstance(part, tf.Variable)]
-    return list({id(variable): variable for variable in found}.values())
+    # Rows of all ranks, which rank 0 may have restored, have other shapes there; the first step takes care of them.
+    return list({id(variable): variable for variable in found if variable.shape.is_fully_defined()}.values())

@@ -18,7 +18,7 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
-from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.apart import gather_values, run_apart
 from npu_bridge.estimator.npu.checks import check_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
@@ -47,6 +47,7 @@ from npu_bridge.reporting.progress_line import format_start
 from npu_bridge.reporting.report_hook import places_of_ranks
 from npu_bridge.session.devices import make_room_for
 from npu_bridge.session.precision import Precision, PrecisionHook, PrecisionSummaryHook
+from npu_bridge.session.stop_together import StopTogether, may_stop
 
 __all__ = ["NPUEstimator", "NPUEstimatorSpec"]
 
@@ -270,6 +271,7 @@ class NPUEstimator(tf.estimator.Estimator):
         if any(isinstance(hook, TensorBoardHook) for hook in (*given, *hooks)):
             chief_hooks = [BeginEventsHook(self.model_dir), *estimator_spec.training_chief_hooks]
             estimator_spec = estimator_spec._replace(training_chief_hooks=chief_hooks)
+        hooks, estimator_spec, stop = self._stopping_together(hooks, estimator_spec)
         given_start = self._warm_start_settings
         self._warm_start_settings = given_start and only_present(given_start)  # variables of this graph
         try:
@@ -279,11 +281,24 @@ class NPUEstimator(tf.estimator.Estimator):
         finally:
             self._warm_start_settings = given_start
             self._timed, self._has_ended = [], True
+            if stop.was_asked and self.config.log_step_count_steps is not None:
+                text = f"stopped early, at step {stop.step}: a hook asked for it"
+                choose_output(sys.stderr).note(f"NPUEstimator: {text}")
             for hook in (*given, *hooks, *estimator_spec.training_chief_hooks):
                 if isinstance(hook, NPUCheckpointSaverHook):
                     hook.let_go()
                 if isinstance(hook, MetricsHook):
                     hook.close()  # after an error nobody else does
+
+    def _stopping_together(self, hooks, spec):
+        """The hooks, with one that ends all ranks together in place of those that may ask for the end on some rank."""
+        of_spec = list(spec.training_hooks)
+        stop = StopTogether([hook for hook in [*hooks, *of_spec] if may_stop(hook)])
+        spec = spec._replace(training_hooks=[hook for hook in of_spec if not may_stop(hook)])
+        hooks = [hook for hook in hooks if not may_stop(hook)]
+        # Perhaps only one rank has such hooks.
+        is_needed = any(gather_values(stop.has_hooks, "npu_estimator_may_stop"))
+        return [*hooks, *([stop] if is_needed else [])], spec, stop
 
     def _checked_end(self, hooks):
         """The hook that ends all ranks together, if it is among those given, and can work."""

@@ -25,6 +25,7 @@ from npu_bridge.gradients.keras.settings import KerasSettings
 from npu_bridge.gradients.recipe import copy_stages
 from npu_bridge.options import read_session_config
 from npu_bridge.options.reading import ENTRY_NAME
+from npu_bridge.session.average_metrics import AverageMetricsCallback
 
 __all__ = [
     "close_session",
@@ -211,15 +212,19 @@ def npu_hooks_append(hooks_list: Any = ()) -> list:
 
 
 def npu_callbacks_append(callbacks_list: Any = ()) -> list:
-    """Adds the Keras callback that gives every rank the variables of rank 0.
+    """Adds the Keras callback that gives every rank the variables of rank 0, and one that averages metrics.
 
     Args:
       callbacks_list: as `hooks_list` of `npu_hooks_append`.
     Returns:
-      The list; its last element is an `NPUBroadcastGlobalVariablesCallback`.
+      The list; its last element is an `NPUBroadcastGlobalVariablesCallback`. With several ranks its first one is an
+      `AverageMetricsCallback` of `npu_bridge.session`: those behind it see the metrics of all ranks.
     """
     callback = NPUBroadcastGlobalVariablesCallback(0)
-    return _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
+    callbacks = _appended(callbacks_list, callback, "npu_callbacks_append", "callbacks_list")
+    if collective.current().size > 1 and not any(isinstance(each, AverageMetricsCallback) for each in callbacks):
+        callbacks.insert(0, AverageMetricsCallback())
+    return callbacks
 
 
 def npu_tf_optimizer(opt: Any) -> NPUDistributedOptimizer:

@@ -9,6 +9,7 @@ import json
 import os
 import traceback
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,24 @@ class ListOperators(HookOfTraining):
         Secondary(f"the list of operators {self._path}").attempt(write_whole, self._path, json.dumps(listed, indent=1))
 
 
+class CountParameters(HookOfTraining):
+    """Writes to a file how many numbers the first session that trains has to learn."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def after_create_session(self, session, coord):
+        """Writes the file."""
+        write_count(self._path, session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
+
+
+def write_count(path: str, variables: Iterable[tf.Variable]) -> None:
+    """Writes a file with the number of numbers in variables, unless it is there."""
+    count = sum(variable.shape.num_elements() or 0 for variable in variables)
+    if not os.path.exists(path):
+        Secondary(f"the number of parameters {path}").attempt(write_whole, path, json.dumps(count))
+
+
 class EndAfterSteps(HookOfTraining):
     """Ends the script, with exit code 0, after some training runs."""
 
@@ -174,6 +193,8 @@ class CallbackOfTrial(tf.keras.callbacks.Callback):
         if self._writes:
             numbers, loss = Numbers.of(self.model.optimizer), (logs or {}).get("loss")
             self._history.append(numbers.step, None if loss is None else float(loss), numbers.loss_scale, False)
+        if self._trial.parameters and self._writes:
+            write_count(self._trial.parameters, self.model.trainable_variables)
         if self._batches == self._trial.steps:
             raise SystemExit(0)
 

@@ -80,6 +80,8 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
         chosen.append(hooks.RoundInitialWeights(trial.rounding))
     if trial.operators and rank == 0:
         chosen.append(hooks.ListOperators(trial.operators))
+    if trial.parameters and rank == 0:
+        chosen.append(hooks.CountParameters(trial.parameters))
     if trial.record:
         from npu_bridge.launch.trials.record import RecordSteps
 

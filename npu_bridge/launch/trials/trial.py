@@ -18,6 +18,7 @@ class Trial(NamedTuple):
       rounding: number of the draw by which initial weights are changed by one rounding; 0 for none.
       steps: training steps after which the script is ended; 0 for never.
       operators: path of a file to list the operators of the first training step in; "" for none.
+      parameters: path of a file for the number of trained parameters; "" for none.
       record: absolute path of the folder to record the first `steps` steps in; "" for none.
       replay: absolute path of the folder to feed recorded steps from; "" for none.
     """
@@ -27,6 +28,7 @@ class Trial(NamedTuple):
     rounding: int = 0
     steps: int = 0
     operators: str = ""
+    parameters: str = ""
     record: str = ""
     replay: str = ""
 

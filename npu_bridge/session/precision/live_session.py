@@ -20,13 +20,14 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from npu_bridge.base import environment
-from npu_bridge.base.errors import say_once
+from npu_bridge.base.errors import message, say_once
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine, find_engine
 from npu_bridge.base.tf_internals.graphs import opened_for_changes
 from npu_bridge.base.tf_internals.sessions import is_remote, read_content, run_options_buffer
+from npu_bridge.gradients.collections import LOSS_SCALE
 from npu_bridge.graph.run import Run, run_of
 from npu_bridge.session.precision import executed
-from npu_bridge.session.precision.modes import Policy
+from npu_bridge.session.precision.modes import FLOAT16, Policy
 from npu_bridge.session.precision.policy import Precision
 
 MARKER = "npu_bridge_original_precision"
@@ -110,6 +111,7 @@ class _Executors(SessionEngine):
         self.graph = graph
         self.lock = threading.RLock()
         self.precision = precision
+        self._unscaled: Policy | None = None  # that of a training without loss scaling, until that is said
         self._marker = _marker(graph) if precision.switch is not None else None
         self._kinds: dict[tuple, Run] = {}
         self._targets: dict[tuple, list[tf.Operation]] = {}
@@ -124,9 +126,14 @@ class _Executors(SessionEngine):
             with executed.asked_run(request.options, request.metadata) as (options, metadata, answer):
                 results = self.inner.execute(session, request._replace(options=options, metadata=metadata))
             self.precision.note_executed(policy, answer.count(policy.low_dtype))
-            return results
-        self.precision.tell_plan()
-        return self.inner.execute(session, request)
+        else:
+            self.precision.tell_plan()
+            results = self.inner.execute(session, request)
+        if self._unscaled == policy:
+            self._unscaled = None
+            if not self.precision.is_in_vain:
+                _tell_of_small_gradients()
+        return results
 
     def make_callable(self, session, fetches, feed_list, accept_options):
         # A callable without a list of feeds would go past `execute`.
@@ -219,6 +226,8 @@ class _Executors(SessionEngine):
     def build(self, kind: Run, policy: Policy, build_with: Callable[[list[tf.Operation]], Any]) -> Any:
         """Builds an executor under a policy: gives what `build_with` returns for some targets beside the run's own."""
         precision = self.precision
+        if kind.trained and policy == precision.configured and policy.low_dtype == FLOAT16:
+            self._unscaled = None if _is_scaled(kind) else policy
         is_switched = precision.switch is not None and kind.trained and policy is not precision.low
         more_targets = [*precision.kept_ops(policy, kind.ops), *([self._marker] if is_switched else ())]
         with self._lists_of(policy):
@@ -236,6 +245,20 @@ class _Executors(SessionEngine):
 
     def _lists_of(self, policy):
         return environment.temporarily(functools.partial(self.precision.variables, policy, self.graph))
+
+
+def _is_scaled(training: Run) -> bool:
+    """Whether a training scales its loss; stock and hand-made scales go by their names."""
+    names = (op.name.lower() for op in training.ops)
+    return bool(training.ops[0].graph.get_collection(LOSS_SCALE)) or any("loss_scale" in name for name in names)
+
+
+def _tell_of_small_gradients() -> None:
+    """Says once, on rank 0, that a training in float16 scales no loss."""
+    problem = "this training computes in float16, where small gradients become zero"
+    fix = "Write NPUOptimizer(optimizer, ExponentialUpdateLossScaleManager(2**15, 1000), is_loss_scale=True)."
+    if environment.probable_rank() == 0:
+        say_once(logging.WARNING, message("precision", problem, "a loss scale", "none", fix))
 
 
 def _marker(graph: tf.Graph) -> tf.Operation:

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from npu_bridge.session.precision import modes, policy_of_last_step
 from npu_bridge.session.precision.functions import follow
 from tests.launch.launching import needs_horovod, npu_run, write_script
 from tests.session.precision.small_models import Dense, precision_of, session_of
 
+tf1 = tf.compat.v1
 SCRIPT = """
     import json, logging
     import numpy as np
@@ -76,6 +79,21 @@ def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(caplog)
         session.run(train_op)
         assert policy_of_last_step(session) == modes.ORIGINAL
     assert "float16 was asked for, and TensorFlow lowers none of the" in caplog.text
+    assert "small gradients become zero" not in caplog.text
+
+
+@pytest.mark.parametrize("mode, is_scaled, is_said", [("mixed_float16", 0, 1), ("mixed_float16", 1, 0), ("origin", 0, 0)])
+def test_float16_without_a_loss_scale_is_said_once(mode, is_scaled, is_said, caplog):
+    manager = FixedLossScaleManager(128.0)
+    own = (lambda: NPUOptimizer(tf1.train.AdamOptimizer(), manager, is_loss_scale=True)) if is_scaled else None
+    model = Dense(own) if own else Dense()
+    with session_of(model.graph, precision_of(precision_mode_v2=mode)) as session:
+        session.run(model.init)
+        session.run(model.loss, model.batch(0))
+        assert "small gradients" not in caplog.text  # nothing is trained yet
+        for _ in range(2):
+            session.run(model.train_op, model.batch(0))
+    assert caplog.text.count("computes in float16, where small gradients become zero") == is_said
 
 
 def test_a_graph_that_is_lowered_is_said_to_be(caplog):

@@ -1,0 +1,103 @@
+"""Says, after the first step of a job of several ranks, that all ranks have read the same batch.
+
+Ranks that read the same data compute the same gradients, and together learn what one of them would. Nobody sees it, as
+every loss falls. The batch is looked at where it is read anyway: what a session's first training run takes from its
+iterators and feeds, and what `fit` takes from its data. No batch is drawn for it, and later steps cost nothing.
+
+Values that are alike everywhere in a tensor tell nothing: labels of a discriminator, or the zeros of a benchmark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.training import steps_per_execution
+from npu_bridge.collective import exchanges
+from npu_bridge.collective.apart import run_apart
+from npu_bridge.graph.run import Run
+
+_READERS = re.compile(r"IteratorGetNext(Sync)?|\w*Dequeue(Many|UpTo)?(V2)?")
+_MOST_BYTES = 16 * 2**20  # of each tensor
+_NOTHING_SEEN = 0
+
+
+def batch_of(run: Run) -> list[tf.Tensor]:
+    """The tensors that a run reads from iterators and queues, and that can be fetched along with it."""
+    read = [tensor for op in run.ops if _READERS.fullmatch(op.type) for tensor in op.outputs]
+    return [tensor for tensor in read if tensor.name in run.values and tensor.name not in run.fed_names]
+
+
+def compare(values: Iterable[Any]) -> None:
+    """Compares this rank's first batch with those of the others; rank 0 says it once if all are equal bit for bit.
+
+    Args:
+      values: its arrays, and what else a step was given; empty on a rank that has seen none.
+    Ranks: collective.
+    """
+    ranks = collective.current()
+    own = np.array([_hash_of(values)], np.int64)
+    with exchanges.uncounted():
+        of_ranks = run_apart(lambda number: ranks.all_gather(number, "same_batches"), own)
+    if ranks.rank == 0 and of_ranks[0] != _NOTHING_SEEN and len(set(of_ranks.tolist())) == 1:
+        say_once(
+            logging.WARNING,
+            f"npu_bridge: all {ranks.size} ranks have read the same first batch, so together they learn what one rank "
+            f"would. Give each rank its own part of the data: "
+            f"dataset = dataset.shard(get_rank_size(), get_rank_id()), before it is shuffled and batched.",
+        )
+
+
+class FirstBatchOfFit:
+    """Looks at the first batch that `fit` trains on, which is then trained as it would have been.
+
+    Args:
+      model: a Keras model that is about to train eagerly or by functions.
+    """
+
+    def __init__(self, model: tf.keras.Model):
+        self._values: list = []
+        function = model.train_function
+
+        def first_call(iterator):
+            model.train_function = function
+            return function(self._with_first_put_back(iterator))
+
+        if steps_per_execution(model) == 1:
+            model.train_function = first_call
+
+    def compare(self) -> None:
+        """After the first step, as `compare`."""
+        compare(self._values)
+        self._values = []
+
+    def _with_first_put_back(self, iterator):
+        try:
+            element = next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return iterator  # which says so itself
+        self._values = [value.numpy() for value in tf.nest.flatten(element) if isinstance(value, tf.Tensor)]
+        # Of the very element_spec of the iterator: functions are traced anew for another one.
+        once = tf.data.Dataset.from_generator(lambda: [element], output_signature=iterator.element_spec)
+        return iter(once)
+
+
+def _hash_of(values):
+    """A number for what tells one batch from another; `_NOTHING_SEEN` where nothing does."""
+    digest, tells = hashlib.blake2b(digest_size=8), False
+    for value in values:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc" or array.size < 2 or np.all(array == array.flat[0]):
+            continue
+        tells = True
+        part = np.ascontiguousarray(array).reshape(-1)[: max(_MOST_BYTES // array.itemsize, 1)]
+        digest.update(f"{array.dtype}{array.shape}".encode() + part.tobytes())
+    return int.from_bytes(digest.digest(), "big", signed=True) if tells else _NOTHING_SEEN

@@ -1,0 +1,94 @@
+"""`BestCheckpoint`: keeps a copy of the checkpoint with the best evaluation of `tf.estimator.train_and_evaluate`."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from npu_bridge.base.errors import did_you_mean, message
+from npu_bridge.base.files import remove_own
+from npu_bridge.base.secondary_files import Secondary
+
+_NOTE = "best.json"
+_COPY = re.compile(r"(model\.ckpt-\d+)\.(index|meta|data-\d+-of-\d+)")
+
+
+class BestCheckpoint(tf.estimator.Exporter):
+    """Keeps the best checkpoint so far in `MODEL_DIR/export/NAME`, where `tf.train.latest_checkpoint` finds it.
+
+    It is used as `tf.estimator.BestExporter`, and copies a checkpoint instead of exporting a model. `best.json` beside
+    the copy holds the step and the metrics of its evaluation; a training that goes on compares with it.
+
+    Args:
+      metric: the metric of the evaluation that is compared.
+      is_smaller_better: False where a larger one is better, such as an accuracy.
+      name: of the folder.
+    Raises:
+      ValueError: `name` is empty; an evaluation has no number of the name `metric`.
+    Example:
+      >>> exporters = [BestCheckpoint(metric="accuracy", is_smaller_better=False)]
+      >>> spec = tf.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=0, exporters=exporters)
+    """
+
+    def __init__(self, metric: str = "loss", is_smaller_better: bool = True, name: str = "best"):
+        if not name:
+            fix = "Leave it out, or name the folder."
+            raise ValueError(message("BestCheckpoint", "name is empty", "the name of a folder", repr(name), fix))
+        self._name, self._metric, self._sign = name, metric, 1.0 if is_smaller_better else -1.0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+        """Copies the checkpoint if its evaluation is the best; returns the path of the copy, None without one."""
+        current, best = self._number(eval_result), self._number(_read_note(export_path) or {self._metric: math.nan})
+        if not (self._sign * current < self._sign * best or math.isnan(best)):
+            return None
+        what = Secondary(f"the best checkpoint in {export_path}", (tf.errors.OpError,))
+        copied = os.path.join(export_path, os.path.basename(checkpoint_path))
+        return copied if what.attempt(_copy, checkpoint_path, copied, eval_result, now=True) else None
+
+    def _number(self, result):
+        if self._metric not in result:
+            fix = did_you_mean(self._metric, result, "") or "Name one of them as metric."
+            expected = f"one of {', '.join(sorted(result))}"
+            problem = "the evaluation has no such metric"
+            raise ValueError(message("BestCheckpoint", problem, expected, f"metric={self._metric!r}", fix))
+        return float(result[self._metric])
+
+
+def _read_note(folder) -> dict[str, Any] | None:
+    """The metrics of the checkpoint that is kept; None where none is."""
+    path = os.path.join(folder, _NOTE)
+    if tf.train.latest_checkpoint(folder) is None or not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path) as file:
+        return json.load(file)["metrics"]
+
+
+def _copy(source, copied, result):
+    """Puts a checkpoint in place of an older one; whoever looks meanwhile finds one of them whole."""
+    folder = os.path.dirname(copied)
+    tf.io.gfile.makedirs(folder)
+    for file in tf.io.gfile.glob(f"{source}.*"):
+        tf.io.gfile.copy(file, copied + file[len(source) :], overwrite=True)
+    tf.compat.v1.train.update_checkpoint_state(folder, copied)
+    metrics = {name: float(value) for name, value in sorted(result.items()) if _is_number(value)}
+    note = {"step": int(metrics.pop("global_step", 0)), "metrics": metrics, "checkpoint": os.path.basename(copied)}
+    with tf.io.gfile.GFile(os.path.join(folder, _NOTE), "w") as file:
+        file.write(json.dumps(note, indent=1) + "\n")
+    for name in tf.io.gfile.listdir(folder) if "://" not in folder else ():
+        found = _COPY.fullmatch(name)
+        if found and found.group(1) != os.path.basename(copied):
+            remove_own(os.path.join(folder, name), lambda path, stat: True)
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Number) or getattr(value, "shape", None) == ()

@@ -1,0 +1,126 @@
+"""`StopTogether`: when a hook of one rank asks for the end of training, all ranks end after the same step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.graph.run import Run, run_of
+
+
+class StopTogether(tf.estimator.SessionRunHook):
+    """Calls other hooks, and ends the training of all ranks when one of them asks for it on any rank.
+
+    A rank that stops alone leaves the others waiting for its gradients. So with several ranks a request does not stop
+    the rank at once. It travels with the next training step, after which all ranks stop. On one rank it acts at once.
+    `NPUEstimator` does this by itself for hooks that may stop a training, such as those of
+    `tf.estimator.experimental.stop_if_no_decrease_hook`.
+
+    Cost: on several ranks, a transfer of one number in each step.
+
+    Args:
+      hooks: those that may call `run_context.request_stop()`; may be empty on ranks that have none.
+    Attributes:
+      was_asked: a hook has asked, here or on another rank, and the training has stopped for it.
+      step: the global step after which it stopped, from `end` on; None if it did not, or nothing counts steps.
+    Ranks: every rank needs the hook.
+    Example:
+      >>> with MonitoredTrainingSession(hooks=[StopTogether([stop_hook]), NPUBroadcastGlobalVariablesHook(0)]) as s:
+    """
+
+    def __init__(self, hooks: Sequence[tf.estimator.SessionRunHook]):
+        self._hooks = tuple(hooks)
+        self._asks = self.was_asked = False
+        self.step: int | None = None
+        self._trains: weakref.WeakKeyDictionary[Run, bool] = weakref.WeakKeyDictionary()
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether there are any on this rank."""
+        return bool(self._hooks)
+
+    def begin(self):
+        self._asks = self.was_asked = False
+        self.step = self._goes_on = None
+        for hook in self._hooks:
+            hook.begin()
+        if collective.current().size > 1:
+            own = tf.compat.v1.Variable(
+                False,
+                trainable=False,
+                collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+                use_resource=True,
+                name="stop_together",
+            )
+            # A variable and not a value that is fed: a run that feeds something else is prepared anew.
+            self._ask = own.assign(True).op
+            self._goes_on = collective.current().all_true(tf.logical_not(own.read_value()), "stop_together")
+
+    def after_create_session(self, session, coord):
+        for hook in self._hooks:
+            hook.after_create_session(session, coord)
+
+    def before_run(self, run_context):
+        asked = run_context.original_args
+        inner = self._inner_context(run_context)
+        answers = [hook.before_run(inner) or tf.estimator.SessionRunArgs([]) for hook in self._hooks]
+        self._note_request(inner, run_context)
+        feeds, options = {}, None
+        for answer in answers:
+            feeds.update(answer.feed_dict or {})
+            options = answer.options or options
+        run = run_of(run_context.session.graph, asked.fetches, asked.feed_dict)
+        if run not in self._trains:
+            self._trains[run] = run.trains and self._goes_on is not None
+        fetches = [[] if answer.fetches is None else answer.fetches for answer in answers]
+        goes_on = self._goes_on if self._trains[run] else []
+        return tf.estimator.SessionRunArgs({"hooks": fetches, "goes_on": goes_on}, feeds or None, options)
+
+    def after_run(self, run_context, run_values):
+        inner = self._inner_context(run_context)
+        for hook, results in zip(self._hooks, run_values.results["hooks"]):
+            hook.after_run(inner, run_values._replace(results=results))
+        self._note_request(inner, run_context)
+        goes_on = run_values.results["goes_on"]
+        if not isinstance(goes_on, list) and not bool(goes_on):
+            self._stop(run_context)
+
+    def end(self, session):
+        global_step = tf.compat.v1.train.get_global_step()
+        if self.was_asked and global_step is not None:
+            self.step = int(session.run(global_step))
+        for hook in self._hooks:
+            hook.end(session)
+
+    def _inner_context(self, run_context):
+        """What the hooks see: a request to stop is kept here."""
+        return tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
+
+    def _note_request(self, inner, run_context):
+        if not inner.stop_requested or self._asks:
+            return
+        self._asks = True
+        if self._goes_on is None:
+            self._stop(run_context)
+        else:
+            run_context.session.run(self._ask)
+
+    def _stop(self, run_context):
+        self.was_asked = True
+        run_context.request_stop()
+
+
+def may_stop(hook: tf.estimator.SessionRunHook) -> bool:
+    """Whether a hook may end a training by its own decision, as far as its code tells.
+
+    Hooks that count steps, which ranks do alike, and savers are left alone, as are the hooks of this package.
+    """
+    if isinstance(hook, (tf.estimator.StopAtStepHook, tf.estimator.CheckpointSaverHook, StopTogether)):
+        return False
+    if type(hook).__module__.startswith("npu_bridge."):
+        return False
+    functions = [function for kind in type(hook).__mro__ for function in vars(kind).values()]
+    return any("request_stop" in getattr(getattr(each, "__code__", None), "co_names", ()) for each in functions)

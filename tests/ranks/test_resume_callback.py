@@ -1,0 +1,73 @@
+"""A `fit` that goes on from what `ResumeCallback` saved ends with the weights of one that nothing interrupted."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append, npu_keras_optimizer
+from npu_bridge.estimator.npu.npu_loss_scale_manager import ExponentialUpdateLossScaleManager
+from npu_bridge.session import ResumeCallback
+from npu_bridge.stages import Accumulate
+
+pytestmark = pytest.mark.ranks(2)
+_BATCHES = 7
+
+
+def _dataset():
+    """Batches of this rank; the gradients of the second one overflow."""
+    rows = np.random.RandomState(collective.current().rank).randn(_BATCHES, 2, 3).astype(np.float32)
+    sums = rows.sum(axis=-1, keepdims=True)
+    rows[1] = 1e38
+    return tf.data.Dataset.from_tensor_slices((rows, sums))
+
+
+def _model(stages=()):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(3,))])
+    manager = ExponentialUpdateLossScaleManager(2.0**10, 2, decr_every_n_nan_or_inf=1)
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.Adam(0.1), manager, stages=stages), "mse")
+    return model
+
+
+def _fit(path, stops):
+    """On a rank: weights, slots and loss scale after a training in parts, and the batches before each part."""
+    starts = []
+    for stop in stops:
+        model, resume = _model([Accumulate(2)]), ResumeCallback(path, every_n_steps=2)
+        done = resume.restore(model)
+        starts.append(done)
+        dataset = _dataset().skip(done)
+        model.fit(dataset, steps_per_epoch=stop - done, verbose=0, callbacks=npu_callbacks_append([resume]))
+    values = [*model.get_weights(), *(variable.numpy() for variable in model.optimizer.variables)]
+    return starts, values, int(model.optimizer.skipped_steps), float(model.optimizer.loss_scale)
+
+
+def _cut_and_whole(folder):
+    cut, whole = (os.path.join(folder, name, "model.keras") for name in ("cut", "whole"))
+    return _fit(cut, (3, _BATCHES)), _fit(whole, (_BATCHES,))
+
+
+def test_a_resumed_fit_ends_as_one_that_was_not_interrupted(on_ranks, tmp_path):
+    for cut, whole in on_ranks(2, _cut_and_whole, str(tmp_path)):
+        assert cut[0] == [0, 3] and whole[0] == [0]
+        assert cut[2:] == whole[2:] and whole[2] > 0
+        for resumed, expected in zip(cut[1], whole[1], strict=True):
+            np.testing.assert_array_equal(resumed, expected)
+    assert os.listdir(tmp_path / "cut") == ["model.keras"]
+
+
+def test_what_cannot_be_resumed_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Expected a .keras file"):
+        ResumeCallback("model.h5")
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    (tmp_path / "model.keras").touch()
+    with pytest.raises(ValueError, match="Expected a built model"):
+        ResumeCallback(tmp_path / "model.keras").restore(model)
+    model.compile(tf.keras.optimizers.legacy.SGD(), "mse")
+    with pytest.raises(ValueError, match="no legacy optimizer"):
+        ResumeCallback(tmp_path / "model.keras").restore(model)

@@ -1,0 +1,130 @@
+"""Rank 0 says when all ranks have read the same first batch, and only then; no batch is lost for it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.base import errors
+from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
+from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
+from tests.once import forget_what_was_said
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+_ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+
+class _Lines(logging.Handler):
+    """Collects what is said about batches."""
+
+    def __enter__(self):
+        forget_what_was_said()
+        self.lines = []
+        errors._log.addHandler(self)
+        return self.lines
+
+    def emit(self, record):
+        if "first batch" in record.getMessage():
+            self.lines.append(record.getMessage())
+
+    def __exit__(self, *_):
+        errors._log.removeHandler(self)
+
+
+def _dataset(name):
+    """What a rank reads: three batches, the "same" or "sharded" ones of the rows above, or nothing but a constant."""
+    ranks = collective.current()
+    if name == "constant":
+        return tf.data.Dataset.from_tensors((np.zeros([2], np.float32), np.float32(1))).repeat(6).batch(2)
+    rows = tf.data.Dataset.from_tensor_slices((_ROWS, np.arange(6.0, dtype=np.float32)))
+    return rows.batch(2) if name == "same" else rows.shard(ranks.size, ranks.rank).batch(1)
+
+
+def _losses_of(read, labels):
+    weight = tf1.get_variable("weight", [2, 1], initializer=tf1.zeros_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(read, weight)[:, 0] - labels))
+    train_op = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.0)).minimize(loss)
+    return loss, train_op
+
+
+@in_graph
+def _in_a_session(name):
+    """On a rank: all losses, which show all batches, and what was said."""
+    iterator = tf1.data.make_one_shot_iterator(_dataset(name))
+    loss, train_op = _losses_of(*iterator.get_next())
+    with _Lines() as lines, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        return [float(session.run([loss, train_op])[0]) for _ in range(3)], list(lines)
+
+
+@in_graph
+def _fed(rows):
+    read, labels = tf1.placeholder(tf.float32, [None, 2]), tf1.placeholder(tf.float32, [])
+    _, train_op = _losses_of(read, labels)
+    with _Lines() as lines, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {read: rows, labels: 0.5})
+        return list(lines)
+
+
+@in_graph
+def _read_on_rank_0_alone():
+    if collective.current().rank == 0:
+        read, labels = tf1.data.make_one_shot_iterator(_dataset("same")).get_next()
+    else:
+        read, labels = tf.ones([2, 2]), tf.zeros([2])
+    _, train_op = _losses_of(read, labels)
+    with _Lines() as lines, tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        return list(lines)
+
+
+def _fit(name):
+    """On a rank: the mean loss of an epoch, which shows all batches, what was said, and how often steps were traced."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=(2,))])
+    model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.0)), "mse")
+    dataset = _dataset(name)
+    with _Lines() as lines:
+        done = model.fit(dataset, epochs=2, verbose=0, callbacks=npu_callbacks_append())
+        again = model.fit(dataset, verbose=0, callbacks=npu_callbacks_append())
+    losses = [float(loss) for loss in (*done.history["loss"], *again.history["loss"])]
+    return losses, list(lines), model.train_tf_function.experimental_get_tracing_count()
+
+
+def _all():
+    names = ("same", "sharded", "constant")
+    rank = collective.current().rank
+    return (
+        {name: _in_a_session(name) for name in names},
+        {name: _fit(name) for name in names},
+        [_fed(_ROWS), _fed(_ROWS + rank), _read_on_rank_0_alone()],
+    )
+
+
+def test_equal_first_batches_are_said_once_by_rank_0_and_no_batch_is_lost(on_ranks):
+    answers = on_ranks(2, _all)
+    for rank, (in_sessions, in_fits, others) in enumerate(answers):
+        for name, is_said in (("same", True), ("sharded", False), ("constant", False)):
+            losses, lines = in_sessions[name]
+            assert len(lines) == (is_said and rank == 0), f"{name} on rank {rank}"
+            numbers = np.arange(6.0) ** 2
+            if name == "same":
+                np.testing.assert_array_equal(losses, numbers.reshape(3, 2).mean(axis=1))
+            elif name == "sharded":
+                np.testing.assert_array_equal(losses, numbers[rank::2])
+            of_fit, lines, traces = in_fits[name]
+            assert len(lines) == (is_said and rank == 0), f"{name} in fit on rank {rank}"
+            expected = 1.0 if name == "constant" else numbers.mean()  # of both ranks, averaged
+            np.testing.assert_allclose(of_fit, [expected] * 3, rtol=1e-6)
+            assert traces == 1
+        assert [len(lines) for lines in others] == [rank == 0, 0, 0]
+    line = answers[0][2][0][0]
+    assert "all 2 ranks have read the same first batch" in line
+    assert "dataset.shard(get_rank_size(), get_rank_id())" in line

@@ -1,0 +1,195 @@
+"""A hook or a callback that ends a training ends it on all ranks after the same step, and the best checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge import collective
+from npu_bridge.estimator.npu.npu_config import NPURunConfig
+from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
+from npu_bridge.estimator.npu.npu_helpers import npu_callbacks_append
+from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, NPUDistributedOptimizer
+from npu_bridge.session import AverageMetricsCallback, BestCheckpoint, StopTogether
+from npu_bridge.session.stop_together import may_stop
+from tests.training import in_graph
+
+tf1 = tf.compat.v1
+pytestmark = pytest.mark.ranks(2)
+_BEST = 4
+
+
+class _StopAfter(tf.estimator.SessionRunHook):
+    """Asks for the end after some runs of this rank."""
+
+    def __init__(self, runs):
+        self._left = runs
+
+    def before_run(self, run_context):
+        return tf.estimator.SessionRunArgs(tf1.train.get_global_step())
+
+    def after_run(self, run_context, run_values):
+        self._left -= 1
+        assert isinstance(run_values.results, np.int64)
+        if self._left == 0:
+            run_context.request_stop()
+
+
+def _train_op():
+    optimizer = NPUDistributedOptimizer(tf1.train.GradientDescentOptimizer(0.1))
+    weight = tf1.get_variable("weight", [], initializer=tf1.zeros_initializer())
+    return optimizer.minimize(tf.square(weight - 1.0), tf1.train.get_or_create_global_step())
+
+
+def _model_fn(features, labels, mode):
+    """Of which the checkpoint of step `_BEST` has the smallest loss of all evaluations."""
+    if mode == tf.estimator.ModeKeys.EVAL:
+        from_best = tf.cast(tf.abs(tf1.train.get_global_step() - _BEST), tf.float32)
+        return NPUEstimatorSpec(mode, loss=from_best, eval_metric_ops={"score": tf1.metrics.mean(-from_best)})
+    return NPUEstimatorSpec(mode, loss=tf.constant(0.0), train_op=_train_op())
+
+
+def _input_fn():
+    return tf.data.Dataset.from_tensors((0.0, 0.0)).repeat(20)
+
+
+def _estimator(folder):
+    config = NPURunConfig(model_dir=folder, save_checkpoints_steps=2, log_step_count_steps=None)
+    return NPUEstimator(_model_fn, config=config)
+
+
+def _asked_by_rank_1(folder):
+    """On a rank: the step that a training ended with, of which only rank 1 has a hook that stops it."""
+    hooks = [_StopAfter(3)] if collective.current().rank == 1 else []
+    at_end = _AtEnd()
+    _estimator(folder).train(_input_fn, hooks=[*hooks, at_end], max_steps=10)
+    return at_end.step
+
+
+class _AtEnd(tf.estimator.SessionRunHook):
+    def end(self, session):
+        self.step = int(session.run(tf1.train.get_global_step()))
+
+
+@in_graph
+def _in_a_monitored_session():
+    train_op, at_end = _train_op(), _AtEnd()
+    stop = StopTogether([_StopAfter(2 + collective.current().rank)])
+    with tf1.train.MonitoredTrainingSession(hooks=[stop, at_end]) as session:
+        session.run(train_op.graph.get_tensor_by_name("weight:0"))  # a run that trains nothing exchanges nothing
+        while not session.should_stop():
+            session.run(train_op)
+    return at_end.step, stop.step, stop.was_asked
+
+
+def _stopped_early(folder):
+    """On a rank: the steps that a training and its resumption ended with."""
+    steps = []
+    for _ in range(2):
+        estimator, at_end = _estimator(folder), _AtEnd()
+        stop = tf.estimator.experimental.stop_if_no_decrease_hook(
+            estimator, "loss", max_steps_without_decrease=4, run_every_secs=None, run_every_steps=1
+        )
+        tf.estimator.train_and_evaluate(
+            estimator,
+            tf.estimator.TrainSpec(_input_fn, max_steps=20, hooks=[stop, at_end]),
+            tf.estimator.EvalSpec(
+                _input_fn, steps=1, throttle_secs=0, start_delay_secs=0, exporters=[BestCheckpoint("score", False)]
+            ),
+        )
+        steps.append(at_end.step)
+    return steps
+
+
+def _by_hooks(folder):
+    return (
+        _asked_by_rank_1(os.path.join(folder, "asked")),
+        _in_a_monitored_session(),
+        _stopped_early(os.path.join(folder, "early")),
+    )
+
+
+def test_all_ranks_end_one_step_after_a_hook_has_asked(on_ranks, tmp_path):
+    answers = on_ranks(2, _by_hooks, str(tmp_path))
+    # The first request counts. The monitored session's first run counts for the hook, and trains nothing.
+    assert [answer[:2] for answer in answers] == [(4, (2, 2, True))] * 2
+    # No decrease from step 4 on is known when step 8 was evaluated. What goes on stops at its first look.
+    assert answers[0][2] == answers[1][2] == [9, 11]
+    best = str(tmp_path / "early/export/best")
+    assert tf.train.latest_checkpoint(best) == f"{best}/model.ckpt-{_BEST}"
+    reader = tf.train.load_checkpoint(best)
+    assert reader.get_tensor("global_step") == _BEST
+    note = json.loads((tmp_path / "early/export/best/best.json").read_text())
+    assert note == {"step": _BEST, "metrics": {"loss": 0.0, "score": 0.0}, "checkpoint": f"model.ckpt-{_BEST}"}
+
+
+def _fit(validates_on_rank_1):
+    """On a rank: epochs done, val_loss of each, the weights, and how often the step was traced."""
+    ranks = collective.current()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", input_shape=(1,))])
+    model.compile(KerasDistributeOptimizer(tf.keras.optimizers.SGD(0.1)), "mae")
+    # What the model says falls. So its error grows on rank 0, and shrinks on rank 1 by as much, if that validates.
+    validation = (np.ones([1, 1]), np.full([1, 1], (20.0, -2.0)[ranks.rank]))
+    stop = tf.keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True)
+    done = model.fit(
+        np.ones([2, 1]) + ranks.rank,
+        np.full([2, 1], -10.0),
+        batch_size=1,
+        epochs=5,
+        verbose=0,
+        validation_data=validation if validates_on_rank_1 or ranks.rank == 0 else None,
+        callbacks=npu_callbacks_append([stop]),
+    )
+    traces = model.train_tf_function.experimental_get_tracing_count()
+    return len(done.epoch), done.history["val_loss"], done.history["loss"], traces, model.get_weights()
+
+
+def test_keras_callbacks_decide_by_the_metrics_of_all_ranks(on_ranks):
+    for validates_on_rank_1 in (True, False):
+        first, second = on_ranks(2, _fit, validates_on_rank_1)
+        assert first[:4] == second[:4] and first[3] == 1
+        for ours, theirs in zip(first[4], second[4]):
+            np.testing.assert_array_equal(ours, theirs)
+        epochs, losses = first[:2]
+        assert epochs == 2 and losses[1] >= losses[0]
+
+
+def test_with_one_rank_logs_stay_as_they_are():
+    logs = {"loss": np.float32(0.5), "matrix": np.ones([2])}
+    AverageMetricsCallback().on_epoch_end(0, logs)
+    assert list(logs) == ["loss", "matrix"] and logs["loss"].dtype == np.float32
+    assert [type(each).__name__ for each in npu_callbacks_append([])] == ["NPUBroadcastGlobalVariablesCallback"]
+
+
+def test_only_hooks_that_decide_by_themselves_are_asked_for():
+    undecided = (tf.estimator.StopAtStepHook(3), _AtEnd(), tf.estimator.CheckpointSaverHook("unused", 3))
+    assert may_stop(_StopAfter(3)) and not any(map(may_stop, undecided))
+
+
+def test_one_rank_stops_at_once(graph):
+    train_op, stop = _train_op(), StopTogether([_StopAfter(3)])
+    with tf1.train.MonitoredTrainingSession(hooks=[stop]) as session:
+        while not session.should_stop():
+            session.run(train_op)
+    assert stop.step == 3
+
+
+def test_the_best_checkpoint_replaces_an_older_one(graph, tmp_path):
+    weight, keeper = tf1.get_variable("weight", [1]), BestCheckpoint()
+    home, saver = str(tmp_path / "export/best"), tf1.train.Saver()
+    with tf1.Session() as session:
+        for step, loss in enumerate((float("nan"), 3.0, float("nan"), 2.0, 2.0)):
+            session.run(weight.assign([step]))
+            path = saver.save(session, str(tmp_path / "model.ckpt"), step)
+            copied = keeper.export(None, home, path, {"loss": np.float32(loss), "global_step": step}, False)
+            assert (copied is None) == (step in (2, 4))
+    assert tf.train.load_checkpoint(home).get_tensor("weight") == [3.0]
+    files = sorted(os.listdir(home))
+    parts = ("data-00000-of-00001", "index", "meta")
+    assert files == ["best.json", "checkpoint", *(f"model.ckpt-3.{part}" for part in parts)]
+    with pytest.raises(ValueError, match="no such metric. Expected one of accuracy; got metric='loss'"):
+        keeper.export(None, home, path, {"accuracy": 1.0}, False)
