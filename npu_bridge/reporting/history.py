@@ -102,7 +102,6 @@ class SessionFacts(NamedTuple):
 
 Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts]
 _OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
-_MEMORY = SessionFacts._fields[4:]
 _FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts"}  # instead of "step" in a line
 
 
@@ -194,7 +193,9 @@ class History:
         """
         if not self._is_open:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
-        self._add(StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision))
+        self._add(
+            StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
+        )
 
     def append_evaluation(
         self,
@@ -284,12 +285,12 @@ def _from_line(line: str) -> Entry:
     time = _time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
-        batches, secs = fields.get("batches"), _number(fields.get("secs"))
-        batches = None if batches is None else whole_number(batches)
+        batches, secs = _count(fields.get("batches")), _number(fields.get("secs"))
         return Evaluation(whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
     if "facts" in fields:
-        counts = [None if fields.get(name) is None else whole_number(fields[name]) for name in SessionFacts._fields[2:4]]
-        return SessionFacts(whole_number(fields["facts"]), time, *counts, *map(_by_rank, map(fields.get, _MEMORY)))
+        samples, parameters = (_count(fields.get(name)) for name in SessionFacts._fields[2:4])
+        memory, of_gpu = (_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
+        return SessionFacts(whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
@@ -331,6 +332,10 @@ def _number(value) -> float | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else whole_number(value)
 
 
 def _by_rank(found: Any) -> dict[int, int] | None:

@@ -267,7 +267,9 @@ class _Entries:
         for entry in self._waiting:
             reached = self._known_step + entry.updates * self._pace
             values = {**entry.values, **self._pace_of(entry, reached + entry.skipped)}
-            finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+            finite = {
+                name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
+            }
             self._secondary.attempt(self._write, round(reached), finite, entry.precision)
             self._written_at = entry.time
         flush = getattr(self._writer, "flush", None)

@@ -162,7 +162,9 @@ def format_ending(
     elif summary.steps_per_sec:
         pace.append(f"{format_rate(summary.steps_per_sec)} steps/s")
     memory = [f"{peak / 1e9:.2f} GB on rank {rank}" for rank, peak in (facts.memory_bytes or {}).items()]
-    memory += [f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()]
+    memory += [
+        f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()
+    ]
     lines = [wrap(about, _COLUMNS)]
     lines += [wrap(pace, _COLUMNS)] if pace else []
     lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
