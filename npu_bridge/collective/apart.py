@@ -7,14 +7,9 @@ share are as many as the first of them asks for (TensorFlow 2.15).
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any, Callable
 
-import numpy as np
 import tensorflow as tf
-
-from npu_bridge.collective import exchanges
-from npu_bridge.collective.this_process import current
 
 
 class GraphApart:
@@ -47,20 +42,3 @@ def run_apart(operations: Callable[..., Any], *values: Any) -> Any:
     """What operations give for some arrays, at once; see `GraphApart`."""
     with contextlib.closing(GraphApart(operations, *values)) as apart:
         return apart.run(*values)
-
-
-def gather_values(own: Any, name: str) -> list:
-    """What each rank hands over, in rank order: a small value that JSON can hold, of any size.
-
-    Args:
-      own: this rank's value.
-      name: of the transfer, the same on every rank.
-    Ranks: collective.
-    """
-    ranks = current()
-    if ranks.size == 1:
-        return [own]
-    letters = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8).astype(np.int32)
-    with exchanges.uncounted():
-        found = run_apart(lambda row: ranks.all_gather(row, name), letters)
-    return [json.loads(line) for line in bytes(found.tolist()).splitlines()]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
@@ -24,7 +26,8 @@ from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.graphs import when_function_is_built
 from npu_bridge.base.tf_internals.training import watch_keras_optimizers
 from npu_bridge.collective import wire_names
-from npu_bridge.collective.this_process import place_in_job
+from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.this_process import current, place_in_job
 
 _LOG = logger(__name__)
 
@@ -107,6 +110,23 @@ def uncounted() -> Iterator[None]:
     finally:
         if _is_asked():
             _COUNT.exchanges = before
+
+
+def gather_values(own: Any, name: str) -> list:
+    """What each rank hands over, in rank order: a small value that JSON can hold, of any size.
+
+    Args:
+      own: this rank's value.
+      name: of the transfer, the same on every rank.
+    Ranks: collective.
+    """
+    ranks = current()
+    if ranks.size == 1:
+        return [own]
+    letters = np.frombuffer(json.dumps(own).encode() + b"\n", np.uint8).astype(np.int32)
+    with uncounted():
+        found = run_apart(lambda row: ranks.all_gather(row, name), letters)
+    return [json.loads(line) for line in bytes(found.tolist()).splitlines()]
 
 
 def say_apart() -> None:

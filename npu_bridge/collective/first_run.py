@@ -40,6 +40,7 @@ class Check(abc.ABC):
 
     def see(self, fetched: list, fed: list) -> None:
         """Gets those values after the run, and those that it was fed; not in calls that were prepared before."""
+        return
 
 
 class CheckOfTransfers(Check):

@@ -33,7 +33,8 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
     """
     with ending_on(LaunchError), tempfile.TemporaryDirectory(prefix="npu-run-try-") as folder:
         ranks = launcher[launcher.index("-np") + 1] if "-np" in launcher else "1"
-        echo(f"try: {os.path.basename(script)}, {steps} steps on {ranks} rank(s) in a temporary folder")
+        step, rank = "step" if steps == 1 else "steps", "rank" if ranks == "1" else "ranks"
+        echo(f"try: {os.path.basename(script)}, {steps} {step} on {ranks} {rank}, in a temporary folder")
         trial = Trial(folder=folder, steps=steps, parameters=os.path.join(folder, "parameters.json"))
         log = os.path.join(folder, "log.txt")
         code = run_trial(trial, [*launcher, script, *arguments], log=log)

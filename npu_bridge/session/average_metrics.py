@@ -1,4 +1,4 @@
-"""`AverageMetricsCallback`: what `fit` reports of an epoch is that of all ranks, for the callbacks that decide by it."""
+"""`AverageMetricsCallback`: callbacks that decide by the metrics of an epoch see those of all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.collective.apart import gather_values
+from npu_bridge.collective.exchanges import gather_values
 
 
 class AverageMetricsCallback(tf.keras.callbacks.Callback):

@@ -11,7 +11,7 @@ from npu_bridge import collective
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.base.files import UNFINISHED, put_in_place
-from npu_bridge.collective.apart import gather_values
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.gradients.sync import sync_if_needed
 
 _DONE = "batches_done.txt"  # in the file of the model

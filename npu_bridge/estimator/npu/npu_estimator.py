@@ -18,7 +18,8 @@ from npu_bridge import collective, session
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
-from npu_bridge.collective.apart import gather_values, run_apart
+from npu_bridge.collective.apart import run_apart
+from npu_bridge.collective.exchanges import gather_values
 from npu_bridge.estimator.npu.checks import check_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig

@@ -82,7 +82,9 @@ def test_a_graph_without_operators_of_the_lists_is_said_to_be_in_float32(caplog)
     assert "small gradients become zero" not in caplog.text
 
 
-@pytest.mark.parametrize("mode, is_scaled, is_said", [("mixed_float16", 0, 1), ("mixed_float16", 1, 0), ("origin", 0, 0)])
+@pytest.mark.parametrize(
+    "mode, is_scaled, is_said", [("mixed_float16", 0, 1), ("mixed_float16", 1, 0), ("origin", 0, 0)]
+)
 def test_float16_without_a_loss_scale_is_said_once(mode, is_scaled, is_said, caplog):
     manager = FixedLossScaleManager(128.0)
     own = (lambda: NPUOptimizer(tf1.train.AdamOptimizer(), manager, is_loss_scale=True)) if is_scaled else None
