@@ -138,7 +138,7 @@ class Pipeline:
         for stage in self._stages:
             stage.create_variables(variables, gradients)
         if self._rank_values is not None:
-            self._rank_values.make(self._of_this_rank())
+            self._rank_values.make(self.variables_of_this_rank())
         if gradients is None:
             self._make_replicas(variables, list)
 
@@ -314,7 +314,7 @@ class Pipeline:
         if self._owner:
             trained = [variable for grad, variable in grads_and_vars if grad is not None]
             make_slots()
-            self._seen.compare(self._owner, [*trained, *self._own_variables()], self._of_this_rank())
+            self._seen.compare(self._owner, [*trained, *self._own_variables()], self.variables_of_this_rank())
         if not self._has_told:
             self._has_told = True
             make_slots()
@@ -368,13 +368,14 @@ class Pipeline:
         if self._owner and building_graph():
             step_counter = tf.compat.v1.train.get_global_step()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
-            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self._of_this_rank)
+            watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
 
-    def _of_this_rank(self):
+    def variables_of_this_rank(self) -> list:
+        """What stages keep for this rank alone, such as the sums of `Accumulate`."""
         return [variable for stage in self._stages for variable in stage.variables_of_this_rank()]
 
     def _own_variables(self):
-        of_this_rank = {id(variable) for variable in self._of_this_rank()}
+        of_this_rank = {id(variable) for variable in self.variables_of_this_rank()}
         shared = [variable for variable in self.variables if id(variable) not in of_this_rank]
         return [*self.optimizer_variables(), *shared]
 

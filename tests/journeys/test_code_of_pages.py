@@ -11,6 +11,8 @@ import sys
 import pytest
 import tensorflow as tf
 
+from tests.journeys.test_readme import SCRIPT_OUTPUT, shapes_of
+
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
 PAGES = {
@@ -78,7 +80,7 @@ def test_code_runs_as_it_stands(command, tmp_path):
     check_reports({"pictured": 60, "monitored_report": 40}, graphs / "out")
     check_reports({"fitted": 16}, tmp_path / "out")
     check_that_ranks_are_one_training(eager + printed, graphs / "out", ranks)
-    check_readme(eager + printed)
+    check_readme(eager + printed, ranks)
     check_guides(eager, printed, tmp_path, graphs / "out", ranks)
 
 
@@ -105,7 +107,9 @@ def check_that_ranks_are_one_training(printed, out, ranks):
     assert latest["line"].endswith("-100") and latest["together"].endswith("-8" if ranks == 1 else "-5"), latest
 
 
-def check_readme(printed):
+def check_readme(printed, ranks):
+    if ranks == 2:
+        assert [line for line in shapes_of(SCRIPT_OUTPUT) if line not in shapes_of(printed)] == []
     assert re.search(r"step 100/100", printed)
     assert not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
     assert re.search(r"^loss [0-7]\.\d+ at loss scale 65536\.0$", printed, re.MULTILINE)

@@ -16,6 +16,7 @@ from npu_bridge.estimator.npu.npu_loss_scale_manager import (
     FixedLossScaleManager,
 )
 from npu_bridge.estimator.npu.npu_optimizer import KerasDistributeOptimizer, npu_distributed_optimizer_wrapper
+from npu_bridge.stages import Accumulate
 from tests.keras_models import BATCH_SIZE, fit, make_data, make_model, state_of
 from tests.training import assert_same_bits
 
@@ -284,6 +285,23 @@ def test_the_callback_makes_the_ranks_equal_before_the_first_batch_and_only_then
     assert 16.0 in [value for value in first.values() if value.shape == ()]  # the scale
     with pytest.raises(AssertionError, match="differs"):
         assert_same_bits(second_again, first_again)
+
+
+def accumulated_from_the_first_batch(knows_its_input):
+    """Two batches make the first update; a model that learns its shape from the first is sent after it."""
+    layers = [tf.keras.layers.Input([2])] if knows_its_input else []
+    model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(1.0), stages=[Accumulate(2)]), loss="mae")
+    rows = np.full([2, 2], 1.0 + 2.0 * collective.current().rank, np.float32)
+    callback = NPUBroadcastGlobalVariablesCallback(0)
+    model.fit(rows, np.zeros([2, 1]), batch_size=1, shuffle=False, verbose=0, callbacks=[callback])
+    return model.get_weights()[0].tolist()
+
+
+@pytest.mark.parametrize("knows_its_input", [True, False])
+def test_the_callback_leaves_each_rank_its_sums(on_ranks, knows_its_input):
+    """The gradient is 1 on rank 0 and 3 on rank 1."""
+    assert on_ranks(2, accumulated_from_the_first_batch, knows_its_input) == [[[-1.0], [-1.0]]] * 2
 
 
 def callback_with_other_variables():

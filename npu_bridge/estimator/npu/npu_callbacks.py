@@ -48,17 +48,19 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_done:
-            self._broadcast()
+            # What the first batch has left on each rank, such as its part of a sum, is the rank's own.
+            self._broadcast(getattr(self.model.optimizer, "variables_of_this_rank", ()))
         if self._first_batch is not None:
             self._first_batch.compare()
             self._first_batch = None
 
-    def _broadcast(self):
+    def _broadcast(self, own=()):
         self._is_done = True
         if collective.current().size == 1:
             return
         if tf.executing_eagerly():
-            variables = _variables_of(self.model)
+            kept = set(map(id, own))
+            variables = [variable for variable in _variables_of(self.model) if id(variable) not in kept]
             _check_alike(variables, lambda tensor: tensor.numpy())
             _assignments(variables, self._root_rank)
             return

@@ -86,6 +86,11 @@ class PipelineMixin(delegating_trackable()):
         return variables_of(self._state)
 
     @property
+    def variables_of_this_rank(self) -> list:
+        """Those of them that are each rank's own, such as the sums of `Accumulate`."""
+        return self._pipeline.pipeline.variables_of_this_rank()
+
+    @property
     def name(self) -> str:
         return self._settings.name
 
