@@ -30,6 +30,7 @@ from npu_bridge.options.table import (
 )
 from npu_bridge.options.training_options import TrainingOptions
 
+DEFAULT_CHECKPOINT_STEPS = 100  # of an NPURunConfig that is given neither steps nor seconds
 ENTRY_NAME = "NpuOptimizer"
 _MOST_NAMES = 3  # in a line about several options
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
@@ -191,8 +192,10 @@ def _announce(settings: Settings) -> list[str]:
     names = []
     for option in settings.table:
         value = settings.values.get(option.name)
-        usual = [option.absent if settings.place.is_session else option.default, option.default]
-        is_own = option.name in settings.given and value not in usual[: 1 + is_sent]
+        usual = [option.absent if settings.place.is_session else option.default]
+        usual += [option.default] if is_sent else []
+        usual += [DEFAULT_CHECKPOINT_STEPS] if option.name == "save_checkpoints_steps" else []
+        is_own = option.name in settings.given and value not in usual
         if not is_own or (is_sent and option.name in _task_values(settings.table)):
             continue
         names.append(option.name)
