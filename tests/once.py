@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-_SAID_ONCE = (("npu_bridge.base.errors", "say_once"), ("npu_bridge.collective.exchanges", "_say_once"))
+_SAID_ONCE = (
+    ("npu_bridge.base.errors", "say_on_terminal"),
+    ("npu_bridge.base.errors", "say_once"),
+    ("npu_bridge.collective.exchanges", "_say_once"),
+)
 
 
 def forget_what_was_said():

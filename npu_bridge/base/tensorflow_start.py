@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.abc
 import logging
+import re
 import sys
 import types
 import warnings
@@ -31,7 +32,8 @@ _ADVICE = ("Instructions for updating:", "The name %s is deprecated")
 _LAYER_ADVICE = r"`(tf\.layers|tf\.nn|layer)\.[\w.]+` (is deprecated|will be removed)"
 _CLOSING_NOTICE = r"\s*TensorFlow Addons \(TFA\) has ended"
 _STANDS_STILL = "It seems that global step"
-_SLOW_CALLBACK = "Callback method `on_"
+_SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
+_SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -107,8 +109,8 @@ def _alarms() -> _Alarms:
 class _Alarms(logging.Filter):
     """Keeps back two warnings of TensorFlow and Keras where they are not true, or were given before.
 
-    A skipped step rightly does not increase the global step. A callback counts as slow beside the short steps of a
-    small model, also where all callbacks are this package's, which nobody can make faster.
+    A skipped step rightly does not increase the global step. Beside the short steps of a small model every callback is
+    slow; and where a step waits for other ranks in a callback of this package, nobody can make that faster.
     """
 
     step_is_explained = False
@@ -118,18 +120,25 @@ class _Alarms(logging.Filter):
         if text.startswith(_STANDS_STILL):
             was_explained, self.step_is_explained = self.step_is_explained, True
             return not was_explained
-        return not text.startswith(_SLOW_CALLBACK) or _has_callbacks_of_others()
+        slow = _SLOW_CALLBACK.match(text)
+        return slow is None or (float(slow[2]) > _SHORT_SECS and _is_of_others(slow[1]))
 
 
-def _has_callbacks_of_others() -> bool:
-    """Whether the list of callbacks that is being called has some that come neither with Keras nor from here."""
+def _is_of_others(method: str) -> bool:
+    """Whether one of the callbacks that are being called has this method neither from Keras nor from here."""
     keras = sys.modules["tensorflow"].keras
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), keras.callbacks.CallbackList):
         frame = frame.f_back
-    callbacks = frame.f_locals["self"].callbacks if frame is not None else [None]
+    if frame is None:
+        return True
     known = (*_OURS, "npu_device", "keras", "horovod")
-    return any(type(callback).__module__.split(".")[0] not in known for callback in callbacks)
+    methods = (method, method.replace("train_", ""))  # as older scripts call it
+    for kind in map(type, frame.f_locals["self"].callbacks):
+        makers = [base for base in kind.__mro__ if any(name in vars(base) for name in methods)]
+        if makers and makers[0].__module__.split(".")[0] not in known:
+            return True
+    return False
 
 
 class _Refusal(importlib.abc.MetaPathFinder):

@@ -71,7 +71,7 @@ def is_changed_anywhere(variable: tf.Variable) -> bool:
 
 def _may_change(op, name):
     if op.type in _CALLING:
-        return any(variable_behind(tensor) == name for tensor in op.inputs)
+        return any(changes_variable(node.op) for node in nodes_in_functions(op.graph, [op.node_def]))
     if not changes_variable(op.type) or variable_behind(op.inputs[0]) != name:
         return False
     value = op.inputs[1].op

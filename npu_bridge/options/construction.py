@@ -9,7 +9,7 @@ from typing import Any, Callable
 from npu_bridge.base import environment
 from npu_bridge.base.errors import message, option_error, say_once, shortened, shown
 from npu_bridge.options.catalogue import OPTIONS
-from npu_bridge.options.reading import check_helper
+from npu_bridge.options.reading import DEFAULT_CHECKPOINT_STEPS, check_helper
 from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
 
 # What tf.estimator.RunConfig takes, in the order it checks them.
@@ -26,7 +26,6 @@ BASE_PARAMETERS = (
     "train_distribute",
     "eval_distribute",
 )
-DEFAULT_CHECKPOINT_STEPS = 100
 
 
 def declared(owner: str, table: OptionTable = OPTIONS) -> Callable[[type], type]:

@@ -30,6 +30,7 @@ from npu_bridge.options.table import (
 )
 from npu_bridge.options.training_options import TrainingOptions
 
+DEFAULT_CHECKPOINT_STEPS = 100  # of an NPURunConfig that is given neither steps nor seconds
 ENTRY_NAME = "NpuOptimizer"
 _MOST_NAMES = 3  # in a line about several options
 _SLOT_TYPES = {"s": "string", "i": "integer", "b": "boolean"}
@@ -191,8 +192,10 @@ def _announce(settings: Settings) -> list[str]:
     names = []
     for option in settings.table:
         value = settings.values.get(option.name)
-        usual = option.absent if settings.place.is_session else option.default
-        is_own = option.name in settings.given and value != usual
+        usual = [option.absent if settings.place.is_session else option.default]
+        usual += [option.default] if is_sent else []
+        usual += [DEFAULT_CHECKPOINT_STEPS] if option.name == "save_checkpoints_steps" else []
+        is_own = option.name in settings.given and value not in usual
         if not is_own or (is_sent and option.name in _task_values(settings.table)):
             continue
         names.append(option.name)
@@ -219,7 +222,8 @@ def tell_effects(options: TrainingOptions) -> None:
         return
     names = ", ".join(idle[:_MOST_NAMES]) + (", ..." if len(idle) > _MOST_NAMES else "")
     script = in_line(sys.argv[0]) if sys.argv[0].endswith(".py") else "SCRIPT"
-    some = f"{len(idle)} of the {len(given)} options you set {'has' if len(idle) == 1 else 'have'} no effect here"
+    of_all = f"{len(idle)} of the {len(given)} options you set" if len(given) > 1 else "the option you set"
+    some = f"{of_all} {'has' if len(idle) == 1 else 'have'} no effect here"
     say_on_terminal(f"npu_bridge: {some} ({names}): npu-run effects {script} lists them")
 
 

@@ -92,8 +92,9 @@ def mismatches_explained(folder: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
-        newest = tf.train.latest_checkpoint(folder) if _NOT_RESTORED in error.message and error.op is not None else None
-        found = newest and _first_difference(error.op.graph, newest)
+        # TensorFlow restores a resource variable whatever its shape, and fails in the first step.
+        newest = tf.train.latest_checkpoint(folder) if error.op is not None else None
+        found = newest and _first_difference(error.op.graph, newest, _NOT_RESTORED in error.message)
         if not found:
             raise
         fix = "Train in another model_dir, or build the model that was saved."
@@ -101,13 +102,15 @@ def mismatches_explained(folder: str) -> Iterator[None]:
         raise type(error)(None, None, message("checkpoint", problem, *found, fix)) from None
 
 
-def _first_difference(graph, prefix):
+def _first_difference(graph, prefix, must_be_there):
     """What a graph has, and a checkpoint has instead, of the first variable that differs."""
     shapes = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
-        name, shape = variable.op.name, variable.shape.as_list()
-        if shapes.get(name) != shape:
-            return f"{name} of shape {shape}", f"one of shape {shapes[name]}" if name in shapes else "none of that name"
+        name, shape = variable.op.name, variable.shape
+        if name in shapes and not shape.is_compatible_with(shapes[name]):
+            return f"{name} of shape {shape}", f"one of shape {tf.TensorShape(shapes[name])}"
+        if name not in shapes and must_be_there:
+            return f"{name} of shape {shape}", "none of that name"
     return None
 
 

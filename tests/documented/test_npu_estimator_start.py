@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from npu_bridge.estimator.npu.npu_hook import (
     NPUShutDownHook,
     SetIterationsVarHook,
 )
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 
 tf1 = tf.compat.v1
 TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
@@ -229,3 +232,60 @@ def test_hooks_without_effect(graph):
     with tf1.train.MonitoredSession(hooks=hooks) as session:
         assert [session.run(step) for _ in range(2)] == [1, 2]
     assert graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES) == []
+
+
+def test_a_checkpoint_of_another_model_is_told_with_the_variable_that_differs(trained, tmp_path):
+    def wider_model_fn(features, mode):
+        weight = tf1.get_variable("weight", [2])
+        loss = tf.reduce_sum(weight * features["x"])
+        train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(loss, tf1.train.get_global_step())
+        return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    shutil.copytree(trained / "10", tmp_path / "10")
+    estimator = NPUEstimator(wider_model_fn, config=NPURunConfig(model_dir=str(tmp_path / "10")))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        estimator.train(input_fn, steps=1)
+    found = r"10/model.ckpt-1 is a checkpoint of another model. Expected weight of shape \(2,\); got one of shape \(\)"
+    assert re.search(found, str(caught.value))
+
+
+def test_a_folder_that_cannot_be_is_told_before_anything_is_built(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"model_dir cannot be used. .*got .*file \(File exists\)"):
+        estimator_of(tmp_path / "file").train(input_fn, steps=1)
+
+
+def test_a_spec_without_a_loss_or_a_step_says_what_to_pass(graph):
+    loss = tf1.constant(1.0)
+    with pytest.raises(ValueError, match=r"train_op is missing.*Pass train_op=optimizer.minimize\(loss, tf.train"):
+        NPUEstimatorSpec(TRAIN, loss=loss)
+    with pytest.raises(ValueError, match="NPUEstimatorSpec: loss is missing. Expected one in mode 'eval'"):
+        NPUEstimatorSpec(EVAL)
+    assert NPUEstimatorSpec(EVAL, loss=loss).train_op is None
+
+
+def uncounted_model_fn(features, mode, params):
+    weight = tf1.get_variable("weight", [])
+    train_op = tf1.train.GradientDescentOptimizer(1.0).minimize(weight * features["x"][0])
+    if params["counts"]:
+        train_op = tf.group(train_op, tf1.assign_add(tf1.train.get_global_step(), 1))
+    return NPUEstimatorSpec(mode, loss=weight * 1.0, train_op=train_op)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_training_that_counts_no_steps_is_told_at_its_start(counts, tmp_path, caplog):
+    config = NPURunConfig(model_dir=str(tmp_path), log_step_count_steps=None)
+    NPUEstimator(uncounted_model_fn, config=config, params={"counts": counts}).train(lambda: input_fn().take(1))
+    said = [record.getMessage() for record in caplog.records if "no step is counted" in record.getMessage()]
+    assert len(said) == (not counts)
+    assert counts or said[0].startswith("global_step: no step is counted: a number of steps is never reached")
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_so_is_a_session_of_an_optimizer_of_this_package(counts, graph, caplog):
+    step = tf1.train.get_or_create_global_step()
+    loss = tf.square(tf1.get_variable("weight", []))
+    train_op = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1)).minimize(loss, step if counts else None)
+    with tf1.train.MonitoredTrainingSession(hooks=[tf1.train.StopAtStepHook(last_step=5)]) as session:
+        session.run(train_op)
+    assert ("no step is counted" in caplog.text) == (not counts)

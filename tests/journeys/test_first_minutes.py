@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
+import tensorflow as tf
 
+from npu_bridge.base import tensorflow_start
+from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.journeys.test_readme import EXAMPLES, REPOSITORY
 
 # What TensorFlow reads when it is loaded, and what tests set for themselves.
@@ -28,7 +33,10 @@ PROGRAMS = {
 }
 
 
-def lines_of(command, folder, **variables):
+tf1 = tf.compat.v1
+
+
+def lines_of(command, folder, code=0, **variables):
     """What a command prints, all of it, as lines."""
     environment = {name: text for name, text in os.environ.items() if name not in QUIET}
     environment["PYTHONPATH"] = str(REPOSITORY)
@@ -42,7 +50,7 @@ def lines_of(command, folder, **variables):
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == code, done.stdout[-6000:]
     return done.stdout.splitlines()
 
 
@@ -112,3 +120,68 @@ def test_warnings_of_the_script_are_shown_and_on_request_those_of_tensorflow(tmp
     told = "\n".join(lines_of([sys.executable, "train.py"], tmp_path, NPU_BRIDGE_VERBOSE="1"))
     assert "Instructions for updating" in told and "cpu_feature_guard" in told
     assert "NPUEstimator: already at step 1 of 1: nothing to do; train on with max_steps=2 or another model_dir" in told
+
+
+FAILING = """
+from npu_bridge.npu_init import *
+def model_fn(features, labels, mode):
+    loss = tf.losses.mean_squared_error(labels, tf.layers.dense(tf.layers.dense(features, 8), 1))
+    optimizer = NPUOptimizer(tf.train.AdamOptimizer(0.01), is_distributed=True)
+    train_op = optimizer.minimize(loss, tf.train.get_global_step())
+    return NPUEstimatorSpec(mode, loss=loss, train_op=train_op)
+def input_fn():
+    records = tf.data.TFRecordDataset("train.tfrecord")
+    return records.map(lambda record: (tf.ones([4]), tf.ones([1]))).batch(16)
+config = NPURunConfig(model_dir="out", debug_dir="here", op_debug_config="there")
+NPUEstimator(model_fn, config=config).train(input_fn, max_steps=20)
+"""
+
+
+@pytest.mark.ranks(2)
+def test_one_failure_is_one_traceback_and_nothing_else_is_in_its_way(tmp_path):
+    (tmp_path / "train.py").write_text(FAILING)
+    lines = lines_of([*npu_run(2), "train.py"], tmp_path, code=1)
+    assert lines[:2] == [
+        "npu-run: starting 2 ranks of train.py",
+        "npu_bridge: 2 of the 3 options you set have no effect here (debug_dir, op_debug_config): npu-run effects "
+        "train.py lists them",
+    ]
+    text = "\n".join(lines)
+    assert text.count("Traceback") == 1 and len(lines) <= 12, lines
+    assert '  File "train.py", line 12, in <module>' in lines and "site-packages" not in text
+    assert "frames of libraries (npu-run --verbose shows them)" in text
+    assert lines[-1].startswith("npu-run: rank ") and "NotFoundError: train.tfrecord; No such file" in lines[-1]
+
+
+def warnings_of_tensorflow(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "tensorflow"]
+
+
+def test_a_global_step_that_stands_still_is_no_news_where_steps_are_skipped(caplog, monkeypatch):
+    alarms = tensorflow_start._alarms()
+    monkeypatch.setattr(alarms, "step_is_explained", False)
+    assert tensorflow_start._STANDS_STILL in inspect.getsource(inspect.getmodule(tf.estimator.StepCounterHook))
+    text = f"{tensorflow_start._STANDS_STILL} has not been increased."
+    for _ in range(2):
+        tf1.logging.warning(text)
+    assert warnings_of_tensorflow(caplog) == [text], "once"
+    monkeypatch.setattr(alarms, "step_is_explained", False)
+    with tf.Graph().as_default():
+        loss = tf.square(tf1.get_variable("weight", []))
+        NPUOptimizer(tf1.train.GradientDescentOptimizer(1.0)).minimize(loss, tf1.train.get_or_create_global_step())
+    tf1.logging.warning(text)
+    assert warnings_of_tensorflow(caplog) == [text]
+
+
+class Slow(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.03)
+
+
+@pytest.mark.parametrize(("module", "count"), [(__name__, 1), ("npu_bridge.reporting", 0)])
+def test_a_callback_is_slow_if_it_is_a_persons_own(module, count, caplog, monkeypatch):
+    monkeypatch.setattr(Slow, "__module__", module)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(tf.ones([8, 2]), tf.ones([8, 1]), batch_size=1, verbose=0, callbacks=[Slow()])
+    assert len([text for text in warnings_of_tensorflow(caplog) if "is slow compared" in text]) == count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from types import SimpleNamespace
 
@@ -293,13 +292,10 @@ def test_a_rank_that_is_gone_without_a_word_is_named_and_not_those_that_notice(t
     )
     code, output = npu_run("-np", "3", "--logs", "train.py", cwd=tmp_path, prepare=PATIENT)
     assert code == 1
-    survivors, verdict = output.splitlines()
-    # One of them may have been stopped before it could say so.
-    pattern = "npu-run: ranks? (0|2|0, 2) ended with HorovodInternalError: a peer is gone after that"
-    found = re.fullmatch(pattern, survivors)
-    assert verdict == (
+    assert output == (
         "npu-run: rank 1 of 3 was gone before its script came to its end, without an exception, as after os._exit(0); "
-        "exit code 1. The other ranks were stopped."
+        "exit code 1. The other ranks were stopped.\n"
     )
-    # What a survivor would have printed is in the log.
-    assert "Traceback (most recent call last):" in (tmp_path / "logs" / f"rank_{found[1][0]}.log").read_text()
+    # What survivors would have printed is in their logs. One of them may have been stopped before it could say so.
+    logs = [(tmp_path / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 2)]
+    assert any("Traceback (most recent call last):" in log and "a peer is gone" in log for log in logs)

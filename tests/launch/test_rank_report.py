@@ -7,6 +7,7 @@ import json
 import pytest
 
 from npu_bridge.launch.rank.report import report_of
+from npu_bridge.launch.rank.trace import trace_of
 
 IN_GRAPH = """Graph execution error:
 
@@ -111,3 +112,86 @@ def test_a_report_stays_small_whatever_the_exception_says():
     facts = report(ValueError("\N{GRINNING FACE}" * 1_000_000))
     assert facts["summary"].startswith("ValueError: \N{GRINNING FACE}")
     assert len(json.dumps(facts)) < 212_992  # what a socket takes without waiting for who reads it
+
+
+SCRIPT = """import json
+def read(text):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RuntimeError("no configuration") from error
+def use(text):
+    return json.loads(text)
+class Settings(dict):
+    def __missing__(self, key):
+        return {}[key]
+def fill(settings):
+    return "%(rate)s" % settings
+"""
+
+
+def trace_of_script(last_line, error=None):
+    """What a person sees of a script that ends so."""
+    try:
+        exec(compile(f"{SCRIPT}{last_line}\n", "train.py", "exec"), {"error": error})
+    except Exception as raised:
+        return trace_of(raised, "train.py").splitlines()
+    raise AssertionError("the script ended well")
+
+
+def test_a_trace_has_the_frames_of_the_script_and_the_reason_and_on_request_all(monkeypatch):
+    lines = trace_of_script("use('x')")
+    assert [line.strip() for line in lines if "File" in line] == [
+        'File "train.py", line 14, in <module>',
+        'File "train.py", line 8, in use',
+    ]
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1].startswith("json.decoder.JSONDecodeError: ")
+    assert [line for line in lines if "frames of libraries (npu-run --verbose shows them)" in line]
+    monkeypatch.setenv("NPU_BRIDGE_VERBOSE", "1")
+    assert len([line for line in trace_of_script("use('x')") if "json" in line and "File" in line]) >= 2
+
+
+def test_one_failure_is_one_trace_and_its_cause_a_line():
+    lines = trace_of_script("read('x')")
+    assert sum("Traceback" in line for line in lines) == 1 and lines[-2] == "RuntimeError: no configuration"
+    assert lines[-1].startswith("  because of json.decoder.JSONDecodeError: ") and lines[-1].endswith(
+        "train.py, line 4"
+    )
+    assert trace_of_script("Settings()['rate']")[-1] == "KeyError: 'rate'"
+    assert "frames" not in "".join(trace_of_script("fill({})"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            UnknownError(IN_GRAPH),
+            [
+                "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64.",
+                "\t [[{{node grad_w}}]]",
+                "  grad_w was made here:",
+                '  File "train.py", line 12, in <module>',
+            ],
+        ),
+        (
+            UnknownError(IN_GRAPH.replace("    File", "  File").replace("<module>", "<module>\n\n", 1)),
+            [
+                "UnknownError: Mismatched data types: One rank had type float32, but another rank had type float64.",
+                "\t [[{{node grad_w}}]]",
+                "  grad_w was made here:",
+                '  File "train.py", line 12, in <module>',
+            ],
+        ),
+        (UnknownError(IN_GRAPH.replace("12", "14")), ["\t [[{{node grad_w}}]]"]),  # that line is in the stack
+        (
+            UnknownError(IN_FUNCTION),
+            ['    File "train.py", line 7, in inner  *', "    ValueError: bad", "    and more"],
+        ),
+        (ValueError(IN_LAYER), ["        KeyError: 'deep reason'"]),
+    ],
+)
+def test_the_reason_comes_without_what_tensorflow_repeats(error, reason):
+    lines = [line.replace(f"{__name__}.", "") for line in trace_of_script("raise error", error)]
+    text = "\n".join(lines)
+    assert "\n".join(reason) in text
+    assert "Original stack trace" not in text and "Graph execution" not in text and "" not in lines

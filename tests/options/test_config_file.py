@@ -92,8 +92,13 @@ def test_errors_name_file_line_and_key(tmp_path, text, error, located):
 
 
 def test_missing_file_is_an_os_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        NPURunConfig.from_file(tmp_path / "none.toml")
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(FileNotFoundError, match=r"from_file: .*got .*/rum\.toml\. Did you mean 'run\.toml'\?"):
+        NPURunConfig.from_file(tmp_path / "rum.toml")
+    with pytest.raises(OSError, match="from_file: the file cannot be read. Expected a TOML file; got .* is a folder"):
+        NPURunConfig.from_file(tmp_path)
+    with pytest.raises(TypeError, match="from_file: .*Name a TOML file"):
+        NPURunConfig.from_file(None)
 
 
 @pytest.mark.parametrize(

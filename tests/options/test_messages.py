@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import LONGEST_MESSAGE, message, shortened, shown
 from npu_bridge.estimator.npu import npu_config
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
-from npu_bridge.options import OPTIONS, read_session_config
+from npu_bridge.options import OPTIONS, make_session_config, read_run_config, read_session_config, tell_effects
 from npu_bridge.options.table import RUN_CONFIG, SESSION
 
 LONG_TEXT = "x=1|" * 5000
@@ -83,3 +85,47 @@ def test_what_is_long_loses_its_middle_and_what_is_short_nothing():
     assert text.startswith("A: begin---") and f"end. Expected {'c' * 100}; got d. E." in text
     assert max(len(message(*["x" * size] * 5)) for size in range(60, 600)) <= LONGEST_MESSAGE
     assert shown(_Unprintable()) == "a value that cannot be printed (_Unprintable)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("iterations_per_loop", "10", "Write 10, without quotes."),
+        ("iterations_per_loop", 10.0, "Write 10."),
+        ("iterations_per_loop", 10.5, "Pass an int."),
+        ("save_checkpoints_steps", "100", "Write 100, without quotes."),
+        ("tf_random_seed", "1", "Write 1, without quotes."),
+        ("enable_data_pre_proc", "false", "Write False, without quotes."),
+        ("precision_mode", "mixed_fp16", "Did you mean 'allow_mix_precision_fp16'?"),
+        ("precision_mode", "mixed_float16", "Write precision_mode_v2='mixed_float16'."),
+        ("precision_mode_v2", "bf16", "Write 'mixed_bfloat16' here."),
+        ("precision_mode_v2", "allow_mix_precision", "Write 'mixed_float16' here."),
+    ],
+)
+def test_what_is_nearly_right_is_told_what_to_write(name, value, fix):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        NPURunConfig(**{name: value})
+    assert str(caught.value).endswith(fix)
+
+
+IDLE = {"debug_dir": "here", "op_compiler_cache_dir": "there", "graph_memory_max_size": "1"}
+
+
+def test_options_without_effect_are_counted_in_one_line_when_a_training_begins(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps=3"])
+    options = read_run_config(NPURunConfig(iterations_per_loop=10, **IDLE))
+    assert capsys.readouterr().err == "", "a configuration alone says nothing on the terminal"
+    monkeypatch.setenv("RANK_ID", "1")
+    tell_effects(options)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK_ID", "0")
+    for _ in range(3):
+        tell_effects(options)
+    line = "npu_bridge: 3 of the 4 options you set have no effect here ({}): npu-run effects train.py lists them\n"
+    in_table = sorted(IDLE, key=[option.name for option in OPTIONS].index)
+    assert capsys.readouterr().err == line.format(", ".join(in_table))
+    tell_effects(read_run_config(NPURunConfig(iterations_per_loop=10)))
+    tell_effects(read_session_config(make_session_config(NPURunConfig())))
+    assert capsys.readouterr().err == ""
+    tell_effects(read_session_config(make_session_config(NPURunConfig(debug_dir="here"))))
+    assert "the option you set has no effect here (debug_dir)" in capsys.readouterr().err

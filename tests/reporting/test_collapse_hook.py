@@ -138,7 +138,7 @@ def test_the_skip_decides_about_a_nan_loss(tmp_path, loop, reached):
 
 def test_a_nan_loss_of_a_step_that_is_not_skipped_ends_the_training(tmp_path):
     for name, manager in (("scaled", falling_from(4.0)), ("unscaled", None)):
-        with pytest.raises(tf.estimator.NanLossDuringTrainingError):
+        with pytest.raises(tf.estimator.NanLossDuringTrainingError, match=r"NaN in step \d+. Lower the learning rate"):
             train_to(8, tmp_path / name, plus_batch, manager)
     with pytest.raises(tf.estimator.NanLossDuringTrainingError):
         train_to(8, tmp_path / "stock", times_batch)
