@@ -50,7 +50,7 @@ _FULL = {"precision_mode": "must_keep_origin_dtype"}
     help="Share of the loss by which a run may be off and still pass, where the band of rounding is narrower.",
 )
 @click.option("--max-runs", type=click.IntRange(min=5), default=40, show_default=True, help="Runs to make at most.")
-@click.option("--out", default="bisect", show_default=True, metavar="DIR", help="Folder; the same one goes on.")
+@click.option("-o", "--out", default="bisect", show_default=True, metavar="DIR", help="Folder; the same one goes on.")
 @launcher_options
 def bisect(
     low: str,

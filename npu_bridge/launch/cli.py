@@ -104,6 +104,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
 @click.command(
     "npu-run",
     cls=_Launcher,
+    no_args_is_help=True,
     epilog="npu-run COMMAND --help tells more about a command. Options come before SCRIPT; all that follows SCRIPT is "
     "the script's.",
 )
@@ -131,7 +132,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     metavar="SECS",
     help="End the job when a rank has waited so long; 0: never. Default: when all ranks have waited for 600 s.",
 )
-@click.option("--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
+@click.option("-o", "--out", metavar="DIR", help="Folder for these. Default: logs, timeline, repeats.")
 @click.option("--logs", is_flag=True, help="Keep what each rank prints, in rank_<n>.log.")
 @click.option("--timeline", metavar="FIRST:LAST", help="Record these steps on every rank, and draw them.")
 @click.option(

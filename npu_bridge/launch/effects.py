@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from npu_bridge.base.errors import nearest
-from npu_bridge.base.reading import read_json
+from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import (
     ScriptCommand,
@@ -33,6 +34,7 @@ __all__ = ["Row", "effects"]
 
 WORDS = {"works": "works", "recorded": "no effect", "refused": "refused"}  # for the levels of `Effect`
 _TITLES = {"refused": "refused: they end a training at its start", "no effect": "no effect here", "works": "work here"}
+_FROM_FILE = re.compile(r"""\bfrom_file\(\s*['"]([^'"]+)['"]""")
 _VALUE_CHARACTERS = 60
 
 
@@ -77,8 +79,12 @@ def effects(era: int | None, trees: tuple[str, ...], as_json: bool, script: str,
     console = PlainConsole()
     for word, title in _TITLES.items():
         shown = [_cells(row) for row in rows if row.effect == word and not (word == "works" and is_quiet())]
+        if not any(value for _, value, _ in shown):
+            shown = [(name, note) for name, _, note in shown]
         if shown:
             print_table(shown, console, title)
+    if not rows and script.endswith(".py"):
+        echo("The text of a script tells what is written out there; the folder of its training tells all.")
     told = ", ".join(f"{count} {word}" for word, count in (("work", counts["works"]), *_others(counts)) if count)
     echo(f"{in_line(script)}: {len(rows)} option{'' if len(rows) == 1 else 's'} set{f': {told}' if told else ''}.")
     sys.exit(code)
@@ -89,9 +95,7 @@ def _others(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    if row.place:
-        return (f"{row.place}: {row.name}", row.note)
-    return (row.name, _short(row.value), row.note)
+    return (f"{row.place}: {row.name}" if row.place else row.name, _short(row.value), row.note)
 
 
 def _rows_of(path: str, era: int, trees: tuple[str, ...]) -> Iterator[Row]:
@@ -157,6 +161,12 @@ def _rows_of_script(path: str, choice: SourceChoice) -> Iterator[Row]:
             level, note = option.effect
             row = (f"{option.owner}.{option.name}", "", repr(option.default))
             yield Row(*row, WORDS[level], note or _note_of(level), place)
+
+    with open_file(path, errors="replace") as text:
+        named = _FROM_FILE.findall(text.read())
+    for file in named:
+        if os.path.isfile(file):
+            yield from (row._replace(place=file) for row in _rows_of_file(file))
 
 
 def _rows_of_training(folder: str) -> Iterator[Row]:

@@ -26,7 +26,7 @@ _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the las
 
 
 @click.command(cls=ScriptCommand)
-@click.option("--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
+@click.option("-o", "--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
 @launcher_options
 def record(out: str, steps: int, launcher: list[str], script: str, arguments: tuple[str, ...]):
@@ -41,7 +41,7 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
 
 
 @click.command(cls=ScriptCommand)
-@click.option("--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
+@click.option("-o", "--out", metavar="DIR", help="Folder for the run. Default: a folder replayed in RECORDED.")
 @click.argument("recorded")
 @launcher_options
 def replay(out: str | None, recorded: str, launcher: list[str], script: str, arguments: tuple[str, ...]):

@@ -61,7 +61,7 @@ def test_options_of_a_file_are_listed_by_what_they_do(run):
     assert "work here" not in run("-q", "run.toml").output
 
 
-def test_options_of_a_script_are_listed_with_their_lines(run):
+def test_options_of_a_script_are_listed_with_their_lines(run, tmp_path):
     told = run("train.py")
     assert told.exit_code == 0
     for row in (
@@ -71,6 +71,10 @@ def test_options_of_a_script_are_listed_with_their_lines(run):
     ):
         assert f"  {row}" in told.output, told.output
     assert told.output.endswith("train.py: 6 options set: 4 work, 2 without effect.\n")
+    write_script(tmp_path, "config = NPURunConfig.from_file('run.toml')\n", "of_file.py")
+    assert "  run.toml: NPURunConfig.op_debug_level " in run("of_file.py").output
+    write_script(tmp_path, "config = NPURunConfig.from_file(path)\n", "unknown.py")
+    assert "the folder of its training tells all.\nunknown.py: 0 options set." in run("unknown.py").output
 
 
 def test_options_of_a_training_have_the_values_it_had(run, tmp_path):

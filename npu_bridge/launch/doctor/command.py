@@ -56,7 +56,7 @@ class _Progress:
     def __init__(self, console: Console | None):
         self._is_quiet = is_quiet()  # asked now: the context is that of this thread
         is_shown = console is not None and console.is_terminal and not self._is_quiet
-        self._status = console.status("starting") if is_shown else None
+        self._status = console.status("starting one rank and two ranks ...") if is_shown else None
         self._stages: dict[str, tuple[str, float]] = {}  # of each trial, and since when
         self._one_at_a_time = threading.Lock()
 
@@ -82,7 +82,7 @@ class _Progress:
                 self._say(f"checking {before} ... {time.monotonic() - since:.1f} s")
             if stage:
                 self._stages[trial] = stage, time.monotonic()
-            if self._status is not None:
+            if self._status is not None and self._stages:
                 self._status.update(f"checking {', '.join(stage for stage, _ in self._stages.values())} ...")
 
     def _say(self, text: str) -> None:

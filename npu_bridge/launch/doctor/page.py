@@ -58,8 +58,13 @@ class Page:
         self.problems.extend(problems)
 
     def facts(self) -> dict[str, Any]:
-        """The same for JSON: each section by its key, a list of rows."""
-        sections = {each.key: [dict(zip(each.fields, row)) for row in each.rows] for each in self.sections}
+        """The same for JSON: each section by its key, a list of rows, in which a text does not say its name again."""
+        sections = {
+            each.key: [
+                {name: text.removeprefix(f"{name} ") for name, text in zip(each.fields, row)} for row in each.rows
+            ]
+            for each in self.sections
+        }
         return {**sections, "problems": [problem._asdict() for problem in self.problems]}
 
     @property
