@@ -55,7 +55,9 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
 
 
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
-    """Adds a failure to `report.json` of a run that is going on, in one move; the first one with a cause of its own wins.
+    """Adds a failure to `report.json` of a run that is going on, in one move.
+
+    The first one with a cause of its own stays.
 
     Returns:
       False if there is no such file, or another failure in it says more.
