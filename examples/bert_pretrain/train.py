@@ -22,6 +22,7 @@ from vocabulary import load_or_build
 
 from hccl.manage.api import get_local_rank_size, get_rank_id, get_rank_size
 from npu_bridge.reporting import (
+    BatchesHook,
     History,
     HistoryHook,
     MissingExtraError,
@@ -29,8 +30,8 @@ from npu_bridge.reporting import (
     ReportHook,
     describe_run,
     draw_training,
-    format_summary,
     places_of_ranks,
+    report_evaluation,
     summarize,
     write_summary,
 )
@@ -114,7 +115,8 @@ def model_fn(features, labels, mode, params):
         metrics = {"accuracy": tf.metrics.mean(prediction.accuracy)}
         return tf.estimator.EstimatorSpec(mode, loss=prediction.loss, eval_metric_ops=metrics)
     schedule = WarmupThenLinearDecay(params["learning_rate"], params["warmup_steps"], params["total_steps"])
-    optimizer = make_optimizer(schedule, params["weight_decay_rate"], params["distributed"])
+    rate = schedule(tf.train.get_or_create_global_step())  # a tensor, which hooks can show
+    optimizer = make_optimizer(rate, params["weight_decay_rate"], params["distributed"])
     grads_and_vars = optimizer.compute_gradients(prediction.loss, tf.trainable_variables())
     grads, variables = zip(*grads_and_vars)
     # What comes out of compute_gradients is averaged and unscaled, so the norm means what it says.
@@ -160,13 +162,9 @@ def session_config() -> tf.ConfigProto:
     return tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads)
 
 
-def report(history: History, output_dir: str, held_out) -> None:
-    """Writes picture and summary, and says in a few lines how it went."""
-    summary = summarize(history)
-    write_summary(summary, os.path.join(output_dir, "summary.json"))
-    print(format_summary(summary))
-    if held_out:
-        print("held-out text: loss {loss:.4f}, {accuracy:.1%} of hidden pieces guessed".format(**held_out))
+def report(history: History, output_dir: str) -> None:
+    """Writes summary and picture, and says where the latter is."""
+    write_summary(summarize(history), os.path.join(output_dir, "summary.json"))
     try:
         picture = os.path.join(output_dir, "training.png")
         draw_training(history, picture, title="BERT, masked-language-model pre-training")
@@ -253,13 +251,12 @@ def main(_):
     est.train(make_input_fn(batches, length, batch_size, first_batch), hooks=hooks, max_steps=total_steps)
 
     if rank == 0:
-        held_out = None
         if FLAGS.num_eval_batches and len(held_out_rows):
             unseen = MaskedBatches(held_out_rows, size.vocab_size, FLAGS.seed)
-            held_out = est.evaluate(
-                make_input_fn(unseen, length, batch_size, share=False), steps=FLAGS.num_eval_batches
-            )
-        report(history, FLAGS.output_dir, held_out)
+            unseen_fn, counted = make_input_fn(unseen, length, batch_size, share=False), BatchesHook()
+            metrics = est.evaluate(unseen_fn, steps=FLAGS.num_eval_batches, hooks=[counted])
+            report_evaluation(FLAGS.output_dir, metrics, history, "held-out text", counted)
+        report(history, FLAGS.output_dir)
 
 
 if __name__ == "__main__":

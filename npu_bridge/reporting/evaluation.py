@@ -68,9 +68,12 @@ def report_evaluation(
     path = os.path.join(folder, HISTORY_FILE) if history is None else history.path
     if history is None and os.path.exists(path):
         history = History(path)
-    counts = (None, None) if counted is None else (counted.batches, counted.secs)
-    given = (int(metrics["global_step"]), metrics, name or "", *counts)
-    done = Evaluation.of(*given, 0.0) if history is None else history.append_evaluation(*given)
+    batches, secs = (None, None) if counted is None else (counted.batches, counted.secs)
+    step = int(metrics["global_step"])
+    if history is None:
+        done = Evaluation.of(step, metrics, name or "", batches, secs, time.time())
+    else:
+        done = history.append_evaluation(step, metrics, name or "", batches, secs)
     output = choose_output(sys.stdout if stream is None else stream)
     output.note(format_evaluation(done, output.width))
     if is_over and history is not None and os.path.exists(os.path.join(folder, page.PAGE_FILE)):

@@ -102,7 +102,6 @@ class SessionFacts(NamedTuple):
 
 Entry = Union[StepRow, SessionStart, Evaluation, SessionFacts]
 _OPTIONAL = ("learning_rate", "precision", *Evaluation._fields[3:], *SessionFacts._fields[2:])
-_MEMORY = SessionFacts._fields[4:]
 _FIRST = {SessionStart: "start", Evaluation: "evaluation", SessionFacts: "facts"}  # instead of "step" in a line
 
 
@@ -122,6 +121,7 @@ class History:
         self.path = os.fspath(path)
         self._clock = clock
         self._file: GrowingFile | None = None
+        self._is_open = False
         self.entries: list[Entry] = list(_read(self.path))
 
     @property
@@ -167,8 +167,9 @@ class History:
         self.close()
         self.entries = _up_to(self.entries, step) + [SessionStart(step, self.now, ranks)]
         begin = functools.partial(write_whole, self.path, "".join(map(_to_line, self.entries)), _FILES)
-        self._file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
+        self._file = self._new_file(begin)
         self._file.write(b"")
+        self._is_open = True
 
     @property
     def now(self) -> float:
@@ -190,9 +191,11 @@ class History:
         Raises:
           RuntimeError: no session was begun.
         """
-        if self._file is None:
+        if not self._is_open:
             raise RuntimeError(f"History.append: {self.path} is not open for rows. Call begin_session() first.")
-        self._add(StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision))
+        self._add(
+            StepRow(step, loss, loss_scale, skipped, self.now if time is None else time, learning_rate, precision)
+        )
 
     def append_evaluation(
         self,
@@ -217,23 +220,20 @@ class History:
 
     def close(self) -> None:
         """Closes the file; the entries stay readable."""
+        self._is_open = False
         if self._file is not None:
             self._file.close()
-            self._file = None
+
+    def _new_file(self, begin: Callable[[], None]) -> GrowingFile:
+        return GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
-        file = self._file
-        if file is None:  # between sessions
-            begin = functools.partial(_check_is_ours, self.path)
-            file = GrowingFile(self.path, "the history", begin, kept_bytes=_KEPT_BYTES)
-        file.write(_to_line(entry).encode())
-        if file is not self._file:
-            file.close()
-
-
-def _check_is_ours(path: str) -> None:
-    check_output(path, _FILES)
+        if self._file is None:
+            self._file = self._new_file(functools.partial(check_output, self.path, _FILES))
+        self._file.write(_to_line(entry).encode())
+        if not self._is_open:  # between sessions
+            self._file.close()
 
 
 def _up_to(entries: list[Entry], step: int) -> list[Entry]:
@@ -285,12 +285,12 @@ def _from_line(line: str) -> Entry:
     time = _time(fields["time"])
     if "evaluation" in fields:
         metrics = {str(name): float(value) for name, value in dict(fields["metrics"]).items()}
-        batches, secs = fields.get("batches"), _number(fields.get("secs"))
-        batches = None if batches is None else whole_number(batches)
+        batches, secs = _count(fields.get("batches")), _number(fields.get("secs"))
         return Evaluation(whole_number(fields["evaluation"]), time, metrics, str(fields.get("name", "")), batches, secs)
     if "facts" in fields:
-        counts = [None if fields.get(name) is None else whole_number(fields[name]) for name in SessionFacts._fields[2:4]]
-        return SessionFacts(whole_number(fields["facts"]), time, *counts, *map(_by_rank, map(fields.get, _MEMORY)))
+        samples, parameters = (_count(fields.get(name)) for name in SessionFacts._fields[2:4])
+        memory, of_gpu = (_by_rank(fields.get(name)) for name in SessionFacts._fields[4:])
+        return SessionFacts(whole_number(fields["facts"]), time, samples, parameters, memory, of_gpu)
     precision = fields.get("precision")
     if not isinstance(precision, (str, type(None))):
         raise TypeError("precision is not a name of a dtype")
@@ -332,6 +332,10 @@ def _number(value) -> float | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (getattr(value, "shape", None) == () and value.dtype.kind in "fiub")
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else whole_number(value)
 
 
 def _by_rank(found: Any) -> dict[int, int] | None:

@@ -31,7 +31,8 @@ class MetricsHook(StepHook):
     They are `loss`, `loss_scale`, `skipped_steps`, `learning_rate`, `gradient_norm`, `steps_per_sec`,
     `samples_per_sec`, where the graph says how many samples a step has, and `memory_mb`, the memory of this process;
     and the precision. The norm is that of the gradients as they are applied: averaged, unscaled, clipped. A skipped
-    step has none, and neither have the steps of `iterations_per_loop` above 1, of which a run shows only the last.
+    step has none, and neither have the second one of a session and the steps of `iterations_per_loop` above 1, of which
+    a run shows only the last.
 
     Entries reach the writer once in two seconds at most, several at a time, and when the session ends.
 
@@ -84,7 +85,9 @@ class MetricsHook(StepHook):
         if not self._entries.writes:
             return None
         wanted = dict(self._fetches)
-        if self._norm is not None and not self._loops and self._entries.is_due:
+        # TensorFlow prepares a graph anew for each set of fetches. All that there will be are in the first three runs:
+        # this one with Estimator's summaries, without the norm, and with it.
+        if self._norm is not None and not self._loops and self._entries.is_due and not self._entries.is_second:
             wanted[_NORM] = self._norm
         return tf.estimator.SessionRunArgs(wanted)
 
@@ -203,7 +206,7 @@ class _Entries:
 
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
-        self._known_step = self._updates = self._runs = 0
+        self._known_step = self._updates = self._runs = self._first = 0
         self._pace = 1.0  # of the global step with each update
         self._samples: int | None = None
         self._due_at = 0  # the first step is written
@@ -226,12 +229,24 @@ class _Entries:
     def is_due(self) -> bool:
         return self.writes and self._runs >= self._due_at
 
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the second run, of those that are due at first."""
+        return self._every_n_steps is None and 0 < self._runs == self._first
+
     def count(self, steps: int, updates: int) -> None:
         """Counts a run with so many steps."""
         if self.is_due:
-            self._due_at = self._runs + (self._every_n_steps or sparse_interval(self._runs, self._most_steps))
+            self._due_at = self._runs + (self._every_n_steps or self._sparse_interval())
+        self._first = self._first or steps
         self._runs += steps
         self._updates += updates
+
+    def _sparse_interval(self) -> int:
+        """Steps until the next entry: one, then two, then ever more; never beyond the next multiple of the most."""
+        most = self._most_steps
+        grown = 1 if self._runs < _ALL_OF_THE_FIRST else max(2, self._runs // 50)
+        return min(grown, most - self._runs % most)
 
     def reach(self, step: int) -> None:
         """Says that the global step is known without asking."""
@@ -252,7 +267,9 @@ class _Entries:
         for entry in self._waiting:
             reached = self._known_step + entry.updates * self._pace
             values = {**entry.values, **self._pace_of(entry, reached + entry.skipped)}
-            finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+            finite = {
+                name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)
+            }
             self._secondary.attempt(self._write, round(reached), finite, entry.precision)
             self._written_at = entry.time
         flush = getattr(self._writer, "flush", None)
@@ -283,11 +300,6 @@ class _Entries:
     def _write_unasked(self) -> None:
         if self._waiting:
             self.write(self._known_step + round(self._updates * self._pace))
-
-
-def sparse_interval(steps: int, most: int) -> int:
-    """Steps until the next entry, after so many: one, then two, then ever more."""
-    return min(1 if steps < _ALL_OF_THE_FIRST else max(2, steps // 50), most)
 
 
 def _norm(gradients):

@@ -21,9 +21,9 @@ _LINES_PER_RUN = 20
 _STEPS_PER_LINE = 100
 _SECS_PER_LINE = 30.0
 
-# TF prepares a graph anew for every new set of fetches, and Estimator's own hooks ask for more in the first
-# run than later: two slow runs, which say nothing about the pace.
-_START_UP_RUNS = 2
+# TF prepares a graph anew for every new set of fetches. Estimator's own hooks ask for more in the first run than later,
+# and a `TensorBoardHook` for the norm in the third but not in the second: slow runs, which say nothing about the pace.
+_START_UP_RUNS = 3
 
 
 class ProgressHook(StepHook):
@@ -179,7 +179,6 @@ class ProgressHook(StepHook):
         )
         self._output.show(format_progress(progress, self._output.width))
         self._shown_runs, self._shown_at = self._runs, now
-
 
     def _samples_per_sec(self) -> float | None:
         """A run is a batch, or `iterations_per_loop` of them; the global step may move once in several batches."""

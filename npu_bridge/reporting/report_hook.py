@@ -29,7 +29,7 @@ from npu_bridge.reporting.output import choose_output
 from npu_bridge.reporting.run_size import memory_of_gpu, parameters_of, peaks_of_ranks
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.reporting.summary import StepTimes, format_ending
-from npu_bridge.reporting.tensorboard import TensorBoardHook
+from npu_bridge.reporting.tensorboard import TensorBoardCallback, TensorBoardHook
 from npu_bridge.reporting.thinning import Thinning
 from npu_bridge.session import steps_per_run
 
@@ -130,14 +130,16 @@ class ReportCallback(tf.keras.callbacks.Callback):
 
     Args:
       folder: for `report.html`, `report.json` and `history.jsonl`.
+      curves: write those of a `TensorBoardCallback` into the folder, too.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, curves: bool = True):
         super().__init__()
         self._history = History(os.path.join(folder, HISTORY_FILE))
         self._page = _Page(folder, self._history)
+        self._curves = TensorBoardCallback(folder) if curves else tf.keras.callbacks.Callback()
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
@@ -151,6 +153,8 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._before = Numbers.of(self.model.optimizer)
             self._history.begin_session(self._before.step, ranks=ranks.size)
             self._thinning = Thinning(self._before.step)
+        self._curves.set_model(self.model)
+        self._curves.on_train_begin(logs)
         self._page.note(None)
         trained = self.model.trainable_weights if self.model.built else ()
         self._page.begin(self._before.step if self._writes else 0, None, trained)
@@ -193,6 +197,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if not self._writes:
             return
         self._page.end_run()
+        self._curves.on_train_batch_end(batch, logs)
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
@@ -203,11 +208,13 @@ class ReportCallback(tf.keras.callbacks.Callback):
             self._thinning.write(self._history, now.step)
 
     def on_epoch_end(self, epoch, logs=None):
+        self._curves.on_epoch_end(epoch, logs)
         _, in_validation = split_logs(logs)
         if self._writes and in_validation:
             self._history.append_evaluation(self._before.step, in_validation)
 
     def on_train_end(self, logs=None):
+        self._curves.on_train_end(logs)
         if self._writes:
             self._thinning.write(self._history, self._before.step, is_over=True)
             self._history.close()
@@ -237,11 +244,11 @@ class _Page:
         self._peaks: dict[int, int] = {}  # of memory, by rank
         self._times, self._run_began = StepTimes(), 0.0
 
-    @_on_rank_0
     def begin(self, step: int, samples: int | None, trained: Iterable) -> None:
         """Notes how big the training is."""
         self._start, self._began, self._times, self._steps_per_run = step, time.monotonic(), StepTimes(), 1
-        self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
+        if collective.current().rank == 0:
+            self._history.note_facts(step, samples_per_step=samples, parameters=parameters_of(trained))
 
     def begin_run(self) -> None:
         """Begins a session run."""

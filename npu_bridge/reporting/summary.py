@@ -28,6 +28,7 @@ LAST_LOSS_STEPS = 10
 
 # The first two steps of a session carry its start-up: TF prepares the graph for each new set of fetches.
 _START_UP_STEPS = 2
+_START_UP_RUNS = 3  # a `TensorBoardHook` asks for something else in each of the first three
 _TIMES_KEPT = 20_000  # then every second one goes (ours)
 _COLUMNS = 79
 
@@ -109,7 +110,7 @@ class StepTimes:
     def add(self, secs: float, steps: int = 1) -> None:
         """Notes a session run of so many steps."""
         self.runs += 1
-        if self.runs <= _START_UP_STEPS:
+        if self.runs <= _START_UP_RUNS:
             return
         each = max(secs, 0.0) / steps
         self._total += each
@@ -161,7 +162,9 @@ def format_ending(
     elif summary.steps_per_sec:
         pace.append(f"{format_rate(summary.steps_per_sec)} steps/s")
     memory = [f"{peak / 1e9:.2f} GB on rank {rank}" for rank, peak in (facts.memory_bytes or {}).items()]
-    memory += [f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()]
+    memory += [
+        f"{peak / 1e9:.2f} GB on the GPU of rank {rank}" for rank, peak in (facts.gpu_memory_bytes or {}).items()
+    ]
     lines = [wrap(about, _COLUMNS)]
     lines += [wrap(pace, _COLUMNS)] if pace else []
     lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []

@@ -12,7 +12,6 @@ from npu_bridge.reporting.event_files import EventFiles
 from npu_bridge.reporting.keras_numbers import Numbers, split_logs
 from npu_bridge.reporting.metrics import MetricsCallback, MetricsHook
 
-
 # TensorFlow's names for two numbers, under which an Estimator writes them in training and in evaluation.
 _STOCK = {"loss": "loss", "steps_per_sec": "global_step/sec"}
 

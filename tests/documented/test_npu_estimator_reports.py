@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator, NPUEstimatorSpec
-from npu_bridge.reporting import ProgressHook
+from npu_bridge.reporting import History, ProgressHook
 
 tf1 = tf.compat.v1
 TRAIN, EVAL, PREDICT = tf.estimator.ModeKeys.TRAIN, tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT
@@ -71,6 +71,54 @@ def test_the_lines_of_tensorflow_stay(tmp_path, caplog):
     # TensorFlow reads the step beside the update: before or after it.
     for line in (r"loss = 1\.0, step = [01]\b", r"loss = 5\.0, step = [45]\b"):
         assert re.search(line, caplog.text)
+
+
+def evaluated_model_fn(features, mode, params):
+    spec = plain_model_fn(features, mode, params)
+    return spec._replace(eval_metric_ops={"accuracy": tf1.metrics.mean(features / 100.0)})
+
+
+def test_a_training_with_evaluations_reads_as_a_story(tmp_path, capsys):
+    """Lines of both in turn, and one summary in the end."""
+    estimator = estimator_of(tmp_path, model_fn=evaluated_model_fn, save_checkpoints_steps=20)
+    tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(input_fn, max_steps=40),
+        tf.estimator.EvalSpec(lambda: input_fn().take(3), throttle_secs=0, start_delay_secs=0),
+    )
+    lines = [line for line in capsys.readouterr().err.splitlines() if "WARNING" not in line]
+    told = [line for line in lines if line.startswith("evaluation")]
+    told_at = [lines.index(line) for line in told]
+    for line, step in zip(told, (20, 40)):
+        assert re.fullmatch(
+            rf"evaluation at step {step} \| loss 2\.0000 \| accuracy 0\.02 \| 3 batches in .* m?s", line
+        )
+    assert len(told) == 2 and lines[told_at[1] + 1].startswith("step 40/40 (100 %)")
+    assert {line.split()[0] for line in lines[: told_at[0]] + lines[told_at[0] + 1 : told_at[1]]} == {"step"}
+    assert [line.split()[0] for line in lines[told_at[1] + 2 :]] == ["trained", "median", "peak", "report"]
+    history = History(str(tmp_path / "history.jsonl"))
+    assert [(one.step, one.metrics, one.batches) for one in history.evaluations] == [
+        (step, {"loss": 2.0, "accuracy": pytest.approx(0.02)}, 3) for step in (20, 40)
+    ]
+
+
+def test_rounds_have_one_line_each_and_a_name_is_told(tmp_path, capsys):
+    estimator = estimator_of(tmp_path)
+    for _ in range(2):
+        estimator.train(input_fn, steps=2)
+        estimator.evaluate(lambda: input_fn().take(1), name="short")
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("step", "WARNING"))]
+    assert [line.split(" |")[0].split(" in ")[0] for line in lines] == [
+        "trained 2 steps",
+        *lines[1:4],  # pace, memory, and where the report is: the first time
+        "evaluation 'short' at step 2",
+        "trained 2 steps up to step 4",
+        "evaluation 'short' at step 4",
+    ]
+    quiet = estimator_of(tmp_path, log_step_count_steps=None)
+    quiet.evaluate(lambda: input_fn().take(1))
+    assert "evaluation" not in capsys.readouterr().err
+    assert len(History(str(tmp_path / "history.jsonl")).evaluations) == 2
 
 
 def host_model_fn(features, mode, params):

@@ -33,7 +33,7 @@ def test_train_then_continue_then_nothing_left(train):
     assert list(first) == KEYS
     assert (first["ranks"], first["steps"], first["loss_scale"]) == (1, 6, 65536.0)
     assert "step 6/6 (100 %)" in printed
-    assert "held-out text: loss" in printed
+    assert "evaluation 'held-out text' at step 6 | loss " in printed
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
 
     printed, second, _ = train("--num_train_steps=9")

@@ -6,13 +6,16 @@ import math
 
 import pytest
 
+from npu_bridge.reporting import Evaluation
 from npu_bridge.reporting.progress_line import (
     Progress,
     format_duration,
+    format_evaluation,
     format_loss,
     format_progress,
     format_rate,
     format_scale,
+    format_secs,
     format_skip_note,
 )
 
@@ -26,6 +29,39 @@ def test_line_with_precision_and_learning_rate():
     progress = Progress(120, 300, 5.81234, 65536.0, precision="bfloat16", learning_rate=1.25e-4)
     parts = format_progress(progress).split(" | ")
     assert parts[1:5] == ["bfloat16", "loss 5.8123", "learning rate 0.000125", "loss scale 2^16"]
+
+
+def test_samples_per_second_stay_on_a_terminal_of_80_columns_before_scale_and_rate():
+    progress = Progress(120, 300, 5.81234, 65536.0, 0, 12.41, learning_rate=1e-3, samples_per_sec=794.2)
+    assert format_progress(progress).endswith(" | 12.4 steps/s | 794 samples/s | ETA 15 s")
+    kept = "step 120/300 (40 %) | loss 5.8123 | 12.4 steps/s | 794 samples/s | ETA 15 s"
+    assert format_progress(progress, 79) == kept
+    assert format_progress(progress, 70) == kept.replace(" | 794 samples/s", "")
+
+
+def test_what_an_evaluation_says():
+    metrics = {"accuracy": 0.73, "loss": 5.52, "mean": math.nan}
+    line = "evaluation at step 200 | loss 5.5200 | accuracy 0.73 | mean nan | 12 batches in 1.4 s"
+    assert format_evaluation(Evaluation(200, 0.0, metrics, "", 12, 1.43)) == line
+    assert format_evaluation(Evaluation(200, 0.0, metrics, "", 12, 1.43), 79) == line.replace(" | 12", "\n  12")
+    assert format_evaluation(Evaluation(7, 0.0, {}, "held-out", 1, 0.02)) == (
+        "evaluation 'held-out' at step 7 | 1 batch in 20 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    "secs, text",
+    [
+        (0.00084, "0.84 ms"),
+        (0.0981, "98 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (1.44, "1.4 s"),
+        (212, "3 min 32 s"),
+    ],
+)
+def test_short_times(secs, text):
+    assert format_secs(secs) == text
 
 
 def test_line_leaves_out_what_is_not_known():

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -68,11 +69,13 @@ def test_nothing_where_nothing_is_to_be_shown(tmp_path, capsys):
 
 def test_where_the_page_is_comes_as_a_plain_line_below_the_progress(tmp_path, capsys):
     train(tmp_path / "estimator")
-    *_, progress, last = capsys.readouterr().err.splitlines()
-    assert progress.startswith("step 12/12 (100 %)")
-    assert last == f"the page of this training is {tmp_path}/estimator/report.html"
-    run_steps([ReportHook(str(tmp_path / "session"))], [3.0, 2.0])
-    assert capsys.readouterr().out == f"the page of this training is {tmp_path}/session/report.html\n"
+    *_, progress, steps, pace, memory, last = capsys.readouterr().err.splitlines()
+    assert progress.startswith("step 12/12 (100 %)") and re.match(r"trained 12 steps in [\d.]+ m?s \| loss ", steps)
+    assert re.fullmatch(r"median step [\d.]+ m?s, worst [\d.]+ m?s \| .*", pace)
+    assert re.fullmatch(r"peak memory 0\.\d\d GB on rank 0", memory)
+    assert last == f"report file://{tmp_path}/estimator/report.html"
+    run_steps([ReportHook(str(tmp_path / "a session"))], [3.0, 2.0])
+    assert capsys.readouterr().out.splitlines()[-1] == f"report file://{tmp_path}/a%20session/report.html"
 
 
 @pytest.mark.parametrize("verbose", [0, 2])
@@ -80,7 +83,7 @@ def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, caps
     model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(np.ones([2, 1]), np.ones([2, 1]), verbose=verbose, callbacks=[ReportCallback(str(tmp_path))])
-    said = f"the page of this training is {tmp_path}/report.html"
+    said = f"report file://{tmp_path}/report.html"
     assert capsys.readouterr().out.splitlines()[-1:] == ([said] if verbose else [])
     assert (tmp_path / "report.html").exists()
 
@@ -126,10 +129,14 @@ def test_ranks_know_each_others_places(on_ranks):
 def printed(folder):
     """On a rank: what a training with a page prints."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        run_steps([ReportHook(folder)], [3.0, 2.0])
+        run_steps([ReportHook(folder, ranks=places_of_ranks())], [3.0, 2.0])
     return output.getvalue()
 
 
 @pytest.mark.ranks(2)
 def test_rank_0_alone_says_where_the_page_is(on_ranks, tmp_path):
-    assert on_ranks(2, printed, str(tmp_path)) == [f"the page of this training is {tmp_path}/report.html\n", ""]
+    said, nothing = on_ranks(2, printed, str(tmp_path))
+    *_, memory, last = said.splitlines()
+    assert re.fullmatch(r"peak memory [\d.]+ GB on rank 0, [\d.]+ GB on rank 1", memory)
+    assert last == f"report file://{tmp_path}/report.html" and nothing == ""
+    assert sorted(History(str(tmp_path / "history.jsonl")).facts.memory_bytes) == [0, 1]

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from npu_bridge.reporting import History, format_summary, summarize, write_summary
-from npu_bridge.reporting.summary import Summary
+from npu_bridge.reporting.summary import StepTimes, Summary, format_ending
 from tests.reporting.stepping import Clock
 
 
@@ -75,3 +75,37 @@ def test_sentence_for_people():
         "trained 300 steps on 2 ranks, loss 7.6363 -> 5.5642, skipped 3 steps, loss scale 2^16, 12.8 steps/s"
     )
     assert format_summary(Summary(1, 1, None, None, 0, None, None)) == "trained 1 step on 1 rank, skipped 0 steps"
+
+
+def test_times_of_steps_without_the_start_up():
+    times = StepTimes()
+    assert (times.median, times.worst, times.steps_per_sec) == (None, None, None)
+    for secs in (9.0, 9.0, 9.0, 0.2, 0.4, 1.2):
+        times.add(secs, steps=2)
+    assert (times.median, times.worst, times.runs) == (0.2, 0.6, 6)
+    assert times.steps_per_sec == pytest.approx(3 / 0.9)
+    for _ in range(30_000):
+        times.add(0.1)
+    assert times.median == 0.1 and len(times._secs) <= 20_000
+
+
+def test_what_a_training_says_at_its_end(history):
+    history.begin_session(100, ranks=2)
+    for step in range(101, 103):
+        history.append(step, 9.0 - step / 100, 8.0, False)
+    times = StepTimes()
+    for _ in range(5):
+        times.add(0.0981, 1)
+    assert "\n".join(format_ending(history, 100, 41.3, times)).splitlines() == [
+        "trained 2 steps on 2 ranks up to step 102 in 41 s | loss 7.9900 -> 7.9850",
+        "  skipped 0 steps",
+        "median step 98 ms, worst 98 ms | 2.00 steps/s",
+    ]
+    history.note_facts(102, samples_per_step=64, memory_bytes=dict.fromkeys(range(4), 1210000000))
+    pace, memory, report = format_ending(history, 100, 41.3, times, 1, "/out/a run/report.html")[1:]
+    assert pace == "median step 98 ms, worst 98 ms | 320 samples | 652 samples/s"
+    assert memory.splitlines() == [
+        "peak memory 1.21 GB on rank 0, 1.21 GB on rank 1, 1.21 GB on rank 2",
+        "  1.21 GB on rank 3",
+    ]
+    assert report == "report file:///out/a%20run/report.html"

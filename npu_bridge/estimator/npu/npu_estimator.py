@@ -87,10 +87,11 @@ class NPUEstimator(tf.estimator.Estimator):
     checkpoint, so that all ranks stop together. Every rank logs its loss each `log_step_count_steps` of its
     `NPURunConfig`, rank 0 shows a `ProgressHook` on standard error, writes curves with a `TensorBoardHook` (at least
     each `save_summary_steps`, where that is set), makes the page `report.html` and a summary with a `ReportHook`,
-    unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A `LossScaleCollapseHook` ends a training that only skips steps, unless hooks
-    contain one with another limit; and rank 0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on
-    all ranks, unless hooks contain a saver. With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`,
-    ranks with unequal numbers of batches end together.
+    unless hooks contain such, and tells of each evaluation in a line; none of this where that is None. A
+    `LossScaleCollapseHook` ends a training that only skips steps, unless hooks contain one with another limit; and rank
+    0 saves with an `NPUCheckpointSaverHook`, after a `SyncBeforeSavingHook` on all ranks, unless hooks contain a saver.
+    With an `EndTogether` (of `npu_bridge.session`) among the hooks of `train`, ranks with unequal numbers of batches
+    end together.
     What the options ask of a session (dumps, a profile, determinism, the GPU to use) holds for training, evaluation and
     prediction.
 
@@ -235,7 +236,11 @@ class NPUEstimator(tf.estimator.Estimator):
         recorder = next((hook for hook in given if isinstance(hook, HistoryHook)), None)
         self._history = recorder and recorder.history
         curve_steps = self.config.save_summary_steps or self.config.log_step_count_steps
-        if collective.current().rank == 0 and curve_steps and not any(isinstance(hook, TensorBoardHook) for hook in given):
+        if (
+            collective.current().rank == 0
+            and curve_steps
+            and not any(isinstance(hook, TensorBoardHook) for hook in given)
+        ):
             hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
         if self._is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
             settings = {"curves": False, "is_brief": self._has_ended}  # in later rounds the summary is one line
