@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -127,25 +129,30 @@ def test_the_first_error_with_a_cause_of_its_own_stays(tmp_path):
     assert not note_failure(str(tmp_path / "nowhere"), own)
 
 
+def wait_for(path):
+    limit = time.monotonic() + 60
+    while not os.path.exists(path) and time.monotonic() < limit:
+        time.sleep(0.01)
+
+
 def fail_on_rank_1(folder):
     """Rank 0 begins, and ends after rank 1 has failed in its third step."""
-    import horovod.tensorflow as hvd
-
-    rank, answer = collective.current().rank, None
+    rank, failed = collective.current().rank, os.path.join(folder, "failed")
     hooks = [ReportHook(folder)] if rank == 0 else [FailureHook(folder)]
 
     def meet(number):
-        if number == 0 or (number == 3 and rank == 0):
-            hvd.barrier()  # rank 0 has its report.json, or rank 1 has failed
-        if number == 2 and rank == 1:
+        if rank == 0 and number == 3:
+            wait_for(failed)
+        if rank == 1 and number == 2:
+            wait_for(os.path.join(folder, "report.json"))
             raise ValueError("planted on rank 1")
 
     try:
         run_steps(hooks, LOSSES, between=meet)
     except ValueError as error:
-        hvd.barrier()
-        answer = str(error)
-    return answer
+        pathlib.Path(failed).touch()
+        return str(error)
+    return None
 
 
 @pytest.mark.ranks(2)
