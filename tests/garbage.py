@@ -1,4 +1,4 @@
-"""Fewer looks for garbage: modules of TensorFlow are a million objects that stay, and graphs are made by the thousand."""
+"""Fewer looks for garbage: modules of TensorFlow are a million objects that stay, and graphs come by the thousand."""
 
 from __future__ import annotations
 

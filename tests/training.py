@@ -36,6 +36,13 @@ def in_graph(function):
     return run
 
 
+def as_built():
+    """Settings of a session that runs graphs as they are: to optimize small ones takes longer than to run them."""
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
 class TwoLayers:
     """A dense layer on top of an embedding, in the default TF 1 graph; the embedding's gradient is sparse.
 
@@ -94,7 +101,7 @@ def train(make_optimizer, steps=10, use_resource=True, batches=None, poisons=Non
             for tokens, poison in zip(batches, poisons):
                 _, *values = session.run([train_op, *fetched_tensors], {model.tokens: tokens, model.poison: poison})
                 trace.append(tuple(values))
-            return {variable.name: session.run(variable) for variable in tf1.global_variables()}, trace
+            return session.run({variable.name: variable for variable in tf1.global_variables()}), trace
 
 
 def _tensor(name):
