@@ -20,7 +20,6 @@ from tests.reporting.chromium import assert_page
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-EXPECTED = [r"loss [0-7]\.\d+ at loss scale 65536\.0", "", r"step 30/30"]
 SCRIPTS = pathlib.Path(sys.executable).parent
 
 
@@ -38,15 +37,9 @@ def run(command, folder, time_limit_secs=600):
 
 
 def test_there_are_three_uses():
-    """The third runs on two ranks with the code of the pages."""
-    assert len(EXAMPLES) == len(EXPECTED) == 3
+    """test_first_minutes.py runs them; the third runs on two ranks with the code of the pages, too."""
+    assert len(EXAMPLES) == 3
     assert "npu-run -np 2 train.py" in README
-
-
-@pytest.mark.parametrize("number", range(3), ids=["optimizer", "run configuration", "hooks"])
-def test_code_runs_as_it_stands(number, tmp_path):
-    (tmp_path / "train.py").write_text(EXAMPLES[number])
-    assert re.search(EXPECTED[number], run([sys.executable, "train.py"], tmp_path))
 
 
 def test_every_example_has_a_command_and_a_page_that_shows_it():
