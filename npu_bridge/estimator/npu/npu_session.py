@@ -75,7 +75,8 @@ def decorator_tf_session(func: Callable) -> Callable:
             bound.arguments["config"] = config
         func(*bound.args, **bound.kwargs)
         watch_sessions()
-        check_steps_are_counted(self.graph)
+        if isinstance(graph, tf.Graph):
+            check_steps_are_counted(graph)
         if has_entry:
             tell_effects(options)
         if has_entry or is_imposed:
