@@ -37,7 +37,7 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-import keras_0, keras_1, reporting_2, amp_0, amp_1, amp_2
+import keras_0, keras_1, keras_3, keras_4, reporting_2, amp_0, amp_1, amp_2
 import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:
@@ -129,6 +129,7 @@ def check_guides(eager, printed, folder, out, ranks):
     assert float(re.search(r"right (\S+) skipped", eager)[1]) > 0.8
     if ranks == 1:
         assert "went on from step 168 to 224" in eager and re.search(r"kinds \[.*\] expected \[", eager)
+    assert "stopped early, at step" in printed and (folder / "resumed.keras").exists()
     stopped = int(re.search(r"stopped at step (\d+)", printed)[1])
     assert stopped - int(re.search(r"best checkpoint is of step (\d+)", printed)[1]) in (40, 41)
     assert tf.train.latest_checkpoint(str(out / "stopped")).endswith(f"-{stopped}"), "all ranks stopped there"
