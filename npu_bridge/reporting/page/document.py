@@ -71,7 +71,10 @@ def render_page(run: RunFolder) -> str:
     """The text of the page, which needs no other file and no network."""
     curves, summary, failure = cut(run.history), summarize(run.history), run.facts.get("failure")
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
-    ending = f", {stopped(failure)}" if failure else ""
+    ending = ""
+    if failure:  # the history may lack what came right before it
+        reached, ending = failure.get("step"), f", {stopped(failure)}"
+        summary = summary._replace(steps=max(summary.steps, reached if isinstance(reached, int) else 0))
     title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
         render_failure(failure, summary.ranks) if failure else "",
