@@ -262,8 +262,9 @@ class _Entries:
 
     def write(self, step: int) -> None:
         """Writes what has been noted, of each entry what is known and finite, and the pace since the one before."""
-        if self._updates:
-            self._pace = (step - self._known_step) / self._updates
+        moved = step - self._known_step
+        if self._updates:  # data that ends inside a loop leaves steps behind that no run has told of
+            self._pace = moved / self._updates if moved < self._updates else float(moved // self._updates)
         for entry in self._waiting:
             reached = self._known_step + entry.updates * self._pace
             values = {**entry.values, **self._pace_of(entry, reached + entry.skipped)}

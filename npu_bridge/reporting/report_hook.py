@@ -290,7 +290,7 @@ class _Page:
         self.note_memory(step)
         made = page.write_page(self.folder, history=self._history)
         secs = time.monotonic() - self._began
-        lines = format_ending(self._history, self._start, secs, self._times, self._steps_per_run, made)
+        lines = format_ending(self._history, (self._start, step), secs, self._times, self._steps_per_run, made)
         choose_output(stream).note("\n".join(lines[:1] if self._is_brief else lines))
 
 

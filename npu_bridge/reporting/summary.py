@@ -133,21 +133,23 @@ class StepTimes:
 
 
 def format_ending(
-    history: History, start: int, secs: float, times: StepTimes, steps_per_run: int = 1, report: str | None = None
+    history: History, steps: tuple[int, int], secs: float, times: StepTimes, loop: int = 1, report: str | None = None
 ) -> list[str]:
     """What a training says at its end, in lines for a terminal with 80 columns.
 
     Args:
       history: of the training.
-      start: global step at which it began now.
+      steps: global step at which it began now, and at which it ended.
       secs: how long it took.
-      times: of its session runs, each of `steps_per_run` steps.
+      times: of its session runs.
+      loop: steps of a run.
       report: path of the page.
     """
     summary, facts = summarize(history), history.facts
+    start, end = steps
     place = f" on {summary.ranks} ranks" if summary.ranks > 1 else ""
-    place += f" up to step {summary.steps}" if start else ""
-    about = [f"trained {format_steps(summary.steps - start)}{place} in {format_secs(secs)}"]
+    place += f" up to step {end}" if start else ""
+    about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
         about.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
     if summary.skipped_steps or summary.loss_scale is not None:
@@ -156,7 +158,7 @@ def format_ending(
     if times.median is not None and times.worst is not None:
         pace.append(f"median step {format_secs(times.median)}, worst {format_secs(times.worst)}")
     if facts.samples_per_step:
-        pace.append(f"{facts.samples_per_step * times.runs * steps_per_run:,} samples")
+        pace.append(f"{facts.samples_per_step * times.runs * loop:,} samples")
         if times.steps_per_sec:
             pace.append(f"{format_rate(facts.samples_per_step * times.steps_per_sec)} samples/s")
     elif summary.steps_per_sec:

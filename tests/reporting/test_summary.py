@@ -96,13 +96,13 @@ def test_what_a_training_says_at_its_end(history):
     times = StepTimes()
     for _ in range(5):
         times.add(0.0981, 1)
-    assert "\n".join(format_ending(history, 100, 41.3, times)).splitlines() == [
+    assert "\n".join(format_ending(history, (100, 102), 41.3, times)).splitlines() == [
         "trained 2 steps on 2 ranks up to step 102 in 41 s | loss 7.9900 -> 7.9850",
         "  skipped 0 steps",
         "median step 98 ms, worst 98 ms | 2.00 steps/s",
     ]
     history.note_facts(102, samples_per_step=64, memory_bytes=dict.fromkeys(range(4), 1210000000))
-    pace, memory, report = format_ending(history, 100, 41.3, times, 1, "/out/a run/report.html")[1:]
+    pace, memory, report = format_ending(history, (100, 102), 41.3, times, 1, "/out/a run/report.html")[1:]
     assert pace == "median step 98 ms, worst 98 ms | 320 samples | 652 samples/s"
     assert memory.splitlines() == [
         "peak memory 1.21 GB on rank 0, 1.21 GB on rank 1, 1.21 GB on rank 2",
