@@ -22,7 +22,7 @@ class HistoryHook(StepHook):
       every_n_steps: record one step in n. The first step and skipped steps are always recorded. With
         `iterations_per_loop` N, a run's last step is all that is seen of it. None: every step of the first thousand,
         then one in 8, in 16 and so on, and of the steps between two of them those of the lowest and the highest loss.
-        They come into the file a hundred at a time.
+        They come into the file a hundred at a time, or twice a second.
       loss: tensor or name, see `StepHook`.
     Raises:
       ValueError: `every_n_steps` is below 1.

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 # interval, a million steps make one megabyte (ours).
 _STEPS_AT_FULL_DETAIL = 1000
 _FIRST_INTERVAL_STEPS = 8
-# The global step is asked for once in so many rows, as asking is a session run of its own (ours).
-_ROWS_PER_LOOK = 100
+# The global step is asked for once in so many rows, as asking is a session run of its own, and at least as often as
+# this: another rank that fails takes this process with it (ours).
+_ROWS_PER_LOOK, _SECS_PER_LOOK = 100, 0.5
 
 
 class Seen(NamedTuple):
@@ -66,7 +67,8 @@ class Thinning:
     @property
     def is_full(self) -> bool:
         """Whether it is time to ask for the global step, and to write."""
-        return len(self._kept) >= _ROWS_PER_LOOK
+        kept = self._kept
+        return bool(kept) and (len(kept) >= _ROWS_PER_LOOK or kept[-1].time - kept[0].time >= _SECS_PER_LOOK)
 
     def take(self, step: int | None, is_over: bool = False) -> list[tuple[int, Seen]]:
         """The steps to write, each with its global step.

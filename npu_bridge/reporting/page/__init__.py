@@ -12,7 +12,7 @@ _PLACES = {
     "PAGE_FILES": f"{__name__}.document:PAGE_FILES",
     "RunFolder": f"{__name__}.run_folder:RunFolder",
     "describe_failure": f"{__name__}.failure:describe",
-    "note_failure": f"{__name__}.failure:note_failure",
+    "note_failure": f"{__name__}.facts:note_failure",
     "note_run": f"{__name__}.facts:note_run",
     "read_run_folder": f"{__name__}.run_folder:read_run_folder",
     "render_page": f"{__name__}.document:render_page",

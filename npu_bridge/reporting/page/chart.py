@@ -69,10 +69,10 @@ def charts(curves: Curves) -> list[str]:
 
 def _loss(curves: Curves, x: Axis) -> str:
     buckets = curves.buckets
-    ends = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
+    numbers = [end for bucket in buckets if bucket.loss for end in (bucket.loss.low, bucket.loss.high)]
     evaluated = _evaluated(curves).pop("loss", {})
-    ends += [number for points in evaluated.values() for _, _, number in points]
-    y = axes.of_losses(ends, _TOP + _TALL, _TOP)
+    numbers += [number for points in evaluated.values() for _, _, number in points]
+    y = axes.of_losses(numbers, _TOP + _TALL, _TOP)
     runs = _runs(buckets, x, lambda bucket: bucket.loss)
     body = [*_lowered(buckets, x, y), *_bands(runs, y), *(_path(run, y, "raw") for run in runs)]
     body += [_path(_trend(run), y, "line") for run in runs if len(run) > 1]
@@ -88,9 +88,12 @@ def _loss(curves: Curves, x: Axis) -> str:
         legend.append(("skip", "skipped"))
     dtypes = {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
     legend += [("lowered", dtype) for dtype in sorted(dtypes)]
-    last = next((bucket for bucket in reversed(buckets) if bucket.loss), None)
-    end = [End(last.loss.mean, _short(last.loss.mean), _kind_of(last, buckets[-1]))] if last else []
-    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, end)
+    ends = []
+    for bucket in buckets[::-1]:
+        if bucket.loss is not None:
+            ends.append(End(bucket.loss.mean, _short(bucket.loss.mean), _kind_of(bucket, buckets[-1])))
+            break
+    return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, ends)
 
 
 def _kind_of(bucket: Bucket, last: Bucket) -> str:
@@ -126,7 +129,7 @@ def _dotted(points: Sequence[tuple[int, int, float]], x: Axis, y: Axis, name: st
 
 def _metrics(curves: Curves, x: Axis) -> list[str]:
     """A chart for each metric of evaluations that is no loss, at most so many."""
-    made = []
+    made: list[str] = []
     for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
         if metric == "loss" or len(made) == _MOST_METRICS:
             continue

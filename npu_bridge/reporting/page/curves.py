@@ -156,6 +156,7 @@ def _speeds(rows, places, edges) -> list[Speed]:
     found = []
     for begin, end in zip(edges, edges[1:]):
         count, last = end - begin - 1, end - 1
+        begin, count = (begin + 1, count - 1) if count > 4 * _RATE_STEPS else (begin, count)  # the second is slow, too
         size = max(1, math.ceil(count / _RATE_BUCKETS), min(_RATE_STEPS, count // 4))
         firsts = [begin]
         for at in range(begin + 1, end - size):

@@ -71,7 +71,10 @@ def render_page(run: RunFolder) -> str:
     """The text of the page, which needs no other file and no network."""
     curves, summary, failure = cut(run.history), summarize(run.history), run.facts.get("failure")
     name = run.facts.get("script") or os.path.basename(os.path.abspath(run.path))
-    ending = f", {stopped(failure)}" if failure else ""
+    ending = ""
+    if failure:  # the history may lack what came right before it
+        reached, ending = failure.get("step"), f", {stopped(failure)}"
+        summary = summary._replace(steps=max(summary.steps, reached if isinstance(reached, int) else 0))
     title = f"{name}: {format_steps(summary.steps)}{ending}"
     sections = [
         render_failure(failure, summary.ranks) if failure else "",
@@ -147,12 +150,13 @@ def _head(run: RunFolder, summary: Summary) -> str:
 def _loss_tile(rows: Sequence[StepRow], summary: Summary) -> list[tuple[str, str, str]]:
     """That of the last step, as at the end of the curve, and the mean that the summary gives."""
     known = [row for row in rows if row.loss is not None]
-    if not known or summary.last_loss is None or summary.first_loss is None:
+    last = known[-1].loss if known else None
+    if last is None or summary.last_loss is None or summary.first_loss is None:
         return []
     label = "loss, last step" if known[-1] is rows[-1] else f"loss, step {known[-1].step}"
     counted = min(LAST_LOSS_STEPS, sum(not row.skipped for row in known) or len(known))
     mean = f"mean of the last {counted}: {format_loss(summary.last_loss)}, " if counted > 1 else ""
-    return [(label, format_loss(known[-1].loss), f"{mean}first: {format_loss(summary.first_loss)}")]
+    return [(label, format_loss(last), f"{mean}first: {format_loss(summary.first_loss)}")]
 
 
 def _about_the_curves(curves: Curves, summary: Summary) -> str:

@@ -19,13 +19,14 @@ from typing import Any
 from npu_bridge.base import environment
 from npu_bridge.base.files import write_whole
 from npu_bridge.base.inventory import machine_rows, version_rows
+from npu_bridge.base.reading import read_json
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.environment_table import VARIABLES
 
-__all__ = ["FACTS_FILE", "FACTS_FILES", "command_line", "note_run"]
+__all__ = ["FACTS_FILE", "command_line", "note_failure", "note_run"]
 
 FACTS_FILE = "report.json"
-FACTS_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
+_FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
 _SECRETS = {"apikey", "credential", "credentials", "passphrase", "passwd", "password", "secret", "token"}
 _SECRET_PAIRS = (("api", "key"), ("access", "key"), ("private", "key"))
 _LEFT_OUT = "***"
@@ -64,7 +65,28 @@ def note_run(
         "ranks": [dict(rank) for rank in ranks],
     }
     os.makedirs(folder, exist_ok=True)
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), FACTS_FILES)
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
+
+
+def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
+    """Adds a failure to `report.json` of a run that is going on, in one move.
+
+    The first one with a cause of its own stays.
+
+    Returns:
+      False if there is no such file, or another failure in it says more.
+    Raises:
+      OSError: the file cannot be written.
+    """
+    try:
+        facts = read_json(FACTS_FILE, within=folder)
+    except FileNotFoundError:
+        return False
+    known = facts.get("failure")
+    if known and (failure["secondary"] or not known.get("secondary")):
+        return False
+    write_whole(os.path.join(folder, FACTS_FILE), json.dumps({**facts, "failure": failure}, indent=1), _FILES)
+    return True
 
 
 def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = (), by_launcher: bool = True) -> str:

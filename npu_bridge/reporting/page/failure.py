@@ -1,8 +1,7 @@
-"""The error that stopped a training: what is noted of it in `report.json`, and its part of the page."""
+"""The error that stopped a training: what is noted of it, and its part of the page."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import traceback
@@ -10,12 +9,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from npu_bridge.base.files import write_whole
 from npu_bridge.base.machine import is_installed
-from npu_bridge.base.reading import read_json
-from npu_bridge.reporting.page.facts import FACTS_FILE, FACTS_FILES
 
-__all__ = ["describe", "note_failure", "render_failure", "stopped"]
+__all__ = ["describe", "render_failure", "stopped"]
 
 _MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
 _INTERRUPTED = "KeyboardInterrupt"
@@ -60,27 +56,6 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
         "made": "{}:{}".format(*made[-1]) if made else "",
         "secondary": is_secondary,
     }
-
-
-def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
-    """Adds a failure to `report.json` of a run that is going on, in one move.
-
-    The first one with a cause of its own stays.
-
-    Returns:
-      False if there is no such file, or another failure in it says more.
-    Raises:
-      OSError: the file cannot be written.
-    """
-    try:
-        facts = read_json(FACTS_FILE, within=folder)
-    except FileNotFoundError:
-        return False
-    known = facts.get("failure")
-    if known and (failure["secondary"] or not known.get("secondary")):
-        return False
-    write_whole(os.path.join(folder, FACTS_FILE), json.dumps({**facts, "failure": failure}, indent=1), FACTS_FILES)
-    return True
 
 
 def stopped(failure: Mapping[str, Any] | None) -> str:
