@@ -37,7 +37,7 @@ print("weights", hashlib.sha256(b"".join(array.tobytes() for array in weights)).
 """
 EAGER_PIECES = """
 import npu_bridge.npu_init as npu, tensorflow as tf
-import keras_0, keras_1, reporting_2, amp_0, amp_1, amp_2
+import keras_0, keras_1, keras_3, reporting_2, amp_0, amp_1, amp_2
 import readme_2, first_distributed_1, early_stopping_0, batch_size_0, nan_1, keras_start_to_end_0
 tf.keras.mixed_precision.set_global_policy("float32")
 if npu.get_rank_size() == 1:
@@ -120,7 +120,7 @@ def check_guides(eager, printed, folder, out, ranks):
     """What the guides promise: equal losses, ranks that stop together, an error that names the operator."""
     held_out = [float(loss) for loss in re.findall(r"held-out loss (\S+)", eager)]
     assert len(held_out) == (2 if ranks == 1 else 1) and max(held_out) - min(held_out) < 1e-3
-    assert (folder / "first.keras").exists() and (folder / "best.keras").exists()
+    assert all((folder / f"{name}.keras").exists() for name in ("first", "best", "resumed"))
     ends = re.findall(r"stopped after epoch (\d+) best epoch (\d+)", eager)
     assert len(ends) == ranks and len(set(ends)) == 1 and int(ends[0][0]) == int(ends[0][1]) + 3
     for rows, batches in ((64 // ranks, 1), (8 // ranks, 8)):
