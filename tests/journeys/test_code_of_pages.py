@@ -11,7 +11,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tests.journeys.test_readme import SCRIPT_OUTPUT, shapes_of
+from tests.journeys.test_readme import SCRIPT_OUTPUT, lines_that_are_not_in
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(sys.executable).parent
@@ -109,7 +109,7 @@ def check_that_ranks_are_one_training(printed, out, ranks):
 
 def check_readme(printed, ranks):
     if ranks == 2:
-        assert [line for line in shapes_of(SCRIPT_OUTPUT) if line not in shapes_of(printed)] == []
+        assert lines_that_are_not_in(printed, SCRIPT_OUTPUT) == []
     assert re.search(r"step 100/100", printed)
     assert not re.search(r"\[rank 1\] step \d+/", printed), "rank 0 speaks alone"
     assert re.search(r"^loss [0-7]\.\d+ at loss scale 65536\.0$", printed, re.MULTILINE)
