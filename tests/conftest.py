@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Like a rank of a 2-rank job on the smallest machine we support; also keeps sums in one order.
@@ -11,10 +12,14 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TFA_NO_EOL_NOTICE", "1")
 # Float16 kernels, whatever the CPU is faster with, so that what computes in float16 can be counted, on ranks too.
 os.environ.setdefault("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_EMULATE_FP16", "0")
+# Several hundred processes import this package; it is compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.garbage import seldom_collect  # noqa: E402
 from tests.once import forget_what_was_said  # noqa: E402
 from tests.rank_pool import RankPools  # noqa: E402
 from tests.warm_python import WarmPython  # noqa: E402
@@ -39,6 +44,11 @@ def pytest_collection_modifyitems(config, items):
         return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+
+
+def pytest_collection_finish():
+    """All modules are loaded."""
+    seldom_collect()
 
 
 def _group_of(item):

@@ -26,8 +26,6 @@ _TIME_LIMIT_SECS = 300.0
 _POLL_SECS = 0.01
 # The other ranks may wait for one that failed; those that fail, too, do so within this.
 _SECS_AFTER_FAILURE = 30.0
-# Ranks that are told to end do so within this, or are stopped.
-_END_SECS = 10.0
 
 
 class RankPools:
@@ -110,13 +108,10 @@ class _Pool:
         return [value for _, value in outcomes]
 
     def close(self):
-        self._signal(signal.SIGCONT)
-        (self._folder / "stop").touch()
-        try:
-            self._process.wait(timeout=_END_SECS)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            self._process.wait(timeout=_TIME_LIMIT_SECS)
+        # Nothing of them is needed any more, and ends in good order have tests of their own.
+        if self.is_alive():
+            self._signal(signal.SIGKILL)
+        self._process.wait(timeout=_TIME_LIMIT_SECS)
         self._log.close()
 
     def _tail(self, answers):
@@ -155,15 +150,17 @@ def _function(path, qualname):
 
 
 def _serve(folder):
-    """What every rank does: wait for a case, run it, answer, until told to stop or left alone."""
+    """What every rank does: wait for a case, run it, answer, until it is killed or left alone."""
     import tensorflow as tf
 
     from npu_bridge import collective
+    from tests.garbage import seldom_collect
     from tests.once import forget_what_was_said
 
     rank = collective.current().rank
     launcher, number = os.getppid(), 0
-    while os.getppid() == launcher and not (folder / "stop").exists():
+    seldom_collect()
+    while os.getppid() == launcher:
         case = folder / f"case_{number}"
         if not case.exists():
             time.sleep(_POLL_SECS)

@@ -15,7 +15,7 @@ class SavedSession:
         return int(self.session.run(self.count))
 
     def everything(self):
-        return {variable.name: self.session.run(variable) for variable in self.all_variables}
+        return self.session.run({variable.name: variable for variable in self.all_variables})
 
     def save(self, path):
         with self.graph.as_default():

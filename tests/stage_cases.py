@@ -25,7 +25,7 @@ from tests.stage_models import (
     start_values,
     tables_of,
 )
-from tests.training import assert_same_bits
+from tests.training import as_built_by_many, assert_same_bits
 
 tf1 = tf.compat.v1
 CHAINS = (
@@ -91,7 +91,7 @@ class InGraph(SavedSession):
             self._train_op = optimizer.minimize(loss_of(self.variables, self._fed), self.count)
             self._sync_op = stages.sync_all(optimizer) if _is_apart(chain) else None
             self.saver = tf1.train.Saver()
-            self.session = tf1.Session()
+            self.session = tf1.Session(config=as_built_by_many())
             self.session.run(tf1.global_variables_initializer())
             self.all_variables = tf1.global_variables()
 

@@ -13,6 +13,7 @@ from npu_bridge import collective, stages
 from npu_bridge.estimator.npu.npu_optimizer import NPUOptimizer
 from tests.stage_cases import dynamic, kept_in, loss_of
 from tests.stage_models import LEARNING_RATE, SHAPES, SYNCHRONISING, TABLES, gradients_of, start_values
+from tests.training import as_built
 
 tf1 = tf.compat.v1
 STEPS, MOMENTUM = 24, 0.9
@@ -142,10 +143,7 @@ def trained_together(numbered):
                 continue
             training[number] = _Training(name, optimizer, manager, case, step)
         train_ops = {number: (one.scale, one.train_op) for number, one in training.items()}
-        # The graph is as good as it is, and optimizing it takes longer than running it.
-        config = tf1.ConfigProto()
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        with tf1.Session(config=config) as session:
+        with tf1.Session(config=as_built()) as session:
             session.run(tf1.global_variables_initializer())
             fetched = [session.run(train_ops, {step: number}) for number in range(STEPS)]
             left = session.run({variable.name: variable for variable in tf1.global_variables()})

@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge import collective
+
 tf1 = tf.compat.v1
 
 with warnings.catch_warnings():  # tensorflow-addons announces its end of life at import
@@ -34,6 +36,18 @@ def in_graph(function):
             return function(*arguments)
 
     return run
+
+
+def as_built():
+    """Settings of a session that runs graphs as they are: to optimize small ones takes longer than to run them."""
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+def as_built_by_many():
+    """`as_built` on more than two ranks, which share the cores; on one and two, sessions are what users have."""
+    return as_built() if collective.current().size > 2 else None
 
 
 class TwoLayers:
@@ -94,7 +108,7 @@ def train(make_optimizer, steps=10, use_resource=True, batches=None, poisons=Non
             for tokens, poison in zip(batches, poisons):
                 _, *values = session.run([train_op, *fetched_tensors], {model.tokens: tokens, model.poison: poison})
                 trace.append(tuple(values))
-            return {variable.name: session.run(variable) for variable in tf1.global_variables()}, trace
+            return session.run({variable.name: variable for variable in tf1.global_variables()}), trace
 
 
 def _tensor(name):

@@ -7,6 +7,7 @@ loaded, launchers) start Python anew.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import pathlib
@@ -60,6 +61,8 @@ def _serve():
     import tensorflow_addons  # noqa: F401
 
     assert tf.estimator.Estimator and tf.keras.optimizers.legacy.Adam  # they are loaded when asked for
+    gc.collect()
+    gc.freeze()  # children look for garbage among what is theirs, and copy no page for that
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

@@ -20,7 +20,7 @@ from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.collective import first_run, wire_names
 from npu_bridge.collective.horovod_tensors import never_pruned
 from npu_bridge.collective.packing import packed, unpacked
-from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable, tensors_if
+from npu_bridge.gradients.graph_mode import building_graph, run_if, state_variable
 from npu_bridge.gradients.kept_state import OF_RANKS
 
 _KEY = ("npu_bridge", "of_ranks")  # TensorFlow exports collections with text keys only
@@ -200,20 +200,15 @@ def _empty_rows(variable):
 
 
 def _own_row(variable, rows):
-    """This rank's row; the mean of those of another number of ranks; what the variable has where there is none."""
+    """This rank's row; the mean of those of another number of ranks; what the variable has where there is none.
+
+    Without a condition for each variable, of which graphs are built slowly; it is computed around checkpoints only.
+    """
     ranks, count = collective.current(), tf.shape(rows)[0]
-
-    def of_others():
-        return tensors_if(count > 0, lambda: [_mean(rows)], lambda: [tf.identity(variable.read_value())])
-
-    def of_this_one():
-        return [rows[tf.minimum(ranks.rank, count - 1)]]  # one row is this rank's own
-
-    (own,) = tensors_if(tf.logical_or(tf.equal(count, ranks.size), tf.equal(count, 1)), of_this_one, of_others)
+    is_of_others = tf.logical_and(count > 1, tf.not_equal(count, ranks.size))
+    number = tf.where(is_of_others, 0, tf.clip_by_value(count - 1, 0, ranks.rank))  # one row is this rank's own
+    own = tf.concat([rows[number : number + 1], variable.read_value()[tf.newaxis]], axis=0)[0]
+    if rows.dtype.is_floating or rows.dtype == tf.bool:
+        mean = tf.reduce_mean if rows.dtype.is_floating else tf.reduce_any
+        own = tf.where(is_of_others, mean(rows, axis=0), own)
     return own
-
-
-def _mean(rows):
-    if rows.dtype.is_floating:
-        return tf.reduce_mean(rows, axis=0)
-    return tf.reduce_any(rows, axis=0) if rows.dtype == tf.bool else rows[0]

@@ -25,8 +25,8 @@ _OF_OTHER_RANKS = ("HorovodInternalError", "Horovod has been shut down", "Connec
 class FailureHook(tf.estimator.SessionRunHook):
     """Makes `report.html` of a training that an error stops, with the error in it.
 
-    Every `ReportHook` has one inside; an `NPUEstimator` adds it on ranks above 0, too. What cannot be written is told in
-    the log, and the error goes its way.
+    Every `ReportHook` has one inside, and an `NPUEstimator` has it on ranks above 0. What cannot be written is told in
+    the log. The error is raised as it is.
 
     Args:
       folder: of the training.

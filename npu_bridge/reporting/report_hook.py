@@ -119,7 +119,8 @@ class ReportHook(tf.estimator.SessionRunHook):
         for part in self._parts:
             if isinstance(part, HistoryHook):
                 part.stop(step)
-        self._page.note_memory(step or 0)
+        if collective.current().rank == 0:
+            self._page.note_memory(step or 0)
 
 
 class ReportCallback(tf.keras.callbacks.Callback):
@@ -267,9 +268,8 @@ class _Page:
     def _look_at_memory(self) -> None:
         self._peaks.update(peaks_of_ranks(self._ranks or (), collective.current().rank))
 
-    @_on_rank_0
     def note_memory(self, step: int) -> None:
-        """Notes how much memory the ranks have had."""
+        """Notes how much memory the ranks have had; for rank 0."""
         self._look_at_memory()
         gpu = memory_of_gpu()
         self._history.note_facts(step, memory_bytes=self._peaks, gpu_memory_bytes=None if gpu is None else {0: gpu})

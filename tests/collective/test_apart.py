@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import tensorflow as tf
 
@@ -37,6 +34,7 @@ def test_one_graph_is_run_as_often_as_one_likes():
     apart.close()
 
 
-def test_sessions_of_the_script_have_as_many_threads_as_it_says():
-    done = subprocess.run([sys.executable, "-c", AFTER_ONE_APART], capture_output=True, text=True)
+def test_sessions_of_the_script_have_as_many_threads_as_it_says(warm_python, tmp_path):
+    (tmp_path / "script.py").write_text(AFTER_ONE_APART)
+    done = warm_python.run([tmp_path / "script.py"], tmp_path)
     assert done.stdout.strip() == "[0.0, 1.0, 2.0]", done.stderr

@@ -262,13 +262,13 @@ def test_a_graph_that_was_saved_with_its_loop_is_imported_and_trained(graph, tmp
         path = saver.save(session, str(tmp_path / "model"))
         loop.load_iteration_per_loop_var(session, 1)
         session.run(step)
-        expected = {variable.op.name: session.run(variable) for variable in tf1.global_variables()}
+        expected = session.run({variable.op.name: variable for variable in tf1.global_variables()})
     assert any(op.type in ("Exit", "RefExit") for op in graph.get_operations()), "there was no loop to save"
     with tf.Graph().as_default() as imported, tf1.Session(config=npu_config_proto()) as session:
         restorer = tf1.train.import_meta_graph(f"{path}.meta")
         restorer.restore(session, path)
         session.run(imported.get_operation_by_name(step.name))
-        assert_same_bits({variable.op.name: session.run(variable) for variable in tf1.global_variables()}, expected)
+        assert_same_bits(session.run({variable.op.name: variable for variable in tf1.global_variables()}), expected)
         assert expected["global_step"] == LOOP + 1
 
 

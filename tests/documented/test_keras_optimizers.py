@@ -23,6 +23,7 @@ from npu_bridge.estimator.npu.npu_optimizer import (
     NPUOptimizer,
     npu_distributed_optimizer_wrapper,
 )
+from npu_bridge.stages import ClipByGlobalNorm
 from tests.keras_models import fit, make_data
 
 tf1 = tf.compat.v1
@@ -50,6 +51,31 @@ SIGNATURES = {
 
 def manager():
     return ExponentialUpdateLossScaleManager(2.0**10, 100, 1, 2, 0.5)
+
+
+@EACH_GENERATION
+def test_it_says_what_made_it_and_what_it_does(generation):
+    optimizer = npu_keras_optimizer(generation.SGD())
+    assert repr(optimizer) == repr(KerasDistributeOptimizer(generation.SGD()))
+    assert repr(optimizer) == "KerasDistributeOptimizer(SGD, stages=[AllReduce()])"
+    scaling = npu_keras_optimizer(generation.SGD(), FixedLossScaleManager(2.0), stages=[ClipByGlobalNorm(1.0)])
+    assert repr(scaling).startswith("npu_keras_optimizer(SGD, stages=[LossScaling(FixedLossScaleManager), AllReduce()")
+    with pytest.raises(ValueError, match="got KerasDistributeOptimizer, which is one"):
+        npu_keras_optimizer(optimizer)
+
+
+def test_a_scale_that_is_given_as_to_other_libraries_is_told_as_a_manager():
+    sgd = tf1.train.GradientDescentOptimizer(1.0)
+    with pytest.raises(TypeError, match=r"Write loss_scale_manager=FixedLossScaleManager\(128\), is_loss_scale=True"):
+        NPUOptimizer(sgd, loss_scale=128)
+    with pytest.raises(TypeError, match=r"unknown argument 'loss_scale'.*=FixedLossScaleManager\(128\)\."):
+        npu_keras_optimizer(tf.keras.optimizers.SGD(), loss_scale=128)
+    with pytest.raises(TypeError, match=r"Write ExponentialUpdateLossScaleManager\(init"):
+        NPUOptimizer(sgd, loss_scale_manager="dynamic", is_loss_scale=True)
+    with pytest.raises(TypeError, match=r"Write GradientDescentOptimizer\(\.\.\.\)"):
+        NPUOptimizer(tf1.train.GradientDescentOptimizer)
+    with pytest.raises(TypeError, match="Did you mean 'is_distributed'"):
+        npu_keras_optimizer(tf.keras.optimizers.SGD(), is_distribute=True)
 
 
 @pytest.mark.parametrize("documented", SIGNATURES, ids=lambda documented: documented.__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -347,8 +346,8 @@ def test_modules_of_version_1_are_those_of_npu_bridge():
     assert (entry.name, entry.parameter_map["precision_mode"].s) == ("NpuOptimizer", b"force_fp32")
 
 
-def test_scripts_of_version_1():
-    code = """
+def test_scripts_of_version_1(warm_python, tmp_path):
+    (tmp_path / "script.py").write_text("""
 import npu_device
 npu_device.compat.enable_v1()
 from npu_device.compat.v1.npu_init import *
@@ -363,8 +362,9 @@ with tf.Session(config=config) as session:
     session.run(tf.global_variables_initializer())
     session.run(train_op)
     assert session.run(loss) == 0.5
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, timeout=120)
+""")
+    done = warm_python.run([tmp_path / "script.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_options_that_work_are_options_of_npu_bridge():

@@ -52,7 +52,7 @@ class MixedModel:
             self.initialize = tf1.global_variables_initializer()
 
     def state(self):
-        return {variable.name: self.session.run(variable) for variable in self.variables}
+        return self.session.run({variable.name: variable for variable in self.variables})
 
 
 SHAPES = {**dict.fromkeys(DTYPES, (3,)), "table": (3, 2)}

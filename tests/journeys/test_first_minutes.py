@@ -1,4 +1,4 @@
-"""What a new user sees before the first step: at most three lines, on one process and on several ranks."""
+"""What a new user sees before the first step, of our examples at most three lines, and what is no news after it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ from tests.journeys.test_readme import EXAMPLES, REPOSITORY
 # What TensorFlow reads when it is loaded, and what tests set for themselves.
 QUIET = ("TF_CPP_MIN_LOG_LEVEL", "TFA_NO_EOL_NOTICE", "PYTHONWARNINGS", "NPU_BRIDGE_VERBOSE")
 MOST_LINES = 3
-SCRIPTS = {
-    "estimator": (EXAMPLES[0].replace("max_steps=100", "max_steps=3"), r"step 1/100"),
-    "session": (EXAMPLES[1], r"loss \d"),
-    "keras": (EXAMPLES[2], r"Epoch 1/5"),
-}
-# What the README says of it: it adds the hooks by itself.
-NPU_ESTIMATOR = EXAMPLES[0].replace("tf.estimator.Estimator(", "NPUEstimator(").replace("hooks=hooks, ", "")
 PROGRAMS = {
     "digits/train_estimator.py": (["--steps=2", "--output_dir=out"], r"step 1/2"),
     "digits/train_session.py": (["--steps=10", "--save_steps=10", "--output_dir=out"], r"step 10/10"),
@@ -67,23 +60,6 @@ def npu_run(ranks):
     return [sys.executable, "-m", "npu_bridge.run", "-np", str(ranks)]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_code_of_the_readme_on_one_process(name, tmp_path):
-    code, first_step = SCRIPTS[name]
-    (tmp_path / "train.py").write_text(code)
-    assert before_first_step(lines_of([sys.executable, "train.py"], tmp_path), first_step) == []
-
-
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize(("name", "ranks"), [("session", 1), ("session", 2), ("estimator", 4), ("keras", 2)])
-def test_code_of_the_readme_through_the_launcher(name, ranks, tmp_path):
-    code, first_step = SCRIPTS[name]
-    (tmp_path / "train.py").write_text(code)
-    lines = before_first_step(lines_of([*npu_run(ranks), "train.py"], tmp_path), first_step)
-    assert lines[0] == f"npu-run: starting {ranks} rank{'s' if ranks > 1 else ''} of train.py"
-    assert len([line for line in lines if not re.search(r"\bloss \d", line)]) <= MOST_LINES, lines
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_examples_on_one_process(program, tmp_path):
     arguments, first_step = PROGRAMS[program]
@@ -108,7 +84,7 @@ def test_warnings_of_the_script_are_shown_and_on_request_those_of_tensorflow(tmp
         "import logging, warnings\n"
         "logging.basicConfig(level=logging.INFO)\n"
         "logging.info('own note')\n"
-        f"{NPU_ESTIMATOR.replace('max_steps=100', 'max_steps=1')}\n"
+        f"{EXAMPLES[0].replace('tf.estimator.Estimator(', 'NPUEstimator(').replace('max_steps=100', 'max_steps=1')}\n"
         "warnings.warn('own warning')\n"
         "tf.logging.warning('From %s: this is deprecated', 'me')\n"
         "tf.logging.error('own error')\n"

@@ -43,7 +43,7 @@ class _AtEnd(tf.estimator.SessionRunHook):
     """Keeps what a session holds when it ends."""
 
     def end(self, session):
-        self.values = {variable.name: session.run(variable) for variable in tf1.global_variables()}
+        self.values = session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 def _by_estimator(folder):
@@ -78,7 +78,7 @@ def _by_plain_session(folder):
             _, is_over = session.run([train_op, end.is_last])
         if collective.current().rank == 0:
             tf1.train.Saver().save(session, os.path.join(folder, "model.ckpt"), global_step=5)
-        return {variable.name: session.run(variable) for variable in tf1.global_variables()}
+        return session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 _WAYS = {"estimator": _by_estimator, "monitored": _by_monitored_session, "plain": _by_plain_session}

@@ -45,7 +45,7 @@ class Recorder(tf.estimator.SessionRunHook):
         self._record(session)
 
     def _record(self, session):
-        self.variables.append({variable.name: session.run(variable) for variable in tf1.global_variables()})
+        self.variables.append(session.run({variable.name: variable for variable in tf1.global_variables()}))
 
 
 def model_fn(features, labels, mode, params):

@@ -34,7 +34,7 @@ class Runs(tf.estimator.SessionRunHook):
         self.low.append(policy is not None and policy.low_dtype is not None)
 
     def end(self, session):
-        self.variables = {variable.name: session.run(variable) for variable in tf1.global_variables()}
+        self.variables = session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 def model_fn(features, labels, mode):

@@ -24,7 +24,7 @@ from npu_bridge.estimator.npu.npu_saver import NPUSaver
 from npu_bridge.gradients import start_values
 from npu_bridge.hccl import hccl_ops
 from npu_bridge.npu_init import npu_keras_optimizer
-from tests.training import in_graph
+from tests.training import as_built_by_many, in_graph
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.ranks(3)
@@ -100,7 +100,7 @@ def trained_in_a_graph(trainer, use_resource):
     """On a rank: values after two steps, what was said, and how many nodes the first step added."""
     variables = _variables(use_resource)
     train_op = TRAINERS[trainer](_loss(variables), variables)
-    with _Lines() as lines, tf1.Session() as session:
+    with _Lines() as lines, tf1.Session(config=as_built_by_many()) as session:
         session.run(tf1.global_variables_initializer())
         tf1.get_default_graph().finalize()
         for _ in range(2):

@@ -39,7 +39,7 @@ def input_fn(skipped):
 
 class ValuesAtTheEnd(tf.estimator.SessionRunHook):
     def end(self, session):
-        self.values = {variable.name: session.run(variable) for variable in tf1.trainable_variables()}
+        self.values = session.run({variable.name: variable for variable in tf1.trainable_variables()})
 
 
 def trained(chain, folder, batches, skipped=0, hooks=(), **interval):

@@ -396,7 +396,7 @@ def train_with_a_decision_of_rank_0():
         session.run(tf1.global_variables_initializer())
         for _ in range(2):
             session.run(train_op, {model.inputs: np.ones([2, 8], np.float32), model.poison: 0.0})
-        return report.text(), {variable.name: session.run(variable) for variable in tf1.trainable_variables()}
+        return report.text(), session.run({variable.name: variable for variable in tf1.trainable_variables()})
 
 
 def test_a_decision_that_only_one_rank_has_leaves_the_graphs_alone(on_ranks):

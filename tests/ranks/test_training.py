@@ -303,7 +303,7 @@ def broadcast_everything():
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         session.run(broadcast)
-        return {variable.name: session.run(variable) for variable in tf1.global_variables()}
+        return session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 def test_broadcast_covers_every_global_variable(on_ranks):

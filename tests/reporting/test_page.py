@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
@@ -13,10 +14,14 @@ import click.testing
 import pytest
 
 from npu_bridge.launch.report import report
-from npu_bridge.reporting import History, StepRow
+from npu_bridge.reporting import History, StepRow, picture
+from npu_bridge.reporting.compare import page as compare_page
+from npu_bridge.reporting.compare.folders import compare_folders
+from npu_bridge.reporting.compare.page import render_comparison
 from npu_bridge.reporting.page import RunFolder, axes, facts, read_run_folder, render_page, write_page
 from npu_bridge.reporting.page.curves import MOST_BUCKETS, cut
 from npu_bridge.reporting.page.run_folder import NoRunError
+from npu_bridge.reporting.picture_style import COLOURS
 from tests.reporting.stepping import Clock
 
 
@@ -67,6 +72,59 @@ def test_speed_leaves_out_what_lies_between_sessions(tmp_path):
     assert curves.restarts == [4]
     assert [speed.first for speed in curves.speeds] == [1, 2, 3, 5, 6, 7, 8]
     assert {round(speed.steps_per_sec) for speed in curves.speeds} == {10}
+
+
+def test_the_pace_has_no_short_piece_at_the_end(tmp_path):
+    history = write_history(tmp_path, [1.0] * 301)
+    history.entries[-1] = history.entries[-1]._replace(time=history.entries[-1].time + 5)  # a checkpoint is saved
+    pieces = cut(history).speeds
+    assert {speed.last - speed.first for speed in pieces[:-1]} == {5} and pieces[-1].last == 301
+    assert pieces[-1].last - pieces[-1].first >= 5 and pieces[-1].steps_per_sec > 0.9
+    at_once = [entry._replace(time=1e9) for entry in history.entries]
+    history.entries = at_once
+    assert cut(history).speeds == []
+
+
+def text_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL))
+
+
+def test_the_tile_and_the_end_of_the_curve_have_the_same_loss_and_say_what_it_is(tmp_path):
+    write_history(tmp_path, [6.0 - number / 100 for number in range(62)])
+    page = render_page(read_run_folder(str(tmp_path)))
+    assert "loss, last step 5.3900 mean of the last 10: 5.4350, first: 6.0000" in text_of(page)
+    assert re.search(r'<text class="last "[^>]*>5.3900<tspan class="note"[^>]*>last step</tspan>', page)
+    write_history(tmp_path / "long", [6.0 - number / 1000 for number in range(2000)])
+    page = render_page(read_run_folder(str(tmp_path / "long")))
+    assert "loss, last step 4.0010 " in text_of(page) and '4.0015<tspan class="note"' in page
+    assert ">mean of 2</tspan>" in page
+
+
+def test_evaluations_batch_parameters_and_memory_are_shown(tmp_path):
+    history = write_history(tmp_path, [4.0, 3.0, 2.0, 1.0])
+    history.note_facts(4, samples_per_step=64, parameters=1234567, memory_bytes={0: 2_500_000_000, 1: 3_000_000_000})
+    history.append_evaluation(2, {"accuracy": 0.5, "loss": 3.25}, batches=12, secs=1.4)
+    history.append_evaluation(4, {"accuracy": 0.75, "loss": 1.25, "auc": math.nan}, batches=12, secs=1.4)
+    page = render_page(read_run_folder(str(tmp_path)))
+    text = text_of(page)
+    assert "batch 64 samples, 32 on each rank" in text and "trained parameters 1,234,567" in text
+    assert "step loss accuracy auc batches time 2 3.2500 0.50000 12 1.4 s 4 1.2500 0.75000 nan 12 1.4 s" in text
+    assert "rank peak memory 0 2.50 GB 1 3.00 GB" in text
+    assert page.count('<circle class="evaluation"') == 4 and "evaluation at step 4: 1.2500</title>" in page
+    assert 'data-name="evaluated"' in page and "Evaluation: accuracy" in page and "Evaluation: auc" not in page
+    rows = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["evaluations"]
+    assert rows[1] == [4, "evaluation at step 4\n  accuracy 0.75000\n  loss 1.2500\n  auc nan"]
+
+
+def test_the_colours_of_both_kinds_of_page_and_of_pictures_are_the_same(tmp_path):
+    write_history(tmp_path, [4.0, 3.0])
+    found = compare_folders(str(tmp_path), str(tmp_path))
+    for text in (render_page(read_run_folder(str(tmp_path))), render_comparison(found)):
+        for name, (light, dark) in COLOURS.items():
+            assert f"--{name}: {light};" in text and f"--{name}: {dark};" in text
+        style = re.search("<style>(.*)</style>", text, re.DOTALL)[1]
+        assert set(re.findall(r"var\(--(\w+)\)", style)) <= set(re.findall(r"--(\w+):", style))
+    assert not re.search("#[0-9a-f]{6}", inspect.getsource(picture) + inspect.getsource(compare_page))
 
 
 def test_one_step_and_none(tmp_path):

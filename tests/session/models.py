@@ -59,7 +59,7 @@ def train_in_session(config=None, steps=5, make=build):
             session.run(tf1.global_variables_initializer())
             for _ in range(steps):
                 session.run([train_op, loss])
-            return {variable.name: session.run(variable) for variable in variables}
+            return session.run({variable.name: variable for variable in variables})
 
 
 def train_monitored(config=None, steps=5):
@@ -72,7 +72,7 @@ def train_monitored(config=None, steps=5):
         with tf1.train.MonitoredTrainingSession(config=config) as session:
             for _ in range(steps):
                 session.run([train_op, loss])
-            return {variable.name: session.run(variable) for variable in variables}
+            return session.run({variable.name: variable for variable in variables})
 
 
 def train_estimator(kind, folder, steps=5, **options):

@@ -40,7 +40,7 @@ def train(folder, hcom_parallel):
             held.append(sum("Allreduce/Identity" in op.name and bool(op.control_inputs) for op in operations))
 
         def end(self, session):
-            self.values = {variable.name: session.run(variable) for variable in self.variables}
+            self.values = session.run({variable.name: variable for variable in self.variables})
 
     config = NPURunConfig(model_dir=f"{folder}/{rank}", hcom_parallel=hcom_parallel, tf_random_seed=1)
     hook = CountHeldBack()

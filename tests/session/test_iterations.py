@@ -30,7 +30,7 @@ def loss_scaled(optimizer):
 
 
 def values_of(session):
-    return {variable.name: session.run(variable) for variable in tf1.global_variables()}
+    return session.run({variable.name: variable for variable in tf1.global_variables()})
 
 
 def dense(x):

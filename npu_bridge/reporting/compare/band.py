@@ -283,7 +283,8 @@ def _without_band(a: Losses, b: Losses) -> Verdict:
         facts.update(step=int(steps[first]), loss=float(of_b[first]), center=float(of_a[first]), equal_steps=first)
         sentence = (
             f"A and B differ from step {steps[first]} on: loss {of_b[first]:.5g} against {of_a[first]:.5g}. The "
-            f"{first} steps before have the same loss to the bit, so there is no noise that could explain it."
+            f"{first} steps before are equal bit for bit, so this is not noise. Look at what step {steps[first - 1]} "
+            f"and step {steps[first]} did."
         )
         return Verdict("losses", False, sentence, facts)
     if len(broken):

@@ -29,7 +29,8 @@ _STYLE = """<style>
 .node rect { fill: var(--page); stroke: var(--quiet); stroke-width: 1.5; } .node.no rect { stroke: var(--bad);
   stroke-width: 3; } .node.yes rect { stroke: var(--good); } .edge { stroke: var(--quiet); fill: none; }
 svg .node text { fill: var(--ink); }
-.node.unknown rect { stroke-dasharray: 5 4; }
+.node.unknown rect { stroke-dasharray: 5 4; } path.line.of-a { stroke-width: 5; opacity: .55; }
+td:nth-child(-n+2) { overflow-wrap: anywhere; min-width: 11em; }
 </style>"""
 
 
@@ -92,7 +93,7 @@ def _losses(a: Sequence[Losses], b: Sequence[Losses], band: Band | None, verdict
     ends = []
     for kind, name, _, values in curves:
         finite = values[np.isfinite(values)]
-        ends += [End(float(finite[-1]), f"{finite[-1]:.5g}", f"last of {name}", kind)] if len(finite) else []
+        ends += [End(float(finite[-1]), f"{name} {finite[-1]:.4g}", kind=kind)] if len(finite) else []
     return framed("losses", "Loss", int(steps.max()), x, y, body, format_tick, legend, ends)
 
 

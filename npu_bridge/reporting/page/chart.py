@@ -18,6 +18,7 @@ WIDTH, LEFT, RIGHT = 1000, 66, 916  # the drawing's own units; between LEFT and 
 _TOP, _BELOW = 14, 26
 _TALL, _LOW = 250, 110
 _MOST_METRICS = 6
+_END_CHARACTERS = 8  # of the texts on the right
 
 
 class End(NamedTuple):
@@ -88,7 +89,7 @@ def _loss(curves: Curves, x: Axis) -> str:
     dtypes = {bucket.precision for bucket in buckets if bucket.precision} - {"float32"}
     legend += [("lowered", dtype) for dtype in sorted(dtypes)]
     last = next((bucket for bucket in reversed(buckets) if bucket.loss), None)
-    end = [End(last.loss.mean, format_loss(last.loss.mean), _kind_of(last, buckets[-1]))] if last else []
+    end = [End(last.loss.mean, _short(last.loss.mean), _kind_of(last, buckets[-1]))] if last else []
     return _figure("loss", "Loss", curves, x, y, body, format_tick, legend, end)
 
 
@@ -129,9 +130,9 @@ def _metrics(curves: Curves, x: Axis) -> list[str]:
     for metric, by_name in itertools.islice(_evaluated(curves).items(), _MOST_METRICS + 1):
         if metric == "loss" or len(made) == _MOST_METRICS:
             continue
-        y = axes.linear([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
+        y = axes.of_losses([number for points in by_name.values() for *_, number in points], _TOP + _LOW, _TOP)
         body = [part for name, points in by_name.items() for part in _dotted(points, x, y, name)]
-        ends = [End(points[-1][2], format_tick(points[-1][2]), name) for name, points in by_name.items()]
+        ends = [End(points[-1][2], _short(points[-1][2]), name) for name, points in by_name.items()]
         title = f"Evaluation: {metric}"
         made.append(_figure("evaluated", title, curves, x, y, body, format_tick, [], ends))
     return made
@@ -175,13 +176,22 @@ def _speed(curves: Curves, x: Axis) -> str:
             runs.append([_flat(x.place(speed.first), speed.steps_per_sec)])
         runs[-1].append(_flat(x.place(speed.last), speed.steps_per_sec))
     body = [_path(_stairs(run, ahead=True), y, "line") for run in runs]
-    last = curves.speeds[-1].steps_per_sec
-    return _figure("speed", "Steps per second", curves, x, y, body, format_tick, [], [End(last, format_rate(last))])
+    last, steps = curves.speeds[-1].steps_per_sec, curves.speeds[-1].last - curves.speeds[-1].first
+    note = f"last {format_steps(steps)}"
+    return _figure(
+        "speed", "Steps per second", curves, x, y, body, format_tick, [], [End(last, format_rate(last), note)]
+    )
 
 
 def format_tick(number: float) -> str:
     """A tick's number, short."""
     return f"{number:.4g}"
+
+
+def _short(number: float) -> str:
+    """Five digits, or three where these have no room on the right."""
+    text = format_loss(number)
+    return text if len(text) <= _END_CHARACTERS else f"{number:.3g}"
 
 
 def _runs(buckets: Sequence[Bucket], x: Axis, pick: Callable[[Bucket], Range | None]) -> list[list[_Point]]:
@@ -326,17 +336,24 @@ def framed(
 
 
 def _beside(ends: Sequence[End], y: Axis) -> list[str]:
-    """Texts on the right of the curves, none over another."""
-    parts, free = [], float("-inf")
-    for end in sorted(ends, key=lambda end: y.place(end.number)):
-        top = max(y.place(end.number) + 4, free)
-        free = top + (30 if end.note else 16)
-        parts.append(
-            f'<text class="last {end.kind}" x="{RIGHT + 8}" y="{top:.1f}">{escape(end.text)}'
-            + (
-                f'<tspan class="note" x="{RIGHT + 8}" dy="14">{escape(end.note)}</tspan></text>'
-                if end.note
-                else "</text>"
-            )
-        )
+    """Texts on the right of the curves, none over another or below the axis."""
+    tops: list[float] = []
+    ends = sorted(ends, key=lambda end: y.place(end.number))
+    for before, end in zip([None, *ends], ends):
+        least = float("-inf") if before is None else tops[-1] + _tall(before)
+        tops.append(max(y.place(end.number) + 4, least))
+    limit = y.start + 2
+    for at in range(len(ends) - 1, -1, -1):
+        limit -= _tall(ends[at]) - 16
+        tops[at] = min(tops[at], limit)
+        limit = tops[at] - 16
+    parts = []
+    for end, top in zip(ends, tops):
+        note = f'<tspan class="note" x="{RIGHT + 8}" dy="14">{escape(end.note)}</tspan>' if end.note else ""
+        place = f'x="{RIGHT + 8}" y="{top:.1f}"'
+        parts.append(f'<text class="last {end.kind}" {place}>{escape(end.text)}{note}</text>')
     return parts
+
+
+def _tall(end: End) -> int:
+    return 30 if end.note else 16

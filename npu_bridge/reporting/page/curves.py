@@ -14,7 +14,7 @@ from npu_bridge.reporting.history import Evaluation, History, StepRow, laid_out
 # A screen shows no more (ours); two edges and a mean for each of them stay far below a megabyte.
 MOST_BUCKETS = 800
 # Times are kept in milliseconds, so the pace of a few short steps would be noise (ours).
-_RATE_BUCKETS = 100
+_RATE_BUCKETS, _RATE_STEPS, _RATE_SECS = 100, 5, 0.02
 # Beyond it sums and squares are no longer finite; it counts as infinite.
 _LARGEST = 1e150
 _SMALLEST = 1e-150  # of loss scales, which are drawn by powers of two
@@ -151,14 +151,20 @@ def can_be_drawn(value: float) -> bool:
 def _speeds(rows, places, edges) -> list[Speed]:
     """The pace in pieces of each session; its first step, which carries the start-up, counts for none.
 
-    What is left at the end goes with the piece before it: a step that saves a checkpoint would weigh more there.
+    A piece has several steps, as one of them may save a checkpoint, and so has the last: what is left goes with it.
     """
     found = []
     for begin, end in zip(edges, edges[1:]):
-        size = max(1, math.ceil((end - begin - 1) / _RATE_BUCKETS))
-        firsts = list(range(begin, max(end - size, begin + 1), size)) if end - begin > 1 else []
-        for first, last in zip(firsts, [*firsts[1:], end - 1]):
-            secs = rows[last].time - rows[first].time
-            if secs > 0 and places[last] > places[first]:
-                found.append(Speed(places[first], places[last], (places[last] - places[first]) / secs))
+        count, last = end - begin - 1, end - 1
+        size = max(1, math.ceil(count / _RATE_BUCKETS), min(_RATE_STEPS, count // 4))
+        firsts = [begin]
+        for at in range(begin + 1, end - size):
+            if at - firsts[-1] >= size and rows[at].time - rows[firsts[-1]].time >= _RATE_SECS:
+                firsts.append(at)
+        if len(firsts) > 1 and rows[last].time - rows[firsts[-1]].time < _RATE_SECS:
+            firsts.pop()
+        for first, after in zip(firsts, [*firsts[1:], last]):
+            secs = rows[after].time - rows[first].time
+            if secs > 0 and places[after] > places[first]:
+                found.append(Speed(places[first], places[after], (places[after] - places[first]) / secs))
     return found

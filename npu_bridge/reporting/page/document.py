@@ -171,7 +171,8 @@ def _evaluations(history: History) -> str:
     done = history.evaluations
     if not done:
         return ""
-    metrics = list(dict.fromkeys(metric for each in done for metric in each.metrics))[:_MOST_METRICS]
+    metrics = sorted({metric for each in done for metric in each.metrics}, key=lambda name: (name != "loss", name))
+    metrics = metrics[:_MOST_METRICS]
     header = ["step", "name", *metrics, "batches", "time"]
     rows = [
         [

@@ -20,8 +20,12 @@ __all__ = ["describe", "note_failure", "render_failure", "stopped"]
 _MESSAGE_CHARACTERS, _MOST_FRAMES = 2000, 20
 _INTERRUPTED = "KeyboardInterrupt"
 # How TensorFlow 2.15 words the failure of a graph: where the node was made, the reason, and all of it once more.
-_BEFORE_REASON = re.compile(r"\AGraph execution error:\s*(Detected at node.*?\nNode: [^\n]*\n)?", re.DOTALL)
+_NODE = re.compile(
+    r"Detected at node '?([^\s']+)'? defined at[^\n]*\n((?:[ \t][^\n]*\n|\n|<stack traces[^\n]*\n|Node: [^\n]*\n)*)"
+)
+_BEFORE_REASON = re.compile(rf"\AGraph execution error:\s*({_NODE.pattern})*")
 _BEHIND_REASON = re.compile(r"\s*(\[\[\{?\{?node |Original stack trace for |Detected at node |Traceback \(most |\Z)")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # In a message, the frames of Python code that a graph has called.
 _FRAME_IN_TEXT = re.compile(r'^ *File "([^"]+)", line (\d+), in (.+)\n *(.*)', re.MULTILINE)
 
@@ -40,22 +44,28 @@ def describe(error: BaseException, step: int | None, rank: int, is_secondary: bo
     for file, line, name, text in _FRAME_IN_TEXT.findall(called):
         if not is_installed(file):
             frames.append([file, int(line), name, text])
-    op = getattr(error, "op", None)  # of an error of a graph
-    made = [frame for frame in (op.traceback if op is not None else None) or () if not is_installed(frame.filename)]
+    op, node = getattr(error, "op", None), _NODE.search(str(error))  # of an error of a graph
+    if op is not None:
+        made = [(frame.filename, frame.lineno) for frame in op.traceback or ()]
+    else:
+        made = _PLACE.findall(node[2]) if node else []
+    made = [place for place in made if not is_installed(place[0])]
     return {
         "type": type(error).__name__,
         "message": _reason(str(error))[:_MESSAGE_CHARACTERS],
         "step": step,
         "rank": rank,
         "frames": frames[-_MOST_FRAMES:],
-        "op": "" if op is None else op.name,
-        "made": f"{made[-1].filename}:{made[-1].lineno}" if made else "",
+        "op": op.name if op is not None else node[1] if node else "",
+        "made": "{}:{}".format(*made[-1]) if made else "",
         "secondary": is_secondary,
     }
 
 
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
-    """Adds a failure to `report.json` of a run that is going on, in one move; the first one with a cause of its own wins.
+    """Adds a failure to `report.json` of a run that is going on, in one move.
+
+    The first one with a cause of its own stays.
 
     Returns:
       False if there is no such file, or another failure in it says more.

@@ -29,11 +29,13 @@ h2 { font-size: 17px; margin: 0 0 10px; }
 p { margin: 0 0 10px; } .quiet { color: var(--quiet); }
 section { background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px; padding: 16px 18px;
   margin-top: 16px; }
-dl.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 10px; margin: 18px 0 0; }
-.tiles div { background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px; padding: 10px 14px; }
-.tiles dt { color: var(--quiet); font-size: 13px; } .tiles dd { margin: 0; font-size: 20px; font-weight: 600; }
-.tiles dd small { font-size: 13px; font-weight: 400; color: var(--quiet); }
-.tiles dd small { display: block; line-height: 1.3; }
+dl.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 18px 0 0; }
+.tiles div { flex: 1 1 108px; background: var(--sheet); border: 1px solid var(--grid); border-radius: 10px;
+  padding: 10px 14px; }
+.tiles dt { color: var(--quiet); font-size: 13px; } .tiles dd { margin: 0; font-size: 20px; font-weight: 600;
+  white-space: nowrap; }
+.tiles dd small { display: block; font-size: 13px; font-weight: 400; line-height: 1.3; white-space: normal;
+  color: var(--quiet); }
 .failure { border-color: var(--bad); border-left-width: 5px; } .failure h2 { color: var(--bad); }
 .failure pre { margin-bottom: 10px; }
 figure { margin: 0 0 14px; } figure:last-child { margin: 0; }
@@ -76,6 +78,8 @@ img.timeline { display: block; width: 100%; background: #fff; border-radius: 6px
   border: 1px solid var(--quiet); border-radius: 6px; padding: 6px 10px; font-size: 13px; white-space: pre;
   font-variant-numeric: tabular-nums; box-shadow: 0 3px 12px #0003; }
 footer { margin-top: 18px; color: var(--quiet); font-size: 13px; }
+@media (max-width: 600px) { main { padding: 16px 10px 32px; } section { padding: 12px; } svg text { font-size: 16px; }
+  svg .last { font-size: 17px; } svg .note { font-size: 15px; } }
 @media print {
   @page { margin: 14mm; }
   body { font-size: 11pt; } main { max-width: none; padding: 0; } #tip, .pointer { display: none; }

@@ -117,6 +117,44 @@ def test_without_repeats_equal_is_inside_far_is_outside_and_the_rest_cannot_be_t
     assert verdict.exit_code == 1 and verdict.facts["step"] == 61
 
 
+def parting(size, equal=62, growth=1.0, **more):
+    """Two trainings that are equal bit for bit, then differ by a part of the loss, which grows from step to step."""
+    base = (curve() + white(np.random.default_rng(9))).astype(np.float32)
+    after = np.maximum(np.arange(STEPS) - equal, 0)
+    other = np.where(np.arange(STEPS) >= equal, base * (1 + size * growth**after), base)
+    return [[run_of(values)._replace(**more)] for values in (base, other)]
+
+
+def test_losses_that_part_at_once_after_equal_bits_are_outside():
+    for size in (1.0, 0.3, 1e-3, 1e-4):
+        verdict, _ = compare_losses(*parting(size))
+        assert (verdict.is_inside, verdict.facts["step"], verdict.facts["equal_steps"]) == (False, 63, 62)
+    assert verdict.sentence.startswith("A and B differ from step 63 on: loss 2.3068 against 2.3066. ")
+    assert "The 62 steps before are equal bit for bit, so this is not noise." in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        parting(1e-7, growth=1.2),  # rounding, which grows slowly
+        parting(0.01, equal=5),  # too few steps to tell
+        parting(0.01, precision="bfloat16"),  # one number rounded the other way
+    ],
+)
+def test_what_may_be_rounding_is_not_called_different(a, b):
+    assert compare_losses(a, b)[0].is_inside is None
+
+
+def test_steps_that_were_not_recorded_leave_room_for_rounding_to_grow():
+    a, b = ([run[0]._replace(steps=1 + 8 * np.arange(STEPS))] for run in parting(1e-3))
+    assert compare_losses(a, b)[0].is_inside is None
+
+
+def test_a_loss_that_stands_still_proves_nothing():
+    still = np.full(STEPS, 0.5)
+    assert compare_losses([run_of(still)], [run_of(np.where(np.arange(STEPS) == 119, 0.6, still))])[0].is_inside is None
+
+
 def test_repeats_that_do_not_differ_are_no_band():
     base = curve()
     with pytest.raises(CannotTell, match="are the same to the bit and measure no band; vary something else"):

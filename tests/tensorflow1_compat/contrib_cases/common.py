@@ -41,4 +41,4 @@ def run_updates(optimizer, start, grads, steps=1, resource=False, step=None):
         session.run(tf.global_variables_initializer())
         for _ in range(steps):
             session.run(train)
-        return session.run(weights), {var.op.name: session.run(var) for var in tf.global_variables()}
+        return session.run(weights), session.run({var.op.name: var for var in tf.global_variables()})

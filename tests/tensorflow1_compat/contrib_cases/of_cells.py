@@ -21,7 +21,7 @@ def once(cell, state=None):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         found = session.run([output, new])
-        return (*found, {var.op.name.split("/", 2)[2]: session.run(var) for var in tf.global_variables()})
+        return (*found, session.run({var.op.name.split("/", 2)[2]: var for var in tf.global_variables()}))
 
 
 def case_old_names_are_the_same_cells():
