@@ -8,7 +8,7 @@
   var all = document.getElementById("all-options");
   var tables = Array.prototype.slice.call((all || article).querySelectorAll("table"));
   article.classList.add("options-page");
-  tables.forEach(function (table) {  // a narrow window shows rows without a head
+  article.querySelectorAll("table").forEach(function (table) {  // a narrow window shows rows without a head
     var names = Array.prototype.map.call(table.querySelectorAll("th"), function (cell) { return cell.textContent; });
     table.querySelectorAll("tbody tr").forEach(function (row) {
       Array.prototype.forEach.call(row.cells, function (cell, number) {
@@ -16,7 +16,7 @@
       });
     });
   });
-  var label = all ? "Find an option: a name or words, e.g. checkpoint, or recorded dump" : "Filter this page";
+  var label = all ? "Find an option, e.g. recorded dump" : "Filter this page";
   var field = document.createElement("input");
   field.type = "search";
   field.className = "options-filter";
