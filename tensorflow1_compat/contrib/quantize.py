@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.training.moving_averages import assign_moving_average
 
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.tf_internals.graphs import update_input
@@ -111,19 +112,19 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             say_once(logging.WARNING, "tf.contrib.quantize: batch norms are not folded into the weights before them.")
         last = after[0]
     tensor, readers = last.outputs[0], list(last.outputs[0].consumers())
-    if not readers or tensor.dtype != tf.float32:
+    if tensor.dtype != tf.float32:
         return
     scope = f"{context}/act_quant"
-    low, high = _range(scope, -6.0, 6.0, is_training)
-    with tf.name_scope(f"{scope}/"):
+    low, high = _range(scope, 0.0, 6.0, is_training)
+    with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, use_resource=False):
         if is_training:
             smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
             largest = tf.maximum(tf.reduce_max(tensor), 0.0)
             if symmetric:
                 largest = tf.maximum(largest, -smallest)
                 smallest = -largest
-            low = tf.assign_sub(low, (low - smallest) * 0.001, name="AssignMinEma")
-            high = tf.assign_sub(high, (high - largest) * 0.001, name="AssignMaxEma")
+            low = assign_moving_average(low, smallest, 0.999, name="AssignMinEma")
+            high = assign_moving_average(high, largest, 0.999, name="AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
         rounded = _delayed(tensor, rounded, quant_delay if is_training else None)
     for reader in readers:

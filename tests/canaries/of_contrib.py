@@ -20,6 +20,12 @@ def _():
     expect(shape.as_list() == [None, 3], f"the shape is {shape}")
 
 
+@canary_of(contrib.accept_whole_floats)
+def _():
+    contrib.accept_whole_floats()
+    expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
+
+
 @canary_of(contrib.bounded_tensor_spec)
 def _():
     spec = contrib.bounded_tensor_spec([2], tf.float32, 0.0, 1.0, "spec")
