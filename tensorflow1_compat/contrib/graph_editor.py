@@ -270,8 +270,8 @@ def copy(sgv, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False)
 class TransformerInfo:
     """What became of operations and tensors."""
 
-    def __init__(self, copies):
-        self._copies = copies
+    def __init__(self, info):
+        self._copies = info
 
     def transformed(self, original, missing_fn=None):
         """The copy of an operation or tensor (or what `missing_fn` says)."""

@@ -209,19 +209,19 @@ def sparse_image_warp(
     )  # fmt: skip
 
 
-def interpolate_spline(train_points, train_values, query_points, order, regularization_weight=0.0, name="interpolate_spline"):
+def interpolate_spline(
+    train_points, train_values, query_points, order, regularization_weight=0.0, name="interpolate_spline"
+):
     """Values of a polyharmonic spline through training points at query points."""
     import tensorflow_addons as tfa
 
-    return tfa.image.interpolate_spline(
-        train_points, train_values, query_points, order, regularization_weight, name
-    )
+    return tfa.image.interpolate_spline(train_points, train_values, query_points, order, regularization_weight, name)
 
 
 def connected_components(images):
     """Components of equal non-zero neighbours, numbered from 1 over all images: int32 of [batch, ...] or one image.
 
-    Numbers are those of the first pixels in their order: each pixel takes the smallest of its neighbours until all stay.
+    Their order is that of their first pixels: each pixel takes the smallest number around it until all stay.
     """
     images = tf.convert_to_tensor(images)
     batch = images[None] if images.shape.rank == 2 else images

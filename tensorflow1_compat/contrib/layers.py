@@ -16,10 +16,7 @@ from tf_slim.ops.variables import model_variable
 from tensorflow1_compat.contrib.slim import patches
 
 feature_column = tf.feature_column
-embedding_column = tf.feature_column.embedding_column
-one_hot_column = tf.feature_column.indicator_column
 bucketized_column = tf.feature_column.bucketized_column
-crossed_column = tf.feature_column.crossed_column
 create_feature_spec_for_parsing = tf.feature_column.make_parse_example_spec
 utils = tf_slim.layers.utils
 
@@ -35,7 +32,14 @@ def safe_embedding_lookup_sparse(
 ):  # fmt: skip
     """`tf.nn.safe_embedding_lookup_sparse`; the combiner None is "mean"."""
     return tf.nn.safe_embedding_lookup_sparse(
-        embedding_weights, sparse_ids, sparse_weights, combiner or "mean", default_id, name, partition_strategy, max_norm
+        embedding_weights,
+        sparse_ids,
+        sparse_weights,
+        combiner or "mean",
+        default_id,
+        name,
+        partition_strategy,
+        max_norm,
     )
 
 
@@ -50,6 +54,28 @@ def sparse_column_with_vocabulary_file(
     """A categorical feature whose values are the lines of a file."""
     return tf.feature_column.categorical_column_with_vocabulary_file(
         column_name, vocabulary_file, vocab_size, num_oov_buckets, None if num_oov_buckets else default_value, dtype
+    )
+
+
+def crossed_column(
+    columns, hash_bucket_size, combiner="sum", ckpt_to_load_from=None, tensor_name_in_ckpt=None, hash_key=None
+):
+    """A categorical feature whose values are combinations of those of others."""
+    return tf.feature_column.crossed_column(list(columns), hash_bucket_size, hash_key)
+
+
+def one_hot_column(sparse_id_column):
+    """A categorical feature as numbers of occurrences."""
+    return tf.feature_column.indicator_column(sparse_id_column)
+
+
+def embedding_column(
+    sparse_id_column, dimension, combiner="mean", initializer=None, ckpt_to_load_from=None, tensor_name_in_ckpt=None,
+    max_norm=None, trainable=True,
+):  # fmt: skip
+    """A categorical feature as rows of a table."""
+    return tf.feature_column.embedding_column(
+        sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
     )
 
 
@@ -80,10 +106,20 @@ def sparse_column_with_integerized_feature(column_name, bucket_size, combiner="s
 
 
 def input_from_feature_columns(
-    columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None
+    columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None, cols_to_outs=None
 ):
-    """Dense features of all columns side by side: a float tensor [batch, sum of widths]."""
-    with tf.variable_scope(scope, "input_from_feature_columns"):
+    """Dense features of all columns side by side: a float tensor [batch, sum of widths].
+
+    Graph: `<scope>/<column>_embedding/weights` for each embedding.
+    """
+
+    def renamed(getter, name, *arguments, **options):
+        name = name.replace("/input_layer/", "/").replace("_embedding/embedding_weights", "_embedding/weights")
+        return getter(name, *arguments, **options)
+
+    if cols_to_outs is not None:
+        raise ValueError("input_from_feature_columns: cols_to_outs is not available here; leave it out.")
+    with tf.variable_scope(scope, "input_from_feature_columns", custom_getter=renamed):
         return tf.feature_column.input_layer(columns_to_tensors, feature_columns, weight_collections, trainable)
 
 

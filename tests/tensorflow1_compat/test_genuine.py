@@ -56,7 +56,9 @@ def test_genuine(key, here):
 
 
 def common_names(here):
-    return [(module, name) for module, names in ANSWERS["names"].items() for name in names if name in here["names"][module]]
+    return [
+        (module, name) for module, names in ANSWERS["names"].items() for name in names if name in here["names"][module]
+    ]
 
 
 def test_every_name_has_a_case(here):
@@ -82,7 +84,7 @@ def test_signatures(module, here):
     assert known <= set(problems), "these have the signature of 1.15 by now"
 
 
-@pytest.mark.skipif(not PYTHON_OF_1_15.exists(), reason="no genuine TensorFlow 1.15; `make venv-tf115` needs Python 3.7")
+@pytest.mark.skipif(not PYTHON_OF_1_15.exists(), reason="no TensorFlow 1.15; `make venv-tf115` needs Python 3.7")
 def test_the_answers_are_those_of_the_genuine_one(tmp_path):
     again = run(tmp_path / "again.npz", str(PYTHON_OF_1_15))
     assert again["names"] == ANSWERS["names"]

@@ -79,9 +79,8 @@ def gather_tree_from_array(t, parent_ids, sequence_length):
     sorted_beams = gather_tree(own, parent_ids, lengths, end_token=tf.constant(-1))
     mask = tf.transpose(tf.sequence_mask(sequence_length, time), [2, 0, 1])
     sorted_beams = tf.where(mask & (sorted_beams >= 0), sorted_beams, own)
-    shape = tf.shape(t)
-    split = tf.reshape(t, tf.concat([[time, batch, beams], shape[(3 if t.shape.rank > 3 else 2) :]], 0))
-    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), shape)
+    split = tf.reshape(t, [time, batch, beams, -1])
+    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), tf.shape(t))
 
 
 def _attention(cell_state):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# fmt: off
+# A table: a line for each case, as far as it fits.
 import numpy as np
 import tensorflow as tf
 from common import Run, case, ids, rand, wrong, x
@@ -19,10 +21,10 @@ def batches(kind):
         "others": source.randint(0, 2, (3, 4)) > 0, "scores": source.standard_normal((3, 4, 3)).astype(np.float32),
         "column": source.randint(0, 3, (3, 4, 1)), "vectors": source.standard_normal((3, 4, 3)).astype(np.float32),
         "top": np.argsort(source.standard_normal((3, 4, 3)))[:, :, :2],
-    }[kind]  # fmt: skip
+    }[kind]
     step = [var for var in tf.global_variables() if var.op.name == "step"]
     step = step[0] if step else tf.get_variable("step", [], tf.int32, tf.zeros_initializer(), trainable=False)
-    batch = tf.gather(tf.constant(values), step)
+    batch = tf.gather(tf.constant(values), step % 3)
     batch.set_shape(values.shape[1:])
     return batch
 
@@ -44,7 +46,8 @@ _STREAMING = (
     ("streaming_accuracy", ("guesses", "classes"), {}), ("streaming_auc", ("shares", "labels"), {"num_thresholds": 11}),
     ("streaming_auc", ("shares", "labels"), {"num_thresholds": 11, "curve": "PR"}), ("streaming_mean", ("shares",), {}),
     ("streaming_mean_tensor", ("shares",), {}), ("streaming_false_negatives", _TWO, {}),
-    ("streaming_false_positives", _TWO, {}), ("streaming_true_negatives", _TWO, {}), ("streaming_true_positives", _TWO, {}),
+    ("streaming_false_positives", _TWO, {}), ("streaming_true_negatives", _TWO, {}), ("streaming_true_positives", _TWO,
+        {}),
     ("streaming_false_negatives_at_thresholds", ("shares", "bools"), _AT),
     ("streaming_false_positives_at_thresholds", ("shares", "bools"), _AT),
     ("streaming_true_negatives_at_thresholds", ("shares", "bools"), _AT),
@@ -56,10 +59,12 @@ _STREAMING = (
     ("streaming_recall_at_thresholds", ("shares", "labels"), _AT),
     ("streaming_sensitivity_at_specificity", ("shares", "labels"), {"specificity": 0.6, "num_thresholds": 11}),
     ("streaming_specificity_at_sensitivity", ("shares", "labels"), {"sensitivity": 0.6, "num_thresholds": 11}),
-    ("streaming_mean_absolute_error", ("shares", "labels"), {}), ("streaming_mean_squared_error", ("shares", "labels"), {}),
+    ("streaming_mean_absolute_error", ("shares", "labels"), {}), ("streaming_mean_squared_error", ("shares", "labels"),
+        {}),
     ("streaming_root_mean_squared_error", ("shares", "labels"), {}),
     ("streaming_mean_relative_error", ("shares", "labels", "weights"), {}),
-    ("streaming_percentage_less", ("shares",), {"threshold": 0.5}), ("streaming_recall_at_k", ("scores", "classes"), {"k": 2}),
+    ("streaming_percentage_less", ("shares",), {"threshold": 0.5}), ("streaming_recall_at_k", ("scores", "classes"),
+        {"k": 2}),
     ("streaming_mean_iou", ("guesses", "classes"), {"num_classes": 3}), ("cohen_kappa", ("guesses", "classes"), {
         "num_classes": 3}), ("f1_score", ("labels", "shares"), {"num_thresholds": 11}),
     ("precision_at_recall", ("labels", "shares"), {"target_recall": 0.5, "num_thresholds": 11}),
@@ -67,16 +72,17 @@ _STREAMING = (
     ("streaming_curve_points", ("labels", "shares"), {"num_thresholds": 11}), ("streaming_covariance", (
         "shares", "labels"), {}), ("streaming_pearson_correlation", ("shares", "labels"), {}),
     ("precision_recall_at_equal_thresholds", ("bools", "shares"), {"num_thresholds": 11}),
-)  # fmt: skip
+)
 _NO_WEIGHTS = ("precision_recall_at_equal_thresholds",)
 for _name, _kinds, _options in _STREAMING:
-    case("metrics.{}: {}".format(_name, sorted(_options)), lambda n=_name, k=_kinds, o=_options: streamed(
-        getattr(metrics, n), *k, **o))  # fmt: skip
+    case(f"metrics.{_name}: {sorted(_options)}", lambda n=_name, k=_kinds, o=_options: streamed(
+        getattr(metrics, n), *k, **o))
     if _name not in _NO_WEIGHTS:
-        case("metrics.{}: weights {}".format(_name, sorted(_options)), lambda n=_name, k=_kinds, o=_options: streamed(
-            getattr(metrics, n), *k, weighted=True, **o))  # fmt: skip
+        case(f"metrics.{_name}: weights {sorted(_options)}", lambda n=_name, k=_kinds, o=_options: streamed(
+            getattr(metrics, n), *k, weighted=True, **o))
 for _name, _kinds, _options in (
-    ("count", ("shares",), {}), ("streaming_concat", ("shares",), {}), ("streaming_dynamic_auc", ("labels", "shares"), {}),
+    ("count", ("shares",), {}), ("streaming_concat", ("shares",), {}), ("streaming_dynamic_auc", ("labels", "shares"),
+        {}),
     ("auc_with_confidence_intervals", ("labels", "shares"), {}), ("auc_using_histogram", ("bools", "shares"), {
         "score_range": [0.0, 1.0], "nbins": 10}),
     ("streaming_mean_cosine_distance", ("vectors", "scores"), {"dim": 1}),
@@ -85,9 +91,9 @@ for _name, _kinds, _options in (
         "scores", "column"), {"k": 2, "class_id": 1}), ("streaming_sparse_recall_at_k", ("scores", "column"), {"k": 2}),
     ("streaming_sparse_average_precision_at_top_k", ("top", "column"), {}),
     ("streaming_sparse_precision_at_top_k", ("top", "column"), {}), ("sparse_recall_at_top_k", ("column", "top"), {}),
-):  # fmt: skip
-    case("metrics.{}: {}".format(_name, sorted(_options)), lambda n=_name, k=_kinds, o=_options: streamed(
-        getattr(metrics, n), *k, **o))  # fmt: skip
+):
+    case(f"metrics.{_name}: {sorted(_options)}", lambda n=_name, k=_kinds, o=_options: streamed(
+        getattr(metrics, n), *k, **o))
 for _name, _kinds, _options in (
     ("accuracy", ("classes", "guesses"), {}), ("auc", ("labels", "shares"), {"num_thresholds": 11}),
     ("auc", ("labels", "shares"), {"num_thresholds": 11, "curve": "PR", "summation_method": "careful_interpolation"}),
@@ -95,16 +101,17 @@ for _name, _kinds, _options in (
     ("false_positives_at_thresholds", ("bools", "shares"), _AT), ("precision", _TWO, {}), ("recall", _TWO, {}),
     ("precision_at_k", ("column", "scores"), {"k": 2}), ("recall_at_k", ("column", "scores"), {"k": 2}),
     ("average_precision_at_k", ("column", "scores"), {"k": 2}), ("mean_absolute_error", ("labels", "shares"), {}),
-    ("mean_cosine_distance", ("vectors", "scores"), {"dim": 1}), ("mean_iou", ("classes", "guesses"), {"num_classes": 3}),
+    ("mean_cosine_distance", ("vectors", "scores"), {"dim": 1}), ("mean_iou", ("classes", "guesses"),
+        {"num_classes": 3}),
     ("mean_per_class_accuracy", ("classes", "guesses"), {"num_classes": 3}), ("mean_relative_error", (
         "labels", "shares", "weights"), {}), ("mean_squared_error", ("labels", "shares"), {}),
     ("percentage_below", ("shares",), {"threshold": 0.5}), ("precision_at_thresholds", ("bools", "shares"), _AT),
     ("recall_at_thresholds", ("bools", "shares"), _AT), ("root_mean_squared_error", ("labels", "shares"), {}),
     ("sensitivity_at_specificity", ("bools", "shares"), {"specificity": 0.6, "num_thresholds": 11}),
     ("specificity_at_sensitivity", ("bools", "shares"), {"sensitivity": 0.6, "num_thresholds": 11}),
-):  # fmt: skip
-    case("metrics.{}: tf.metrics {}".format(_name, sorted(_options)), lambda n=_name, k=_kinds, o=_options: streamed(
-        getattr(tf.metrics, n), *k, **o))  # fmt: skip
+):
+    case(f"metrics.{_name}: tf.metrics {sorted(_options)}", lambda n=_name, k=_kinds, o=_options: streamed(
+        getattr(tf.metrics, n), *k, **o))
 case("metrics.accuracy", lambda: metrics.accuracy(ids(2, 3), ids(2, 3, seed=1)))
 case("metrics.accuracy: weights", lambda: metrics.accuracy(ids(2, 3), ids(2, 3, seed=1), x(2, 3)))
 case("metrics.confusion_matrix", lambda: metrics.confusion_matrix(ids(6), ids(6, seed=1), num_classes=5))
@@ -128,22 +135,22 @@ for _name, _make in (
     ("sigmoid_cross_entropy", lambda: (x(4, 3), tf.cast(ids(4, 3, below=2), tf.float32))),
     ("softmax_cross_entropy", lambda: (x(4, 3), tf.one_hot(ids(4, below=3), 3))),
     ("sparse_softmax_cross_entropy", lambda: (x(4, 3), ids(4, below=3))),
-):  # fmt: skip
+):
     case("losses." + _name, lambda n=_name, m=_make: [getattr(losses, n)(*m()), losses.get_losses()])
     if _name != "hinge_loss":
-        case("losses.{}: weights".format(_name), lambda n=_name, m=_make: [
+        case(f"losses.{_name}: weights", lambda n=_name, m=_make: [
             getattr(losses, n)(*m(), weights=tf.constant([[0.5], [0.0], [2.0], [1.0]]) if (
-                "softmax" not in n) else tf.constant([0.5, 0, 2, 1])), losses.get_losses()])  # fmt: skip
+                "softmax" not in n) else tf.constant([0.5, 0, 2, 1])), losses.get_losses()])
     _there = {"hinge_loss": "hinge_loss"}.get(_name, _name)
     for _reduction in ("none", "weighted_sum", "weighted_mean", "weighted_sum_over_batch_size"):
         if _name != "mean_pairwise_squared_error":
-            case("losses.{}: tf.losses {}".format(_there, _reduction), lambda n=_there, m=_make, r=_reduction: getattr(
-                tf.losses, n)(*reversed(m()), reduction=r))  # fmt: skip
+            case(f"losses.{_there}: tf.losses {_reduction}", lambda n=_there, m=_make, r=_reduction: getattr(
+                tf.losses, n)(*reversed(m()), reduction=r))
 for _options in ({"label_smoothing": 0.1},):
     case("losses.softmax_cross_entropy: smooth", lambda o=_options: losses.softmax_cross_entropy(
-        x(4, 3), tf.one_hot(ids(4, below=3), 3), **o))  # fmt: skip
+        x(4, 3), tf.one_hot(ids(4, below=3), 3), **o))
     case("losses.sigmoid_cross_entropy: smooth", lambda o=_options: losses.sigmoid_cross_entropy(
-        x(4, 3), tf.one_hot(ids(4, below=3), 3), **o))  # fmt: skip
+        x(4, 3), tf.one_hot(ids(4, below=3), 3), **o))
 case("losses.cosine_distance", lambda: losses.cosine_distance(*_PAIR(), axis=1))
 case("losses.cosine_distance: tf.losses", lambda: tf.losses.cosine_distance(*_PAIR(), axis=1))
 case("losses.huber_loss: tf.losses", lambda: tf.losses.huber_loss(*_PAIR(), delta=0.5))
@@ -152,7 +159,7 @@ case("losses.compute_weighted_loss", lambda: losses.compute_weighted_loss(x(4, 3
 case("losses.compute_weighted_loss: number", lambda: losses.compute_weighted_loss(x(4, 3), 0.3))
 case("losses.add_loss losses.get_losses losses.get_regularization_losses losses.get_total_loss", lambda: [
     losses.add_loss(tf.constant(1.5)), losses.get_losses(), losses.get_regularization_losses(),
-    losses.get_total_loss()])  # fmt: skip
+    losses.get_total_loss()])
 wrong("losses.mean_squared_error", lambda: losses.mean_squared_error(x(4, 3), x(3)))
 wrong("losses.mean_squared_error: None", lambda: losses.mean_squared_error(None, x(3)))
 wrong("losses.cosine_distance", lambda: losses.cosine_distance(*_PAIR()))
@@ -162,5 +169,5 @@ for _name, _make in (
     ("triplet_semihard_loss", lambda: (tf.constant([0, 0, 1, 1]), x(4, 3))),
     ("lifted_struct_loss", lambda: (tf.constant([0, 0, 1, 1]), x(4, 3))),
     ("npairs_loss", lambda: (tf.constant([0, 1, 2, 3]), x(4, 3), x(4, 3, seed=1))),
-):  # fmt: skip
+):
     case("losses.metric_learning." + _name, lambda n=_name, m=_make: getattr(_deep, n)(*m()))

@@ -1,248 +1,18 @@
-"""`tf.contrib.framework`, `graph_editor`, `image`, `lookup`, `training`, `signal`, `data` and smaller modules."""
+"""`tf.contrib.image`, `lookup`, `training`, `signal`, `data`, `predictor` and smaller modules."""
 
 from __future__ import annotations
 
+# fmt: off
+# A table: a line for each case, as far as it fits.
 import os
 import tempfile
 
 import numpy as np
 import tensorflow as tf
-from common import Run, case, ids, unknown, wrong, x
+from common import Run, case, ids, names, wrong, x
 
-framework, ge, image, lookup = tf.contrib.framework, tf.contrib.graph_editor, tf.contrib.image, tf.contrib.lookup
-training, signal, data, util = tf.contrib.training, tf.contrib.signal, tf.contrib.data, tf.contrib.util
-
-
-def names(items):
-    return [each.name for each in items]
-
-
-# Variables of models.
-def model():
-    with tf.variable_scope("a"):
-        framework.model_variable("w", [2], initializer=tf.ones_initializer(), regularizer=lambda w: tf.reduce_sum(w) * 0.1)
-        framework.variable("b", [2], trainable=False, collections=["own", tf.GraphKeys.GLOBAL_VARIABLES])
-    framework.local_variable(1.0, name="local")
-    framework.global_variable(2.0, name="global")
-    framework.add_model_variable(tf.get_variable("late", [1]))
-    framework.get_or_create_global_step()
-
-
-def listed(call):
-    def run():
-        model()
-        return call()
-
-    return run
-
-
-for _name, _arguments in (
-    ("get_variables", ()), ("get_variables", ("a",)), ("get_variables", (None, "w")), ("get_model_variables", ()),
-    ("get_trainable_variables", ()), ("get_local_variables", ()), ("get_variables_by_name", ("w",)),
-    ("get_variables_by_suffix", ("w",)), ("get_variables_to_restore", (["a"], ["a/b"])),
-):  # fmt: skip
-    case("framework.{0} slim.{0}: {1}".format(_name, _arguments), listed(lambda n=_name, a=_arguments: names(
-        getattr(framework, n)(*a))))  # fmt: skip
-for _name in ("model_variable", "variable", "local_variable", "global_variable", "add_model_variable",
-              "get_or_create_global_step"):  # fmt: skip
-    case("framework.{0} slim.{0}".format(_name), listed(
-        lambda: [tf.identity(each) for each in tf.losses.get_regularization_losses()]))
-case("framework.get_unique_variable slim.get_unique_variable", listed(lambda: framework.get_unique_variable("a/w")))
-wrong("framework.get_unique_variable", listed(lambda: framework.get_unique_variable("x")))
-case("framework.get_variable_full_name slim.get_variable_full_name", listed(
-    lambda: framework.get_variable_full_name(framework.get_unique_variable("a/w"))))  # fmt: skip
-case("framework.filter_variables slim.filter_variables", listed(lambda: names(framework.filter_variables(
-    tf.global_variables(), ["a/.*"], ["b"]))))  # fmt: skip
-case("framework.get_global_step framework.create_global_step framework.assert_global_step "
-     "framework.assert_or_get_global_step slim.get_global_step slim.create_global_step slim.assert_global_step "
-     "slim.assert_or_get_global_step slim.get_or_create_global_step", lambda: [
-         framework.create_global_step(), framework.get_global_step(), framework.assert_or_get_global_step(),
-         framework.assert_global_step(framework.get_global_step())])  # fmt: skip
-wrong("framework.create_global_step", lambda: [framework.create_global_step() for _ in range(2)])
-case("framework.VariableDeviceChooser slim.VariableDeviceChooser", lambda: [
-    framework.VariableDeviceChooser(2)(tf.constant(1).op) for _ in range(2)])  # fmt: skip
-for _name in ("assign_from_values", "assign_from_values_fn"):
-    case("framework.{0} slim.{0}".format(_name), listed(lambda n=_name: assigned(n)))
-
-
-def assigned(name):
-    result = getattr(framework, name)({"a/w": np.array([3.0, 4.0], np.float32)})
-    op, feeds = result if name == "assign_from_values" else (None, None)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(op, feeds) if op is not None else result(session)
-        return session.run("a/w:0")
-
-
-def checkpointed(use):
-    folder = tempfile.mkdtemp()
-    with tf.Graph().as_default(), tf.Session() as session:
-        tf.get_variable("w", initializer=[1.0, 2.0])
-        tf.get_variable("b", initializer=3)
-        session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, os.path.join(folder, "m"))
-    return use(path)
-
-
-def restored(path, **options):
-    w = tf.get_variable("own", [2])
-    call = framework.assign_from_checkpoint_fn(path, {"w": w}, **options)
-    op, feeds = framework.assign_from_checkpoint(path, {"w": w})
-    with tf.Session() as session:
-        call(session)
-        first = session.run(w)
-        session.run(op, feeds)
-        return first, session.run(w)
-
-
-case("framework.assign_from_checkpoint framework.assign_from_checkpoint_fn slim.assign_from_checkpoint "
-     "slim.assign_from_checkpoint_fn", lambda: checkpointed(restored))  # fmt: skip
-case("framework.list_variables framework.load_checkpoint framework.load_variable", lambda: checkpointed(lambda path: [
-    framework.list_variables(path), framework.load_variable(path, "w"), framework.load_checkpoint(path).get_tensor("b")]))
-case("framework.init_from_checkpoint", lambda: checkpointed(lambda path: started(path)))
-
-
-def started(path):
-    w = tf.get_variable("own", [2])
-    framework.init_from_checkpoint(path, {"w": "own"})
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        return str(session.run(w))
-
-
-# Argument scopes.
-@framework.add_arg_scope
-def scoped(a, b=1, c=2):
-    return a, b, c
-
-
-def scopes():
-    with framework.arg_scope([scoped], b=5) as first:
-        with framework.arg_scope([scoped], c=6):
-            inner = scoped(0), scoped(0, b=7), framework.has_arg_scope(scoped)
-        again = scoped(1)
-    with framework.arg_scope(first):
-        return inner, again, scoped(2), len(framework.current_arg_scope()), sorted(framework.arg_scoped_arguments(scoped))
-
-
-case("framework.arg_scope framework.add_arg_scope framework.has_arg_scope framework.current_arg_scope "
-     "framework.arg_scoped_arguments slim.add_arg_scope slim.has_arg_scope slim.current_arg_scope slim.arg_scoped_arguments",
-     scopes)  # fmt: skip
-wrong("framework.arg_scope", lambda: framework.arg_scope([lambda: 3], b=5).__enter__())
-
-# Checks.
-case("framework.with_shape", lambda: [framework.with_shape([2, 3], x(2, 3)), framework.with_shape(
-    [2, 3], unknown(x(2, 3))), framework.with_shape(
-        tf.constant([2, 3]), unknown(x(2, 3))), framework.with_shape(unknown(tf.constant([2, 3])), unknown(x(2, 3))), framework.with_shape([2, 3], unknown(x(2, 3), None, 3))])  # fmt: skip
-case("framework.with_same_shape", lambda: [framework.with_same_shape(x(2, 3), unknown(x(2, 3))),
-                                           framework.with_same_shape(unknown(x(2, 3), None, 3), x(2, 3))])  # fmt: skip
-wrong("framework.with_shape", lambda: framework.with_shape([2, 4], x(2, 3)))
-wrong("framework.with_shape: later", lambda: framework.with_shape([2, 4], unknown(x(2, 3))))
-wrong("framework.with_shape: partly", lambda: framework.with_shape([None, 3], unknown(x(2, 3))))
-wrong("framework.with_shape: type", lambda: framework.with_shape([2.5, 4], unknown(x(2, 3))))
-case("framework.assert_same_float_dtype", lambda: framework.assert_same_float_dtype([x(2)]).name)
-wrong("framework.assert_same_float_dtype", lambda: framework.assert_same_float_dtype([x(2), tf.constant(1)]))
-case("framework.assert_scalar framework.assert_scalar_int", lambda: [framework.assert_scalar(tf.constant(1.0)),
-                                                                     framework.assert_scalar_int(tf.constant(2))])
-wrong("framework.assert_scalar", lambda: framework.assert_scalar(x(2)))
-wrong("framework.assert_scalar_int", lambda: framework.assert_scalar_int(tf.constant(1.0)))
-case("framework.convert_to_tensor_or_sparse_tensor", lambda: [
-    framework.convert_to_tensor_or_sparse_tensor([1, 2]), framework.convert_to_tensor_or_sparse_tensor(
-        tf.SparseTensorValue([[0, 1]], [2.0], [2, 3]))])  # fmt: skip
-wrong("framework.convert_to_tensor_or_sparse_tensor", lambda: framework.convert_to_tensor_or_sparse_tensor(
-    tf.SparseTensorValue([[0, 1]], [2.0], [2, 3]), tf.int32))  # fmt: skip
-case("framework.reduce_sum_n", lambda: [framework.reduce_sum_n([x(2), x(3)]), framework.reduce_sum_n([x(2, 3)])])
-wrong("framework.reduce_sum_n", lambda: framework.reduce_sum_n([]))
-case("framework.remove_squeezable_dimensions", lambda: [framework.remove_squeezable_dimensions(x(3, 1), x(3)),
-                                                        framework.remove_squeezable_dimensions(x(3), x(3, 1))])
-case("framework.smart_cond framework.smart_constant_value", lambda: [
-    framework.smart_cond(True, lambda: 1, lambda: 2), framework.smart_cond(tf.constant(False), lambda: 1, lambda: 2),
-    framework.smart_cond(unknown(tf.constant(True)), lambda: tf.constant(1), lambda: tf.constant(2)),
-    framework.smart_constant_value(tf.constant(True)), framework.smart_constant_value(False)])  # fmt: skip
-wrong("framework.smart_cond", lambda: framework.smart_cond(True, 3, 4))
-case("framework.sort framework.argsort", lambda: [framework.sort(x(5)), framework.argsort(x(5), direction="DESCENDING")])
-case("framework.is_tensor", lambda: [framework.is_tensor(each) for each in (x(2), tf.get_variable("v", [1]), 3, [x(1)])])
-case("framework.get_graph_from_inputs", lambda: framework.get_graph_from_inputs([x(2)]) is tf.get_default_graph())
-case("framework.get_name_scope", lambda: named())
-case("framework.TensorSpec framework.BoundedTensorSpec", lambda: [framework.TensorSpec([2], name="a").name, (
-    framework.BoundedTensorSpec([2], tf.float32, 0.0, [1.0, 2.0]).maximum)])  # fmt: skip
-case("framework.fuse_op", lambda: fused())
-case("framework.deprecated framework.deprecated_args framework.deprecated_arg_values", lambda: [
-    framework.deprecated("2020-01-01", "x")(lambda: 1)(), framework.deprecated_args("2020-01-01", "x", "a")(
-        lambda a=1: a)(a=2), framework.deprecated_arg_values("2020-01-01", "x", a=1)(lambda a=1: a)(a=1)])  # fmt: skip
-
-
-def named():
-    with tf.name_scope("a"), tf.name_scope("b"):
-        return framework.get_name_scope()
-
-
-def fused():
-    a = tf.placeholder(tf.float32, [2], name="a")
-    tf.identity(tf.tanh(tf.add(a, a, name="b"), name="c"), name="d")
-    graph = framework.fuse_op(tf.get_default_graph().as_graph_def(), ["a"], ["c"], [tf.float32.as_datatype_enum], False, "f", "Own")
-    return [[node.name, node.op, list(node.input), sorted(node.attr)] for node in graph.node]
-
-
-# The graph editor.
-def chain():
-    a = tf.constant([1.0, 2.0], name="a")
-    with tf.name_scope("inner"):
-        b = tf.maximum(a, 1.5, name="b")
-        c = tf.multiply(b, b, name="c")
-    return a, b, c, tf.subtract(c, a, name="d")
-
-
-def edited(function):
-    return lambda: function(*chain())
-
-
-_GE = (
-    ("get_backward_walk_ops", lambda a, b, c, d: names(ge.get_backward_walk_ops(c.op))),
-    ("get_backward_walk_ops", lambda a, b, c, d: names(ge.get_backward_walk_ops([c], inclusive=False, stop_at_ts=[b]))),
-    ("get_forward_walk_ops", lambda a, b, c, d: sorted(names(ge.get_forward_walk_ops(a.op)))),
-    ("get_forward_walk_ops", lambda a, b, c, d: names(ge.get_forward_walk_ops([b], within_ops=[b.op, c.op]))),
-    ("get_walks_intersection_ops", lambda a, b, c, d: sorted(names(ge.get_walks_intersection_ops([b.op], [c.op])))),
-    ("get_within_boundary_ops", lambda a, b, c, d: sorted(names(ge.get_within_boundary_ops(
-        tf.get_default_graph(), c.op, [a.op])))),
-    ("select_ops", lambda a, b, c, d: sorted(names(ge.select_ops("^inner/", graph=tf.get_default_graph())))),
-    ("select_ts", lambda a, b, c, d: sorted(names(ge.select_ts("^inner/c", graph=tf.get_default_graph())))),
-    ("filter_ops", lambda a, b, c, d: sorted(names(ge.filter_ops(tf.get_default_graph(), lambda op: op.type == "Mul")))),
-    ("filter_ops_from_regex", lambda a, b, c, d: sorted(names(ge.filter_ops_from_regex(tf.get_default_graph(), "^inn")))),
-    ("filter_ts", lambda a, b, c, d: sorted(names(ge.filter_ts(tf.get_default_graph(), lambda t: "c" in t.name)))),
-    ("filter_ts_from_regex", lambda a, b, c, d: sorted(names(ge.filter_ts_from_regex(tf.get_default_graph(), "b:0")))),
-    ("make_list_of_op", lambda a, b, c, d: names(ge.make_list_of_op([a.op, b.op]))),
-    ("make_list_of_t", lambda a, b, c, d: names(ge.make_list_of_t([a, b]))),
-    ("sgv SubGraphView make_view", lambda a, b, c, d: view(ge.sgv(b.op, c.op))),
-    ("make_view", lambda a, b, c, d: view(ge.make_view([b.op, c.op]))),
-    ("sgv_scope", lambda a, b, c, d: view(ge.sgv_scope("inner", tf.get_default_graph()))),
-    ("copy TransformerInfo", lambda a, b, c, d: copied(ge.copy(ge.sgv(b.op, c.op), dst_scope="new"), c)[:1]),
-    ("copy_with_input_replacements", lambda a, b, c, d: copied(ge.copy_with_input_replacements(
-        ge.sgv(b.op, c.op), {a: a * 3.0}, dst_scope="new"), c)),
-    ("graph_replace", lambda a, b, c, d: ge.graph_replace(d, {a: a + 5.0})),
-    ("graph_replace", lambda a, b, c, d: ge.graph_replace([d, c], {b: a * 7.0}, dst_scope="new")),
-    ("graph_replace", lambda a, b, c, d: ge.graph_replace({"x": d, "y": c}, {b: a * 7.0})),
-    ("reroute_ts", lambda a, b, c, d: [ge.reroute_ts([a * 9.0], [b]), c, d]),
-    ("reroute_ts", lambda a, b, c, d: [ge.reroute_ts([a * 9.0], [a], can_modify=[d.op]), c, d]),
-    ("swap_ts", lambda a, b, c, d: [ge.swap_ts([a], [b], cannot_modify=[b.op]), c, d]),
-    ("add_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), names(d.op.control_inputs)]),
-    ("remove_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), ge.remove_control_inputs(
-        d.op, [b.op]), names(d.op.control_inputs)]),
-)  # fmt: skip
-for _name, _function in _GE:
-    case(" ".join("graph_editor." + each for each in _name.split()), edited(_function))
-wrong("graph_editor.graph_replace", edited(lambda a, b, c, d: ge.graph_replace(a, {d: b})))
-wrong("graph_editor.reroute_ts", edited(lambda a, b, c, d: ge.reroute_ts([a, b], [c])))
-wrong("graph_editor.make_list_of_op", edited(lambda a, b, c, d: ge.make_list_of_op([a])))
-
-
-def view(given):
-    return [sorted(names(given.ops)), sorted(names(given.inputs)), sorted(names(given.outputs))]
-
-
-def copied(result, tensor):
-    new, info = result
-    return [sorted(names(new.ops)), info.transformed(tensor)]
+image, lookup, data, util = tf.contrib.image, tf.contrib.lookup, tf.contrib.data, tf.contrib.util
+training, signal = tf.contrib.training, tf.contrib.signal
 
 
 # Images.
@@ -251,17 +21,17 @@ def picture():
 
 
 for _options in ({}, {"interpolation": "BILINEAR"}):
-    case("image.transform: {}".format(len(_options)), lambda o=_options: image.transform(
-        picture(), [1.1, 0.2, -0.4, 0.1, 0.9, 0.3, 0.01, 0.02], output_shape=[4, 6], **o))  # fmt: skip
-    case("image.rotate: {}".format(len(_options)), lambda o=_options: image.rotate(picture(), 0.5, **o))
-    case("image.translate: {}".format(len(_options)), lambda o=_options: image.translate(x(5, 4), [1.0, -0.5], **o))
+    case(f"image.transform: {len(_options)}", lambda o=_options: image.transform(
+        picture(), [1.1, 0.2, -0.4, 0.1, 0.9, 0.3, 0.01, 0.02], output_shape=[4, 6], **o))
+    case(f"image.rotate: {len(_options)}", lambda o=_options: image.rotate(picture(), 0.5, **o))
+    case(f"image.translate: {len(_options)}", lambda o=_options: image.translate(x(5, 4), [1.0, -0.5], **o))
 case("image.rotate: whole numbers", lambda: image.rotate(ids(2, 4, 4, 1, below=255, dtype=tf.uint8), [0.3, -0.3]))
 case("image.angles_to_projective_transforms", lambda: image.angles_to_projective_transforms([0.3, 0.7], 5.0, 4.0))
 case("image.translations_to_projective_transforms", lambda: image.translations_to_projective_transforms([[1.0, 2.0]]))
 case("image.compose_transforms", lambda: image.compose_transforms(*[image.angles_to_projective_transforms(
-    each, 5.0, 4.0) for each in (0.3, 0.4)]))  # fmt: skip
+    each, 5.0, 4.0) for each in (0.3, 0.4)]))
 case("image.flat_transforms_to_matrices image.matrices_to_flat_transforms", lambda: image.matrices_to_flat_transforms(
-    image.flat_transforms_to_matrices(x(2, 8)) * 2.0))  # fmt: skip
+    image.flat_transforms_to_matrices(x(2, 8)) * 2.0))
 case("image.bipartite_match", lambda: image.bipartite_match(x(4, 3, low=0, high=1), -1))
 case("image.bipartite_match: rows", lambda: image.bipartite_match(x(4, 3, low=0, high=1), [2], top_k=1))
 case("image.connected_components", lambda: image.connected_components(ids(5, 6, below=2) > 0))
@@ -269,7 +39,7 @@ case("image.connected_components: several", lambda: image.connected_components(i
 case("image.dense_image_warp", lambda: image.dense_image_warp(picture(), x(1, 5, 4, 2, seed=1)))
 case("image.interpolate_spline", lambda: image.interpolate_spline(x(1, 5, 2), x(1, 5, 1), x(1, 3, 2, seed=2), 2, 0.1))
 case("image.sparse_image_warp", lambda: image.sparse_image_warp(picture(), x(1, 4, 2, low=0, high=4), x(
-    1, 4, 2, low=0, high=4, seed=1), regularization_weight=0.5))  # fmt: skip
+    1, 4, 2, low=0, high=4, seed=1), regularization_weight=0.5))
 wrong("image.transform", lambda: image.transform(x(3), [1.0, 0, 0, 0, 1, 0, 0, 0]))
 wrong("image.compose_transforms", lambda: image.compose_transforms())
 case("resampler.resampler", lambda: tf.contrib.resampler.resampler(picture(), x(1, 3, 2, low=-1, high=4)))
@@ -288,7 +58,8 @@ def vocabulary():
 
 for _name, _make in (
     ("index_table_from_tensor", lambda: lookup.index_table_from_tensor(_WORDS)),
-    ("index_table_from_tensor", lambda: lookup.index_table_from_tensor(_WORDS, 2, hasher_spec=lookup.StrongHashSpec([1, 2]))),
+    ("index_table_from_tensor lookup.StrongHashSpec", lambda: lookup.index_table_from_tensor(_WORDS, 2,
+        hasher_spec=lookup.StrongHashSpec([1, 2]))),
     ("index_table_from_file", lambda: lookup.index_table_from_file(vocabulary(), default_value=-5)),
     ("index_table_from_file", lambda: lookup.index_table_from_file(vocabulary(), 3)),
     ("string_to_index_table_from_tensor", lambda: lookup.string_to_index_table_from_tensor(_WORDS, 4)),
@@ -300,20 +71,20 @@ for _name, _make in (
     ("TextFileIdTableInitializer", lambda: lookup.HashTable(lookup.TextFileIdTableInitializer(vocabulary()), -1)),
     ("IdTableWithHashBuckets lookup.FastHashSpec lookup.HasherSpec", lambda: lookup.IdTableWithHashBuckets(
         lookup.HashTable(lookup.TextFileIdTableInitializer(vocabulary()), -1), 3)),
-):  # fmt: skip
+):
     case("lookup." + _name, lambda m=_make: asked(m()))
 for _name, _make in (
     ("index_to_string_table_from_tensor", lambda: lookup.index_to_string_table_from_tensor(_WORDS, "?")),
     ("index_to_string_table_from_file", lambda: lookup.index_to_string_table_from_file(vocabulary())),
     ("TextFileStringTableInitializer", lambda: lookup.HashTable(
         lookup.TextFileStringTableInitializer(vocabulary()), "?")),
-):  # fmt: skip
+):
     case("lookup." + _name, lambda m=_make: m().lookup(tf.constant([1, 5, 0], tf.int64)))
 case("lookup.index_to_string", lambda: lookup.index_to_string(tf.constant([1, 9], tf.int64), _WORDS))
 case("lookup.string_to_index", lambda: lookup.string_to_index(_ASKED(), _WORDS))
 case("lookup.LookupInterface lookup.InitializableLookupTableBase lookup.TableInitializerBase", lambda: [
     issubclass(lookup.HashTable, each) for each in (lookup.LookupInterface, lookup.InitializableLookupTableBase)] + [
-        issubclass(lookup.KeyValueTensorInitializer, lookup.TableInitializerBase)])  # fmt: skip
+        issubclass(lookup.KeyValueTensorInitializer, lookup.TableInitializerBase)])
 for _name, _options in (("MutableHashTable", {}), ("MutableDenseHashTable", {"empty_key": -1, "deleted_key": -2})):
     case("lookup." + _name, lambda n=_name, o=_options: mutable(getattr(lookup, n)(tf.int64, tf.float32, -1.0, **o)))
 wrong("lookup.index_table_from_tensor", lambda: lookup.index_table_from_tensor(None))
@@ -341,9 +112,10 @@ for _text in ("rate=1e-3,steps=5,flag=false,layers=[3,4,5],name=a-b", "rate=2", 
 for _text in ("unknown=1", "rate=x", "rate=1,rate=2", "steps=[1]", "layers=3", "steps=1.5", "steps"):
     wrong("training.HParams: " + _text, lambda t=_text: parameters(t))
 case("training.HParams: methods", lambda: [
-    parameters().to_json(sort_keys=True), parameters().get("rate"), parameters().get("other", 3), "rate" in parameters(),
+    parameters().to_json(sort_keys=True), parameters().get("rate"), parameters().get("other", 3),
+        "rate" in parameters(),
     parameters().override_from_dict({"steps": 7}).steps, parameters().parse_json('{"rate": 2}').rate,
-    parameters("steps=3").set_hparam("steps", 4)])  # fmt: skip
+    parameters("steps=3").set_hparam("steps", 4)])
 wrong("training.HParams: set", lambda: parameters().set_hparam("steps", 1.5))
 wrong("training.HParams: taken", lambda: parameters().add_hparam("rate", 1))
 case("training.parse_values", lambda: training.parse_values("a=1,b=[2,3],c[1]=5", {"a": float, "b": int, "c": int}))
@@ -378,33 +150,36 @@ def evaluated():
         tf.train.get_or_create_global_step()
         tf.summary.scalar("s", w[0])
         hooks = [training.StopAfterNEvalsHook(1), training.SummaryAtEndHook(folder)]
-        again = training.evaluate_repeatedly(folder, final_ops=w, eval_ops=[w[0]], hooks=hooks, max_number_of_evaluations=1)
+        again = training.evaluate_repeatedly(folder, final_ops=w, eval_ops=[w[0]], hooks=hooks,
+            max_number_of_evaluations=1)
     return first, again, training.wait_for_new_checkpoint(folder, None, 0, 0) == path
 
 
 # Signals, random numbers, small things.
 case("signal.frame", lambda: [signal.frame(x(2, 7), 3, 2, pad_end=True, pad_value=1), signal.frame(x(7), 3, 2)])
-case("signal.hamming_window signal.hann_window", lambda: [signal.hamming_window(5), signal.hann_window(6, periodic=False)])
+case("signal.hamming_window signal.hann_window", lambda: [signal.hamming_window(5), signal.hann_window(6,
+    periodic=False)])
 case("signal.stft signal.inverse_stft signal.inverse_stft_window_fn", lambda: [tf.abs(signal.stft(
     x(16), 8, 4)), signal.inverse_stft(signal.stft(x(16), 8, 4), 8, 4, window_fn=signal.inverse_stft_window_fn(4))])
 case("signal.overlap_and_add", lambda: signal.overlap_and_add(x(3, 4), 2))
 case("signal.linear_to_mel_weight_matrix", lambda: signal.linear_to_mel_weight_matrix(4, 9))
 case("signal.mfccs_from_log_mel_spectrograms", lambda: signal.mfccs_from_log_mel_spectrograms(x(2, 4)))
 stateless = tf.contrib.stateless
-case("stateless.stateless_random_normal stateless.stateless_random_uniform stateless.stateless_truncated_normal", lambda: [
+case("stateless.stateless_random_normal stateless.stateless_random_uniform stateless.stateless_truncated_normal",
+    lambda: [
     stateless.stateless_random_normal([4], [1, 2]), stateless.stateless_random_uniform([4], [1, 2]),
-    stateless.stateless_truncated_normal([4], [1, 2], 1.0, 2.0)])  # fmt: skip
+    stateless.stateless_truncated_normal([4], [1, 2], 1.0, 2.0)])
 case("stateless.stateless_multinomial", lambda: stateless.stateless_multinomial(x(2, 3), 4, [1, 2]))
 case("staging.StagingArea", lambda: staged())
 case("util.constant_value util.make_ndarray util.make_tensor_proto", lambda: [
     util.constant_value(tf.constant([1, 2]) + 0), util.constant_value(tf.constant([1, 2])),
-    util.make_ndarray(util.make_tensor_proto([[1.5, 2.5]]))])  # fmt: skip
-case("util.ops_used_by_graph_def util.stripped_op_list_for_graph", lambda: [chain() and None, sorted(
+    util.make_ndarray(util.make_tensor_proto([[1.5, 2.5]]))])
+case("util.ops_used_by_graph_def util.stripped_op_list_for_graph", lambda: [tf.tanh(tf.constant(1.0)) is None, sorted(
     util.ops_used_by_graph_def(tf.get_default_graph().as_graph_def())), names(util.stripped_op_list_for_graph(
-        tf.get_default_graph().as_graph_def()).op)])  # fmt: skip
+        tf.get_default_graph().as_graph_def()).op)])
 case("checkpoint.Checkpointable checkpoint.List checkpoint.Mapping checkpoint.NoDependency", lambda: tracked())
 for _name in ("create_training_graph", "experimental_create_training_graph", "create_eval_graph",
-              "experimental_create_eval_graph"):  # fmt: skip
+              "experimental_create_eval_graph"):
     case("quantize." + _name, lambda n=_name: quantized(n))
 
 
@@ -432,7 +207,8 @@ def quantized(name):
     net = tf.contrib.layers.fully_connected(tf.contrib.layers.flatten(net), 2, scope="f", activation_fn=None)
     loss = tf.reduce_sum(tf.square(net))
     getattr(tf.contrib.quantize, name)(tf.get_default_graph())
-    return Run(loss, 3, [net, [op.type for op in tf.get_default_graph().get_operations() if op.type.startswith("Fake")]])
+    return Run(loss, 3, [net, [op.type for op in tf.get_default_graph(
+        ).get_operations() if op.type.startswith("Fake")]])
 
 
 # Data.
@@ -454,7 +230,8 @@ for _name, _make, _count in (
     ("padded_batch_and_drop_remainder", lambda: ragged().apply(data.padded_batch_and_drop_remainder(4, [None])), 2),
     ("map_and_batch", lambda: count().apply(data.map_and_batch(lambda i: i * 2, 3)), 4),
     ("assert_element_shape", lambda: count().apply(data.assert_element_shape(tf.TensorShape([]))), 6),
-    ("bucket_by_sequence_length", lambda: ragged().apply(data.bucket_by_sequence_length(tf.size, [2, 3], [2, 2, 2])), 3),
+    ("bucket_by_sequence_length", lambda: ragged().apply(data.bucket_by_sequence_length(tf.size, [2, 3], [2, 2, 2])),
+        3),
     ("group_by_window", lambda: count().apply(data.group_by_window(lambda i: i % 2, lambda _, w: w.batch(4), 4)), 2),
     ("group_by_reducer data.Reducer", lambda: count().apply(data.group_by_reducer(lambda i: i % 2, data.Reducer(
         lambda _: np.int64(0), lambda a, b: a + b, lambda a: a))), 2),
@@ -464,7 +241,8 @@ for _name, _make, _count in (
     ("sloppy_interleave", lambda: count().apply(data.sloppy_interleave(
         lambda i: tf.data.Dataset.from_tensors(i).repeat(2), 1)), 12),
     ("scan", lambda: count().apply(data.scan(np.int64(0), lambda a, b: (a + b, a))), 6),
-    ("unbatch", lambda: count().batch(2).apply(data.unbatch()), 6), ("unique", lambda: count().map(lambda i: i // 2).apply(
+    ("unbatch", lambda: count().batch(2).apply(data.unbatch()), 6), ("unique",
+        lambda: count().map(lambda i: i // 2).apply(
         data.unique()), 3), ("ignore_errors", lambda: count().map(lambda i: tf.check_numerics(
             1.0 / tf.cast(i, tf.float32), "x")).apply(data.ignore_errors()), 5),
     ("dense_to_sparse_batch", lambda: ragged().apply(data.dense_to_sparse_batch(3, [4])), 2),
@@ -475,15 +253,34 @@ for _name, _make, _count in (
             tf.train.Example(features=tf.train.Features(feature={"a": tf.train.Feature(float_list=tf.train.FloatList(
                 value=[1.5, 2.5]))})).SerializeToString()]).apply(data.parse_example_dataset(
                     {"a": tf.FixedLenFeature([2], tf.float32)})), 1),
-):  # fmt: skip
-    case(" ".join(each if "." in each else "data." + each for each in _name.split()), lambda m=_make, c=_count: elements(m(), c))
+):
+    case(" ".join(each if "." in each else "data." + each for each in _name.split()),
+        lambda m=_make, c=_count: elements(m(), c))
 case("data.get_single_element data.reduce_dataset", lambda: [
     data.get_single_element(count().take(1)), data.reduce_dataset(count(), data.Reducer(
-        lambda _: np.int64(0), lambda a, b: a + b, lambda a: a * 2))])  # fmt: skip
+        lambda _: np.int64(0), lambda a, b: a + b, lambda a: a * 2))])
 case("data.get_next_as_optional data.Optional", lambda: data.get_next_as_optional(
-    tf.data.make_one_shot_iterator(count())).get_value())  # fmt: skip
+    tf.data.make_one_shot_iterator(count())).get_value())
 case("data.CsvDataset", lambda: elements(data.CsvDataset(vocabulary(), [tf.string]), 4))
 case("data.shuffle_and_repeat data.rejection_resample data.RandomDataset", lambda: [
     tf.data.make_one_shot_iterator(each).get_next() for each in (
-        count().apply(data.shuffle_and_repeat(3, 2)), data.RandomDataset(3))], values=False)  # fmt: skip
+        count().apply(data.shuffle_and_repeat(3, 2)), data.RandomDataset(3))], values=False)
 case("data.AUTOTUNE", lambda: data.AUTOTUNE)
+
+
+# Saved models.
+def predicted(**options):
+    folder = os.path.join(tempfile.mkdtemp(), "m")
+    with tf.Graph().as_default(), tf.Session() as session:
+        given = tf.placeholder(tf.float32, [2], name="x")
+        doubled = tf.multiply(given, tf.get_variable("w", initializer=[3.0, 4.0]), name="y")
+        session.run(tf.global_variables_initializer())
+        tf.saved_model.simple_save(session, folder, {"x": given}, {"y": doubled})
+    run = tf.contrib.predictor.from_saved_model(folder, **options)
+    return run({list(options.get("input_names", {"x": 0}))[0]: [1.0,
+        2.0]}), sorted(run.feed_tensors), sorted(run.fetch_tensors)
+
+
+case("predictor.from_saved_model", predicted)
+case("predictor.from_saved_model: names", lambda: predicted(input_names={"a": "x:0"}, output_names={"b": "y:0"}))
+wrong("predictor.from_saved_model", lambda: predicted(signature_def_key="unknown"))

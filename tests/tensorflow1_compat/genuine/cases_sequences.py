@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# fmt: off
+# A table: a line for each case, as far as it fits.
 import numpy as np
 import tensorflow as tf
 from common import case, flat, ids, unknown, wrong, x
@@ -36,36 +38,36 @@ def greedy():
 
 
 for _options in ({}, {"impute_finished": True}, {"maximum_iterations": 3}, {"output_time_major": True, "scope": "own"},
-                 {"impute_finished": True, "maximum_iterations": tf.Dimension(2)}):  # fmt: skip
-    case("seq2seq.TrainingHelper seq2seq.BasicDecoder seq2seq.dynamic_decode seq2seq.BasicDecoderOutput: {}".format(
-        sorted(_options)), lambda o=_options: decoded(training, layer=logits, **o))  # fmt: skip
+                 {"impute_finished": True, "maximum_iterations": tf.Dimension(2)}):
+    case("seq2seq.TrainingHelper seq2seq.BasicDecoder seq2seq.dynamic_decode seq2seq.BasicDecoderOutput: "
+         f"{sorted(_options)}", lambda o=_options: decoded(training, layer=logits, **o))
 case("seq2seq.TrainingHelper: unknown sizes", lambda: decoded(lambda: s2s.TrainingHelper(
-    unknown(x(2, 4, 3), None, None, 3), unknown(tf.constant([4, 2]), None))))  # fmt: skip
+    unknown(x(2, 4, 3), None, None, 3), unknown(tf.constant([4, 2]), None))))
 case("seq2seq.TrainingHelper: time major", lambda: decoded(lambda: s2s.TrainingHelper(
-    x(4, 2, 3), tf.constant([3, 2]), time_major=True), cell=rnn.BasicLSTMCell(3)))  # fmt: skip
+    x(4, 2, 3), tf.constant([3, 2]), time_major=True), cell=rnn.BasicLSTMCell(3)))
 case("seq2seq.TrainingHelper: attributes", lambda: [getattr(training(), each) for each in (
-    "inputs", "sequence_length", "batch_size", "sample_ids_shape", "sample_ids_dtype")])  # fmt: skip
+    "inputs", "sequence_length", "batch_size", "sample_ids_shape", "sample_ids_dtype")])
 case("seq2seq.GreedyEmbeddingHelper", lambda: decoded(greedy, layer=logits, maximum_iterations=4))
 case("seq2seq.GreedyEmbeddingHelper: function", lambda: decoded(lambda: s2s.GreedyEmbeddingHelper(
-    lambda each: tf.one_hot(each, 3), [1, 2], 2), maximum_iterations=tf.constant(3)))  # fmt: skip
+    lambda each: tf.one_hot(each, 3), [1, 2], 2), maximum_iterations=tf.constant(3)))
 case("seq2seq.SampleEmbeddingHelper", lambda: decoded(lambda: s2s.SampleEmbeddingHelper(
-    table(), [1, 2], 0, softmax_temperature=0.5, seed=3), layer=logits, maximum_iterations=4), values=False)  # fmt: skip
+    table(), [1, 2], 0, softmax_temperature=0.5, seed=3), layer=logits, maximum_iterations=4), values=False)
 case("seq2seq.SampleEmbeddingHelper: cold", lambda: decoded(lambda: s2s.SampleEmbeddingHelper(
-    table(), [1, 2], 0, softmax_temperature=1e-4), layer=logits, maximum_iterations=4))  # fmt: skip
+    table(), [1, 2], 0, softmax_temperature=1e-4), layer=logits, maximum_iterations=4))
 for _share in (0.0, 1.0):
-    case("seq2seq.ScheduledEmbeddingTrainingHelper: {}".format(_share), lambda p=_share: decoded(
+    case(f"seq2seq.ScheduledEmbeddingTrainingHelper: {_share}", lambda p=_share: decoded(
         lambda: s2s.ScheduledEmbeddingTrainingHelper(x(2, 4, 3), [4, 2], table(), p), layer=lambda: (
             lambda outputs: tf.one_hot(tf.argmax(outputs, 1), 4) * 1e4)) if not isinstance(p, float) else decoded(
                 lambda: s2s.ScheduledEmbeddingTrainingHelper(x(2, 4, 3), [4, 2], table(), p)), values=not _share)
-    case("seq2seq.ScheduledOutputTrainingHelper: {}".format(_share), lambda p=_share: decoded(
-        lambda: s2s.ScheduledOutputTrainingHelper(x(2, 4, 3), [4, 2], p), cell=rnn.GRUCell(3)))  # fmt: skip
+    case(f"seq2seq.ScheduledOutputTrainingHelper: {_share}", lambda p=_share: decoded(
+        lambda: s2s.ScheduledOutputTrainingHelper(x(2, 4, 3), [4, 2], p), cell=rnn.GRUCell(3)))
 case("seq2seq.ScheduledOutputTrainingHelper: auxiliary", lambda: decoded(
     lambda: s2s.ScheduledOutputTrainingHelper(x(2, 4, 3), [4, 2], 1.0, auxiliary_inputs=x(2, 4, 2)),
-    cell=rnn.GRUCell(3)))  # fmt: skip
+    cell=rnn.GRUCell(3)))
 case("seq2seq.ScheduledOutputTrainingHelper: layer", lambda: decoded(
     lambda: s2s.ScheduledOutputTrainingHelper(x(2, 4, 3), [4, 2], 1.0, next_inputs_fn=lambda out: out[:, :3])))
 case("seq2seq.InferenceHelper", lambda: decoded(lambda: s2s.InferenceHelper(
-    lambda out: out[:, :3], [3], tf.float32, x(2, 3), lambda out: out[:, 0] > 0.4), maximum_iterations=4))  # fmt: skip
+    lambda out: out[:, :3], [3], tf.float32, x(2, 3), lambda out: out[:, 0] > 0.4), maximum_iterations=4))
 case("seq2seq.CustomHelper seq2seq.Helper", lambda: decoded(lambda: s2s.CustomHelper(
     lambda: (tf.fill([2], False), x(2, 3)), lambda time, outputs, state: outputs,
     lambda time, outputs, state, sample_ids: (tf.fill([2], time > 1), outputs[:, :3], state), [4], tf.float32)))
@@ -116,16 +118,28 @@ def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **option
 
 for _options in ({}, {"length_penalty_weight": 0.8}, {"cell": rnn.BasicLSTMCell}, {"width": 1},
                  {"memory": s2s.LuongAttention}, {"memory": s2s.BahdanauAttention, "length_penalty_weight": 0.3},
-                 {"memory": s2s.LuongAttention, "coverage_penalty_weight": 0.5}):  # fmt: skip
+                 {"memory": s2s.LuongAttention, "coverage_penalty_weight": 0.5}):
     case("seq2seq.BeamSearchDecoder seq2seq.BeamSearchDecoderOutput seq2seq.BeamSearchDecoderState "
-         "seq2seq.FinalBeamSearchDecoderOutput seq2seq.tile_batch: {}".format(sorted(_options)),
-         lambda o=_options: beams(**{**o, "cell": o["cell"](4) if "cell" in o else None}))  # fmt: skip
+         f"seq2seq.FinalBeamSearchDecoderOutput seq2seq.tile_batch: {sorted(_options)}",
+         lambda o=_options: beams(**{**o, "cell": o["cell"](4) if "cell" in o else None}))
 wrong("seq2seq.BeamSearchDecoder", lambda: s2s.BeamSearchDecoder(3, table(), [1], 0, None, 2))
 wrong("seq2seq.BeamSearchDecoder: tokens", lambda: s2s.BeamSearchDecoder(
-    rnn.GRUCell(4), table(), 1, 0, tf.zeros([2, 4]), 2))  # fmt: skip
+    rnn.GRUCell(4), table(), 1, 0, tf.zeros([2, 4]), 2))
 case("seq2seq.tile_batch", lambda: s2s.tile_batch({"a": x(2, 3), "b": unknown(x(2), None)}, 2))
 case("seq2seq.gather_tree", lambda: s2s.gather_tree(
-    ids(4, 2, 3, below=5), ids(4, 2, 3, below=3, seed=1), tf.constant([4, 3]), 0))  # fmt: skip
+    ids(4, 2, 3, below=5), ids(4, 2, 3, below=3, seed=1), tf.constant([4, 3]), 0))
+
+
+
+def along_beams(*shape):
+    from tensorflow.contrib.seq2seq.python.ops import beam_search_decoder
+
+    return beam_search_decoder.gather_tree_from_array(
+        x(*shape), ids(4, 2, 3, below=3), tf.constant([[4, 2, 3], [1, 4, 2]]))
+
+
+for _shape in ((4, 2, 3), (4, 2, 3, 5), (4, 6, 5)):
+    case(f"seq2seq.gather_tree: array {_shape}", lambda s=_shape: along_beams(*s))
 
 
 # Attention.
@@ -147,25 +161,26 @@ def mechanism(name, **options):
 
 for _name, _options in (
     ("LuongAttention", {}), ("LuongAttention", {"scale": True}), ("LuongAttention", {"probability_fn": tf.nn.sigmoid}),
-    ("BahdanauAttention", {}), ("BahdanauAttention", {"normalize": True}), ("BahdanauAttention", {"score_mask_value": -9}),
+    ("BahdanauAttention", {}), ("BahdanauAttention", {"normalize": True}), ("BahdanauAttention",
+        {"score_mask_value": -9}),
     ("LuongMonotonicAttention", {}), ("LuongMonotonicAttention", {"mode": "recursive", "scale": True}),
     ("LuongMonotonicAttention", {"mode": "hard", "score_bias_init": -1.0}), ("BahdanauMonotonicAttention", {}),
     ("BahdanauMonotonicAttention", {"mode": "recursive", "normalize": True}),
-):  # fmt: skip
-    case("seq2seq.{} seq2seq.AttentionWrapper seq2seq.AttentionWrapperState: {}".format(_name, sorted(_options)),
-         lambda n=_name, o=_options: attended(mechanism(n, **o), [5, 2]))  # fmt: skip
+):
+    case(f"seq2seq.{_name} seq2seq.AttentionWrapper seq2seq.AttentionWrapperState: {sorted(_options)}",
+         lambda n=_name, o=_options: attended(mechanism(n, **o), [5, 2]))
 _luong, _bahdanau = mechanism("LuongAttention"), mechanism("BahdanauAttention")
 for _options in ({"attention_layer_size": 2}, {"alignment_history": True, "output_attention": False},
                  {"cell_input_fn": lambda inputs, attention: inputs * 2}, {"name": "own"},
-                 {"attention_layer": lambda: tf.layers.Dense(3, name="own_layer")}):  # fmt: skip
-    case("seq2seq.AttentionWrapper: {}".format(sorted(_options)), lambda o=_options: attended(
+                 {"attention_layer": lambda: tf.layers.Dense(3, name="own_layer")}):
+    case(f"seq2seq.AttentionWrapper: {sorted(_options)}", lambda o=_options: attended(
         _luong, **{**o, **({"attention_layer": o["attention_layer"]()} if "attention_layer" in o else {})}))
 case("seq2seq.AttentionWrapper: two", lambda: attended(
-    [_luong, _bahdanau], [4, 2], attention_layer_size=[2, 3], alignment_history=True))  # fmt: skip
+    [_luong, _bahdanau], [4, 2], attention_layer_size=[2, 3], alignment_history=True))
 case("seq2seq.AttentionWrapper: state", lambda: attended(
-    _luong, cell=rnn.BasicLSTMCell(4), initial_cell_state=rnn.LSTMStateTuple(x(2, 4), x(2, 4))))  # fmt: skip
+    _luong, cell=rnn.BasicLSTMCell(4), initial_cell_state=rnn.LSTMStateTuple(x(2, 4), x(2, 4))))
 case("seq2seq.AttentionWrapper: decodes", lambda: decoded(training, cell=s2s.AttentionWrapper(
-    rnn.GRUCell(4), _luong([3, 5]), attention_layer_size=4), impute_finished=True))  # fmt: skip
+    rnn.GRUCell(4), _luong([3, 5]), attention_layer_size=4), impute_finished=True))
 case("seq2seq.AttentionMechanism", lambda: isinstance(_luong(None), s2s.AttentionMechanism))
 wrong("seq2seq.LuongAttention", lambda: attended(lambda _: s2s.LuongAttention(3, x(2, 5, 3))))
 wrong("seq2seq.LuongAttention: length", lambda: s2s.LuongAttention(3, x(2, 5, 3), [5, 5, 5]))
@@ -176,7 +191,7 @@ wrong("seq2seq.AttentionWrapper: function", lambda: attended(_luong, cell_input_
 wrong("seq2seq.monotonic_attention", lambda: s2s.monotonic_attention(x(2, 4), x(2, 4), "x"))
 for _mode in ("recursive", "parallel", "hard"):
     case("seq2seq.monotonic_attention: " + _mode, lambda m=_mode: s2s.monotonic_attention(
-        x(2, 4, low=0.1, high=0.9), x(2, 4, low=0.0, high=0.5, seed=1), m))  # fmt: skip
+        x(2, 4, low=0.1, high=0.9), x(2, 4, low=0.0, high=0.5, seed=1), m))
 case("seq2seq.safe_cumprod", lambda: s2s.safe_cumprod(x(2, 4, low=0.0, high=1.0), axis=1, exclusive=True))
 case("seq2seq.hardmax", lambda: [s2s.hardmax(x(2, 4)), s2s.hardmax(unknown(x(2, 4)))])
 
@@ -188,14 +203,14 @@ for _key, _options in (
               "sum_over_timesteps": True}),
     ("sum of time", {"average_across_timesteps": False, "average_across_batch": False, "sum_over_timesteps": True}),
     ("own", {"softmax_loss_function": lambda labels, logits: tf.cast(labels, tf.float32) * logits[:, 0]}),
-):  # fmt: skip
+):
     case("seq2seq.sequence_loss: " + _key, lambda o=_options: s2s.sequence_loss(
-        x(2, 3, 5), ids(2, 3, below=5), tf.constant([[1.0, 1, 0], [0.5, 0, 0]]), **o))  # fmt: skip
+        x(2, 3, 5), ids(2, 3, below=5), tf.constant([[1.0, 1, 0], [0.5, 0, 0]]), **o))
 wrong("seq2seq.sequence_loss", lambda: s2s.sequence_loss(x(2, 3), ids(2, 3), x(2, 3)))
 wrong("seq2seq.sequence_loss: both", lambda: s2s.sequence_loss(x(2, 3, 4), ids(2, 3), x(2, 3), sum_over_batch=True))
 for _options in ({}, {"average_across_timesteps": False}):
     for _name in ("sequence_loss", "sequence_loss_by_example"):
-        case("legacy_seq2seq.{}: {}".format(_name, sorted(_options)), lambda n=_name, o=_options: getattr(old, n)(
+        case(f"legacy_seq2seq.{_name}: {sorted(_options)}", lambda n=_name, o=_options: getattr(old, n)(
             [x(2, 5), x(2, 5, seed=1)], [ids(2), ids(2, seed=1)], [tf.ones([2]), tf.constant([1.0, 0])], **o))
 wrong("legacy_seq2seq.sequence_loss_by_example", lambda: old.sequence_loss_by_example([x(2, 5)], [], []))
 
@@ -211,29 +226,29 @@ def words(n=3):
 
 case("legacy_seq2seq.rnn_decoder", lambda: old.rnn_decoder(parts(2, 3), x(2, 4), rnn.GRUCell(4)))
 case("legacy_seq2seq.rnn_decoder: loop", lambda: old.rnn_decoder(
-    parts(2, 3), x(2, 4), rnn.GRUCell(4), lambda previous, step: previous[:, :3] * step, scope="own"))  # fmt: skip
+    parts(2, 3), x(2, 4), rnn.GRUCell(4), lambda previous, step: previous[:, :3] * step, scope="own"))
 case("legacy_seq2seq.basic_rnn_seq2seq", lambda: old.basic_rnn_seq2seq(parts(2, 3), parts(2, 3, n=2), rnn.GRUCell(4)))
 for _options in ({}, {"num_heads": 2, "output_size": 3}, {"initial_state_attention": True}):
-    case("legacy_seq2seq.attention_decoder: {}".format(sorted(_options)), lambda o=_options: old.attention_decoder(
-        parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), **o))  # fmt: skip
+    case(f"legacy_seq2seq.attention_decoder: {sorted(_options)}", lambda o=_options: old.attention_decoder(
+        parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), **o))
 case("legacy_seq2seq.attention_decoder: tuple", lambda: old.attention_decoder(
-    parts(2, 3), rnn.LSTMStateTuple(x(2, 4), x(2, 4)), x(2, 5, 3), rnn.BasicLSTMCell(4)))  # fmt: skip
+    parts(2, 3), rnn.LSTMStateTuple(x(2, 4), x(2, 4)), x(2, 5, 3), rnn.BasicLSTMCell(4)))
 for _options in ({}, {"feed_previous": True}, {"feed_previous": True, "update_embedding_for_previous": False}):
     _options = {**_options, "output_projection": None}
-    case("legacy_seq2seq.embedding_rnn_decoder: {}".format(len(_options)), lambda o=_options: old.embedding_rnn_decoder(
-        words(), x(2, 4), rnn.GRUCell(4), 4, 3, **o))  # fmt: skip
-    case("legacy_seq2seq.embedding_attention_decoder: {}".format(len(_options)),
+    case(f"legacy_seq2seq.embedding_rnn_decoder: {len(_options)}", lambda o=_options: old.embedding_rnn_decoder(
+        words(), x(2, 4), rnn.GRUCell(4), 4, 3, **o))
+    case(f"legacy_seq2seq.embedding_attention_decoder: {len(_options)}",
          lambda o=_options: old.embedding_attention_decoder(
-             words(), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), 4, 3, **o))  # fmt: skip
+             words(), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), 4, 3, **o))
 wrong("legacy_seq2seq.attention_decoder", lambda: old.attention_decoder([], x(2, 4), x(2, 5, 3), rnn.GRUCell(4)))
 wrong("legacy_seq2seq.attention_decoder: heads",
-      lambda: old.attention_decoder(parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), num_heads=0))  # fmt: skip
+      lambda: old.attention_decoder(parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), num_heads=0))
 
 # Conditional random fields.
 for _time in (4, 1):
     for _key, _length in (("both", [_time, 1]), ("empty", np.array([_time, 0], np.int64))):
         _given = lambda t=_time, n=_length: (x(2, t, 3), ids(2, t, below=3), tf.constant(n), x(3, 3))  # noqa: E731
-        _end = ": {} {}".format(_time, _key)
+        _end = f": {_time} {_key}"
         case("crf.crf_sequence_score" + _end, lambda g=_given: crf.crf_sequence_score(*g()))
         case("crf.crf_log_likelihood" + _end, lambda g=_given: crf.crf_log_likelihood(*g()))
         case("crf.crf_log_norm" + _end, lambda g=_given: crf.crf_log_norm(g()[0], *g()[2:]))
@@ -241,10 +256,11 @@ for _time in (4, 1):
         case("crf.crf_binary_score" + _end, lambda g=_given: crf.crf_binary_score(*g()[1:]))
         case("crf.crf_decode" + _end, lambda g=_given: crf.crf_decode(g()[0], g()[3], g()[2]))
         case("crf.crf_multitag_sequence_score" + _end, lambda g=_given: crf.crf_multitag_sequence_score(
-            g()[0], tf.constant(True) | (g()[0] > 0), *g()[2:]))  # fmt: skip
+            g()[0], tf.constant(True) | (g()[0] > 0), *g()[2:]))
 case("crf.crf_log_likelihood: variable", lambda: crf.crf_log_likelihood(
-    x(2, 4, 3), ids(2, 4, below=3), tf.constant([4, 2])))  # fmt: skip
-case("crf.crf_decode: unknown", lambda: crf.crf_decode(unknown(x(2, 4, 3), None, None, 3), x(3, 3), tf.constant([4, 2])))
+    x(2, 4, 3), ids(2, 4, below=3), tf.constant([4, 2])))
+case("crf.crf_decode: unknown", lambda: crf.crf_decode(unknown(x(2, 4, 3), None, None, 3), x(3, 3), tf.constant([4,
+    2])))
 case("crf.viterbi_decode", lambda: crf.viterbi_decode(
-    np.arange(12.0).reshape(4, 3) % 5, np.arange(9.0).reshape(3, 3) % 4))  # fmt: skip
+    np.arange(12.0).reshape(4, 3) % 5, np.arange(9.0).reshape(3, 3) % 4))
 case("crf.CrfForwardRnnCell", lambda: crf.CrfForwardRnnCell(x(3, 3))(x(2, 3), x(2, 3, seed=1)))

@@ -77,10 +77,21 @@ def flat(result, path=""):
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
         result = collections.OrderedDict(zip(result._fields, result))
     if isinstance(result, dict):
-        return [leaf for key in sorted(result, key=str) for leaf in flat(result[key], "{}/{}".format(path, key))]
+        return [leaf for key in sorted(result, key=str) for leaf in flat(result[key], f"{path}/{key}")]
     if isinstance(result, (list, tuple)):
-        return [leaf for place, each in enumerate(result) for leaf in flat(each, "{}/{}".format(path, place))]
+        return [leaf for place, each in enumerate(result) for leaf in flat(each, f"{path}/{place}")]
     return [(path or "/", result)]
+
+
+def static(tensor):
+    """The type and shape that are known while the graph is made."""
+    shape = tensor.shape.as_list() if tensor.shape.ndims is not None else None
+    return f"{tensor.dtype.base_dtype.name} {shape}"
+
+
+def names(items):
+    """The names of operations, tensors or variables."""
+    return [each.name for each in items]
 
 
 def named(variable):
@@ -101,7 +112,7 @@ def record(function, values):
             _record(function(), values, found)
         except Exception as error:
             found["error"] = type(error).__name__
-            found["message"] = "{}: {}".format(type(error).__name__, error)[:600]
+            found["message"] = f"{type(error).__name__}: {error}"[:600]
     return found
 
 
@@ -113,8 +124,7 @@ def _record(result, values, found):
         if isinstance(leaf, tf.Operation):
             continue
         if is_tensor(leaf):
-            shape = leaf.shape.as_list() if leaf.shape.ndims is not None else None
-            found["static " + path] = "{} {}".format(leaf.dtype.base_dtype.name, shape)
+            found["static " + path] = static(leaf)
         elif isinstance(leaf, (np.ndarray, np.generic, float, int)):
             found["value " + path] = np.asarray(leaf)
         else:
@@ -124,7 +134,7 @@ def _record(result, values, found):
     if not run:
         loss, wanted = _loss(tensors) if values else (None, [])
         wrt = [("by " + named(var), var) for var in trainable]
-        wrt += [("by input {}".format(place), each) for place, each in enumerate(tf.get_collection(INPUTS))]
+        wrt += [(f"by input {place}", each) for place, each in enumerate(tf.get_collection(INPUTS))]
         gradients = tf.gradients(loss, [each for _, each in wrt]) if loss is not None and wrt else []
         gradients = [(name, dense(each)) for (name, _), each in zip(wrt, gradients)]
         found.update({name: "no gradient" for name, each in gradients if each is None})
@@ -134,11 +144,15 @@ def _record(result, values, found):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
         own = collections.OrderedDict()
         for var, first in zip(variables, session.run(variables)):
-            found["variable " + named(var)] = "{} {}{}{}".format(
-                var.dtype.base_dtype.name, var.shape.as_list(), " trainable" if var in trainable else "",
-                " = {:.6g}".format(np.ravel(first)[0]) if is_same(first) else "",
+            found["variable " + named(var)] = "{}{}{}".format(
+                static(var), " trainable" if var in trainable else "",
+                f" = {np.ravel(first)[0]:.6g}" if is_same(first) else "",
             )  # fmt: skip
-            if var.dtype.base_dtype.is_floating and (var in trainable or not is_same(first)):
+            if (
+                var.dtype.base_dtype.is_floating
+                and (var in trainable or not is_same(first))
+                and (isinstance(var.initializer, tf.Operation))
+            ):
                 own[var] = rand(named(var)).standard_normal(first.shape).astype(first.dtype) * first.dtype.type(0.5)
         session.run([var.initializer for var in own], {var.initializer.inputs[1]: value for var, value in own.items()})
         if run:
@@ -146,7 +160,7 @@ def _record(result, values, found):
                 update = [(path, each) for path, each in flat(run.update) if is_tensor(each)]
                 for (path, each), value in zip(update, session.run([each for _, each in update])):
                     if not isinstance(each, tf.Operation):
-                        found["step {} {}".format(step, path)] = value
+                        found[f"step {step} {path}"] = value
             results = [(path, each) for path, each in flat(run.results, "results") if is_tensor(each)]
             results += [("after " + named(var), var) for var in variables]
         elif values:

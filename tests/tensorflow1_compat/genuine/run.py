@@ -1,4 +1,4 @@
-"""Writes down what every case gives: `python run.py OUT.npz` under TensorFlow 1.15, `npu-run --tf1 run.py OUT.npz` here.
+"""Writes down what every case gives: `python run.py OUT.npz`, or `npu-run --tf1 run.py OUT.npz`.
 
 Words after the file run only the cases whose names begin with one of them.
 """
@@ -6,21 +6,20 @@ Words after the file run only the cases whose names begin with one of them.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import time
 import types
 
 import common
 import tensorflow as tf
 from results import write
 
-AREAS = ("cells", "sequences", "layers", "optimizers", "metrics", "rest")
+AREAS = ("cells", "sequences", "layers", "optimizers", "metrics", "graphs", "rest")
 MODULES = (
-    "autograph checkpoint cluster_resolver crf cudnn_rnn data distribute estimator framework graph_editor image layers "
-    "legacy_seq2seq lookup losses metrics mixed_precision nn opt predictor quantize recurrent resampler rnn seq2seq "
-    "signal slim staging stateless summary tfprof tpu training util"
-).split()
+    "autograph", "checkpoint", "cluster_resolver", "crf", "cudnn_rnn", "data", "distribute", "estimator", "framework",
+    "graph_editor", "image", "layers", "legacy_seq2seq", "lookup", "losses", "metrics", "mixed_precision", "nn", "opt",
+    "predictor", "quantize", "recurrent", "resampler", "rnn", "seq2seq", "signal", "slim", "staging", "stateless",
+    "summary", "tfprof", "tpu", "training", "util",
+)  # fmt: skip
 
 
 def names():
@@ -37,15 +36,11 @@ def names():
 def main(path, *chosen):
     tf.logging.set_verbosity(tf.logging.ERROR)
     for area in AREAS:
-        if os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cases_" + area + ".py")):
-            importlib.import_module("cases_" + area)
+        importlib.import_module("cases_" + area)
     cases = {}
     for key, (function, values) in common.CASES.items():
         if not chosen or key.startswith(chosen):
-            start = time.time()
             cases[key] = common.record(function, values)
-            if os.environ.get("TIMES"):
-                sys.stderr.write("{:.2f} {}\n".format(time.time() - start, key))
     write(path, {"names": names() if not chosen else {}, "cases": cases})
 
 
