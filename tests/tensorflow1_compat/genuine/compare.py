@@ -17,7 +17,7 @@ def differences(genuine, here):
     found, largest = [], {"forward": 0.0, "backward": 0.0}
     if "error" in genuine or "error" in here:
         expected = genuine.get("error")
-        if here.get("error") != ("ValueError" if expected == "AssertionError" else expected):
+        if here.get("error") not in (expected, "ValueError" if expected == "AssertionError" else expected):
             found.append(f"genuine: {genuine.get('message', 'no error')}; here: {here.get('message', 'no error')}")
         return found, largest
     for name in [*genuine, *(name for name in here if name not in genuine)]:
