@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training.moving_averages import assign_moving_average
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.contrib import moving_average_step
 from npu_bridge.base.tf_internals.graphs import update_input
 
 _QUANTIZABLE = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
@@ -123,8 +123,8 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             if symmetric:
                 largest = tf.maximum(largest, -smallest)
                 smallest = -largest
-            low = assign_moving_average(low, smallest, 0.999, name="AssignMinEma")
-            high = assign_moving_average(high, largest, 0.999, name="AssignMaxEma")
+            low = moving_average_step(low, smallest, 0.999, "AssignMinEma")
+            high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
         rounded = _delayed(tensor, rounded, quant_delay if is_training else None)
     for reader in readers:

@@ -32,6 +32,13 @@ def accept_whole_floats() -> None:
         tensor_shape.Dimension.__init__ = whole
 
 
+def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:
+    """A step of a moving average that does not begin at zero (`moving_averages.assign_moving_average`, TF 2.15)."""
+    from tensorflow.python.training import moving_averages
+
+    return moving_averages.assign_moving_average(variable, value, decay, name=name)
+
+
 def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:
     """A tensor's shape, dtype and bounds (`tensor_spec.BoundedTensorSpec`, TF 2.15)."""
     from tensorflow.python.framework import tensor_spec
