@@ -50,8 +50,8 @@ for _name, _options in (
     ("GRUBlockCellV2", {}),
 ):
     case("rnn." + _name, lambda n=_name, o=_options: once(getattr(rnn, n)(4, **o)))
+case("nn.rnn_cell.LSTMCell", lambda: once(plain.LSTMCell(4, name="own", dtype=tf.float32)))
 for _name in ("BasicRNNCell", "BasicLSTMCell", "GRUCell", "LSTMCell"):
-    case("nn.rnn_cell." + _name, lambda n=_name: once(getattr(plain, n)(4, name="own", dtype=tf.float32)))
     case(f"rnn.{_name} nn.rnn_cell.{_name}: the same", lambda n=_name: getattr(rnn, n) is getattr(plain, n))
 case("rnn.LayerNormBasicLSTMCell: dropout",
      lambda: once(rnn.LayerNormBasicLSTMCell(4, dropout_keep_prob=0.5, dropout_prob_seed=3)), values=False)
@@ -102,9 +102,7 @@ wrong("rnn.ConvLSTMCell", lambda: rnn.ConvLSTMCell(2, [5, 3], 4, [3]))
 # Wrappers.
 for _name, _make in (
     ("InputProjectionWrapper", lambda: rnn.InputProjectionWrapper(rnn.GRUCell(4), 3)),
-    ("InputProjectionWrapper", lambda: rnn.InputProjectionWrapper(rnn.GRUCell(4), 3, activation=tf.tanh)),
     ("OutputProjectionWrapper", lambda: rnn.OutputProjectionWrapper(rnn.GRUCell(4), 3, activation=tf.tanh)),
-    ("OutputProjectionWrapper", lambda: rnn.OutputProjectionWrapper(rnn.BasicLSTMCell(4), 2)),
     ("HighwayWrapper", lambda: rnn.HighwayWrapper(rnn.GRUCell(3))),
     ("HighwayWrapper", lambda: rnn.HighwayWrapper(rnn.GRUCell(3), couple_carry_transform_gates=False)),
     ("AttentionCellWrapper", lambda: rnn.AttentionCellWrapper(rnn.GRUCell(4), 3, state_is_tuple=True)),
@@ -116,7 +114,6 @@ for _name, _make in (
     ("ResidualWrapper", lambda: rnn.ResidualWrapper(rnn.GRUCell(3), residual_fn=lambda i, o: i * 2 + o)),
     ("DeviceWrapper", lambda: rnn.DeviceWrapper(rnn.GRUCell(3), "/cpu:0")),
     ("DropoutWrapper", lambda: rnn.DropoutWrapper(rnn.GRUCell(3))),
-    ("DropoutWrapper", lambda: rnn.DropoutWrapper(rnn.GRUCell(3), 1.0, 1.0, 1.0)),
     ("MultiRNNCell", lambda: rnn.MultiRNNCell([rnn.GRUCell(3), rnn.BasicLSTMCell(2)])),
     ("MultiRNNCell", lambda: rnn.MultiRNNCell([rnn.GRUCell(3), rnn.GRUCell(2)], state_is_tuple=False)),
 ):

@@ -117,7 +117,7 @@ def beams(cell=None, width=3, memory=None, parallel=None, lengths=None, **option
 
 
 for _options in ({}, {"length_penalty_weight": 0.8}, {"cell": rnn.BasicLSTMCell}, {"width": 1},
-                 {"memory": s2s.LuongAttention}, {"memory": s2s.BahdanauAttention, "length_penalty_weight": 0.3},
+                 {"memory": s2s.LuongAttention},
                  {"memory": s2s.LuongAttention, "coverage_penalty_weight": 0.5}):
     case("seq2seq.BeamSearchDecoder seq2seq.BeamSearchDecoderOutput seq2seq.BeamSearchDecoderState "
          f"seq2seq.FinalBeamSearchDecoderOutput seq2seq.tile_batch: {sorted(_options)}",
@@ -171,7 +171,7 @@ for _name, _options in (
          lambda n=_name, o=_options: attended(mechanism(n, **o), [5, 2]))
 _luong, _bahdanau = mechanism("LuongAttention"), mechanism("BahdanauAttention")
 for _options in ({"attention_layer_size": 2}, {"alignment_history": True, "output_attention": False},
-                 {"cell_input_fn": lambda inputs, attention: inputs * 2}, {"name": "own"},
+                 {"cell_input_fn": lambda inputs, attention: inputs * 2},
                  {"attention_layer": lambda: tf.layers.Dense(3, name="own_layer")}):
     case(f"seq2seq.AttentionWrapper: {sorted(_options)}", lambda o=_options: attended(
         _luong, **{**o, **({"attention_layer": o["attention_layer"]()} if "attention_layer" in o else {})}))
@@ -233,7 +233,7 @@ for _options in ({}, {"num_heads": 2, "output_size": 3}, {"initial_state_attenti
         parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), **o))
 case("legacy_seq2seq.attention_decoder: tuple", lambda: old.attention_decoder(
     parts(2, 3), rnn.LSTMStateTuple(x(2, 4), x(2, 4)), x(2, 5, 3), rnn.BasicLSTMCell(4)))
-for _options in ({}, {"feed_previous": True}, {"feed_previous": True, "update_embedding_for_previous": False}):
+for _options in ({}, {"feed_previous": True, "update_embedding_for_previous": False}):
     _options = {**_options, "output_projection": None}
     case(f"legacy_seq2seq.embedding_rnn_decoder: {len(_options)}", lambda o=_options: old.embedding_rnn_decoder(
         words(), x(2, 4), rnn.GRUCell(4), 4, 3, **o))

@@ -141,7 +141,8 @@ def _record(result, values, found):
         gradients = [(name, each) for name, each in gradients if each is not None]
     ops = [leaf for _, leaf in leaves if isinstance(leaf, tf.Operation)]
     with tf.Session(config=CONFIG) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
+        if variables or tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS):
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
         own = collections.OrderedDict()
         for var, first in zip(variables, session.run(variables)):
             found["variable " + named(var)] = "{}{}{}".format(

@@ -5,6 +5,7 @@ Words after the file run only the cases whose names begin with one of them.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import types
@@ -35,6 +36,7 @@ def names():
 
 def main(path, *chosen):
     tf.logging.set_verbosity(tf.logging.ERROR)
+    gc.set_threshold(100000)  # thousands of small graphs are made
     for area in AREAS:
         importlib.import_module("cases_" + area)
     cases = {}
