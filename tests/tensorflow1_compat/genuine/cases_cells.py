@@ -13,14 +13,12 @@ rnn, plain = tf.contrib.rnn, tf.nn.rnn_cell
 
 
 def once(cell, inputs=None, state=None):
-    """A step twice in a scope (the second with the same variables), and the sizes."""
+    """A step from a state that is not zero, and the sizes."""
     inputs = x(2, 3) if inputs is None else inputs
     with tf.variable_scope("root"):
         start = cell.zero_state(2, tf.float32) if state is None else state
-        output, state = cell(inputs, start)
-    with tf.variable_scope("root", reuse=True):
-        again = cell(inputs, state)
-    return output, state, again, cell.state_size, cell.output_size
+        start = tf.contrib.framework.nest.map_structure(lambda each: each + 0.5, start)
+        return cell(inputs, start), cell.state_size, cell.output_size
 
 
 def loop(cell, lengths=(5, 3), inputs=None, **options):

@@ -140,6 +140,8 @@ def _record(result, values, found):
         found.update({name: "no gradient" for name, each in gradients if each is None})
         gradients = [(name, each) for name, each in gradients if each is not None]
     ops = [leaf for _, leaf in leaves if isinstance(leaf, tf.Operation)]
+    if not (variables or tensors or ops):
+        return
     with tf.Session(config=CONFIG) as session:
         if variables or tf.get_collection(tf.GraphKeys.TABLE_INITIALIZERS):
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer(), tf.tables_initializer()])
