@@ -8,6 +8,7 @@ CONFIG  ?= configs/bert_tiny.toml
 ARGS    ?=
 WORKERS ?= 2
 PYTHON  ?=
+PYTHON37 ?=
 HOME_PAGE ?=
 
 bin := .venv/bin
@@ -15,16 +16,19 @@ bin := .venv/bin
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train train test test-hosts explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-hosts test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
 
 venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 chooses the interpreter)
 	@PYTHON="$(PYTHON)" sh tools/setup_env.sh all
 
 venv-for-train:
 	@PYTHON="$(PYTHON)" sh tools/setup_env.sh $(if $(distributed),ranks,alone)
+
+venv-tf115:  ## .venv-tf115 with the genuine TensorFlow 1.15, where Python 3.7 is found (PYTHON37= names one)
+	@PYTHON37="$(PYTHON37)" sh tools/setup_tf115.sh
 
 train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into OUT=out/bert_tiny (CONFIG=, ARGS= too)
 	@$(bin)/npu-run -np $(RANKS) examples/bert_pretrain/train.py --config $(CONFIG) \
@@ -35,6 +39,9 @@ test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytes
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
+
+test-tf115: venv venv-tf115  ## what we supply of TensorFlow 1.15 against the genuine one
+	@$(bin)/python -m pytest tests/tensorflow1_compat/test_genuine.py $(ARGS)
 
 explore: venv  ## the property tests with new examples each time
 	@HYPOTHESIS_PROFILE=explore $(bin)/python -m pytest -m "not hosts" $$(grep -rl '^@given' tests) $(ARGS)
@@ -68,4 +75,4 @@ clean:  ## remove what builds and tests leave behind; .venv and out/ stay
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## `make clean`, and .venv too
-	@rm -rf .venv
+	@rm -rf .venv .venv-tf115

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
+from npu_bridge.base.tf_internals.contrib import accept_whole_floats
 from tensorflow1_compat import journal, proxies, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
@@ -62,7 +63,7 @@ def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int
 
 
 def switch_v2_off() -> None:
-    """What TensorFlow 1.15 does by default: graphs, no resource variables, plain shapes and comparisons."""
+    """What TensorFlow 1.15 does by default: graphs, no resource variables, plain shapes, sizes like `64 / 2`."""
     import tensorflow.compat.v1 as tf
 
     # One of the switches warns that it is about to be dropped, which a script of TensorFlow 1 need not hear.
@@ -72,5 +73,6 @@ def switch_v2_off() -> None:
     logger.setLevel("ERROR")
     try:
         tf.disable_v2_behavior()
+        accept_whole_floats()
     finally:
         logger.setLevel(level)

@@ -72,10 +72,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.image.ops.gen_image_ops": "tensorflow.python.ops.gen_image_ops",
     f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
     # Elsewhere in TensorFlow.
-    "tensorflow.python.layers.convolutional": "keras.src.legacy_tf_layers.convolutional",
-    "tensorflow.python.layers.core": "keras.src.legacy_tf_layers.core",
-    "tensorflow.python.layers.normalization": "keras.src.legacy_tf_layers.normalization",
-    "tensorflow.python.layers.pooling": "keras.src.legacy_tf_layers.pooling",
+    "tensorflow.python.layers.layers": f"{_KERAS}.__internal__.legacy.layers",
     "tensorflow.examples": f"{_CONTRIB}.learn.datasets",
     "tensorflow.examples.tutorials": f"{_CONTRIB}.learn.datasets",
     "tensorflow.examples.tutorials.mnist": f"{_CONTRIB}.learn.datasets",
@@ -103,6 +100,9 @@ _KERAS_LAYERS = (
     "advanced_activations", "convolutional", "convolutional_recurrent", "core", "cudnn_recurrent", "embeddings",
     "local", "merge", "noise", "normalization", "pooling", "recurrent", "wrappers",
 )  # fmt: skip
+# The layers and cells of version 1 are one family with those of Keras, whatever the path; TensorFlow has a second copy.
+for _name in ("base", "convolutional", "core", "normalization", "pooling"):
+    MODULES[f"tensorflow.python.layers.{_name}"] = f"keras.src.legacy_tf_layers.{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):
     MODULES.update({f"{_root}.layers.{_name}": f"{_KERAS}.layers" for _name in _KERAS_LAYERS})
     MODULES[f"{_root}.backend.tensorflow_backend"] = f"{_KERAS}.backend"
@@ -175,6 +175,12 @@ NAMES: dict[str, str] = {
     f"{_PYTHON}.summary.FileWriter": f"{_V1}.summary:FileWriter",
     f"{_PYTHON}.util.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
 }
+for _name in (
+    "BasicLSTMCell", "BasicRNNCell", "DeviceWrapper", "DropoutWrapper", "GRUCell", "LSTMCell", "LSTMStateTuple",
+    "LayerRNNCell", "MultiRNNCell", "RNNCell", "ResidualWrapper",
+):  # fmt: skip
+    for _root in ("rnn_cell", "rnn_cell_impl"):
+        NAMES[f"{_PYTHON}.ops.{_root}.{_name}"] = f"{_CONTRIB}.rnn:{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS):
     for _name in (
         "backend.get_session", "backend.image_dim_ordering", "backend.set_image_dim_ordering", "backend.set_session",

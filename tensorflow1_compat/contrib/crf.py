@@ -15,6 +15,9 @@ def crf_sequence_score(inputs, tag_indices, sequence_lengths, transition_params)
 
 def crf_multitag_sequence_score(inputs, tag_bitmap, sequence_lengths, transition_params):
     """Log of the summed scores of all sequences that `tag_bitmap` (bool [batch, time, tags]) allows: [batch]."""
+    # A sequence of one step counts whatever its length is given as, as in 1.15.
+    if inputs.shape[1] == 1:
+        sequence_lengths = tf.ones_like(sequence_lengths)
     allowed = tf.where(tag_bitmap, inputs, tf.fill(tf.shape(inputs), tf.cast(-np.inf, inputs.dtype)))
     return crf_log_norm(allowed, sequence_lengths, transition_params)
 
@@ -49,6 +52,7 @@ def crf_log_norm(inputs, sequence_lengths, transition_params):
         lambda time, _: time < tf.shape(inputs)[1], step, (tf.constant(1), inputs[:, 0]),
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, inputs.shape[2]])),
     )  # fmt: skip
+    alphas.set_shape([inputs.shape[0], inputs.shape[2]])
     norm = tf.reduce_logsumexp(alphas, 1)
     return tf.where(tf.less_equal(tf.cast(sequence_lengths, tf.int64), 0), tf.zeros_like(norm), norm)
 
@@ -106,7 +110,9 @@ def crf_decode(potentials, transition_params, sequence_length):
     Returns:
       (tags: int32 [batch, time], 0 after the end; scores: [batch]).
     """
-    lengths = tf.cast(sequence_length, tf.int32)
+    lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)  # the first tag of an empty sequence stays, as in 1.15
+    if potentials.shape[1] == 1:
+        return tf.argmax(potentials, 2, output_type=tf.int32), tf.reduce_max(potentials, [1, 2])
     time_major = tf.transpose(potentials, [1, 0, 2])
     steps, batch = tf.shape(time_major)[0], tf.shape(time_major)[1]
     nowhere = tf.broadcast_to(tf.range(tf.shape(potentials)[2])[None], [batch, tf.shape(potentials)[2]])

@@ -14,6 +14,8 @@ def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
     """Operations of a graph, an operation, or a list of them."""
     if isinstance(ops, tf.Graph):
         return ops.get_operations()
+    if isinstance(ops, (list, tuple)) and not ignore_ts and not all(isinstance(op, tf.Operation) for op in ops):
+        raise TypeError(f"make_list_of_op: expected operations; got {ops}. Write tensor.op for the one that makes it.")
     ops = tf.nest.flatten(list(ops) if isinstance(ops, (list, tuple, set)) else ops)
     return [op for op in ops if isinstance(op, tf.Operation)] if ignore_ts else [
         op if isinstance(op, tf.Operation) else op.op for op in ops
@@ -73,7 +75,7 @@ def select_ts(*args, graph=None, positive_filter=None, **_):
 
 
 def _walk(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
-    seeds = make_list_of_op(seeds)
+    seeds = [each if isinstance(each, tf.Operation) else each.op for each in tf.nest.flatten(seeds)]
     limits = None if within_ops is None else set(make_list_of_op(within_ops))
     stops = set(make_list_of_op(stop_at or []))
 
@@ -102,7 +104,9 @@ def get_backward_walk_ops(
 def get_forward_walk_ops(
     seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_outputs=None
 ):
-    """Operations that depend on the seeds, in waves from the seeds."""
+    """Operations that depend on the seeds (operations, or tensors for their readers), in waves from the seeds."""
+    if tf.is_tensor(seed_ops) or (isinstance(seed_ops, (list, tuple)) and all(map(tf.is_tensor, seed_ops))):
+        seed_ops = list(dict.fromkeys(op for tensor in make_list_of_t(seed_ops) for op in tensor.consumers()))
     stops = {id(tensor) for tensor in stop_at_ts}
 
     def after(op):
@@ -152,8 +156,10 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
     """
     may = None if can_modify is None else set(make_list_of_op(can_modify))
     may_not = set(make_list_of_op(cannot_modify or []))
-    count = 0
-    for new, old in zip(make_list_of_t(ts0), make_list_of_t(ts1)):
+    count, news, olds = 0, make_list_of_t(ts0), make_list_of_t(ts1)
+    if len(news) != len(olds):
+        raise ValueError(f"reroute_ts: ts0 and ts1 have to be as long as each other; got {len(news)} and {len(olds)}.")
+    for new, old in zip(news, olds):
         for reader in set(old.consumers()):
             if reader in may_not or (may is not None and reader not in may):
                 continue
@@ -166,11 +172,12 @@ def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
 
 def swap_ts(ts0, ts1, can_modify=None, cannot_modify=None):
     """Lets the readers of both change sides."""
-    firsts, seconds = make_list_of_t(ts0), make_list_of_t(ts1)
+    firsts, seconds, count = make_list_of_t(ts0), make_list_of_t(ts1), 0
     readers = [(set(first.consumers()), set(second.consumers())) for first, second in zip(firsts, seconds)]
     for first, second, (of_first, of_second) in zip(firsts, seconds, readers):
-        reroute_ts(first, second, list(of_second), cannot_modify)
-        reroute_ts(second, first, list(of_first - of_second), cannot_modify)
+        count += reroute_ts(first, second, list(of_second), cannot_modify)
+        count += reroute_ts(second, first, list(of_first - of_second), cannot_modify)
+    return count
 
 
 class SubGraphView:
@@ -263,8 +270,8 @@ def copy(sgv, dst_graph=None, dst_scope="", src_scope="", reuse_dst_scope=False)
 class TransformerInfo:
     """What became of operations and tensors."""
 
-    def __init__(self, copies):
-        self._copies = copies
+    def __init__(self, info):
+        self._copies = info
 
     def transformed(self, original, missing_fn=None):
         """The copy of an operation or tensor (or what `missing_fn` says)."""
@@ -278,12 +285,20 @@ def graph_replace(target_ts, replacement_ts, dst_scope="", src_scope="", reuse_d
     """Tensors computed again from replaced ones.
 
     Args:
-      target_ts: a tensor or a list of them.
+      target_ts: a tensor, or a list or dict of them.
       replacement_ts: dict from tensor to the one in its place.
+
+    Raises:
+      ValueError: no target depends on a replaced tensor.
     """
+    if isinstance(target_ts, dict):
+        found = graph_replace(list(target_ts.values()), replacement_ts, dst_scope, src_scope, reuse_dst_scope)
+        return dict(zip(target_ts, found))
     starts = set(get_forward_walk_ops([key.op for key in replacement_ts], inclusive=False))
     targets = make_list_of_t(target_ts)
     between = [op for op in get_backward_walk_ops([each.op for each in targets]) if op in starts]
+    if not between:
+        raise ValueError("graph_replace: the targets do not depend on the tensors that are to be replaced.")
     _, info = copy_with_input_replacements(between, replacement_ts, None, dst_scope, src_scope, reuse_dst_scope)
     found = [info.transformed(each, lambda original: original) for each in targets]
     return found if isinstance(target_ts, (list, tuple)) else found[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -146,7 +148,10 @@ def random_hsv_in_yiq(
         )  # fmt: skip
 
 
-def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name=None):
+BipartiteMatch = collections.namedtuple("BipartiteMatch", ("row_to_col_match_indices", "col_to_row_match_indices"))
+
+
+def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name="bipartite_match"):
     """Greedy matching of rows and columns by smallest distance.
 
     Args:
@@ -155,7 +160,7 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name=None):
       top_k: matches at most; below 0 as many as there are.
 
     Returns:
-      (column of each row, row of each column): int32, -1 where there is none.
+      `BipartiteMatch(row_to_col_match_indices, col_to_row_match_indices)`: int32, -1 where there is none.
     """
     with tf.name_scope(name, "bipartite_match"):
         distance = tf.convert_to_tensor(distance_mat, tf.float32)
@@ -179,7 +184,9 @@ def bipartite_match(distance_mat, num_valid_rows, top_k=-1, name=None):
 
         start = (tf.constant(0), distance, tf.fill([rows], -1), tf.fill([columns], -1))
         _, _, of_rows, of_columns = tf.while_loop(lambda done, *_: done < count, match, start)
-        return of_rows, of_columns
+        of_rows.set_shape(distance.shape[:1])
+        of_columns.set_shape(distance.shape[1:])
+        return BipartiteMatch(of_rows, of_columns)
 
 
 def dense_image_warp(image, flow, name="dense_image_warp"):
@@ -202,17 +209,45 @@ def sparse_image_warp(
     )  # fmt: skip
 
 
-def interpolate_spline(train_points, train_values, query_points, order, regularization_weight=0.0, name=None):
+def interpolate_spline(
+    train_points, train_values, query_points, order, regularization_weight=0.0, name="interpolate_spline"
+):
     """Values of a polyharmonic spline through training points at query points."""
     import tensorflow_addons as tfa
 
-    return tfa.image.interpolate_spline(
-        train_points, train_values, query_points, order, regularization_weight, name or "interpolate_spline"
-    )
+    return tfa.image.interpolate_spline(train_points, train_values, query_points, order, regularization_weight, name)
 
 
 def connected_components(images):
-    """Components of equal non-zero neighbours, numbered from 1: int64 of the images' shape."""
-    import tensorflow_addons as tfa
+    """Components of equal non-zero neighbours, numbered from 1 over all images: int32 of [batch, ...] or one image.
 
-    return tfa.image.connected_components(images)
+    Their order is that of their first pixels: each pixel takes the smallest number around it until all stay.
+    """
+    images = tf.convert_to_tensor(images)
+    batch = images[None] if images.shape.rank == 2 else images
+    size = tf.size(batch, out_type=tf.int64)
+    places = tf.reshape(tf.range(size), tf.shape(batch))
+    background = tf.equal(batch, tf.zeros_like(batch))
+    around = ((0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0))
+
+    def beside(tensor, fill):
+        height, width = tf.shape(tensor)[1], tf.shape(tensor)[2]
+        for top, bottom, left, right in around:
+            padded = tf.pad(tensor, [[0, 0], [top, bottom], [left, right]], constant_values=fill)
+            yield padded[:, bottom : bottom + height, right : right + width]
+
+    is_inside = [tf.equal(each, tf.ones_like(each)) for each in beside(tf.ones_like(places), 0)]
+    codes = tf.cast(batch, tf.int32) if batch.dtype == tf.bool else batch
+    joined = [tf.equal(each, codes) & inside for each, inside in zip(beside(codes, 0), is_inside)]
+
+    def spread(labels, _):
+        new = labels
+        for each, may in zip(beside(labels, 0), joined):
+            new = tf.where(may, tf.minimum(new, each), new)
+        return new, tf.reduce_any(tf.not_equal(new, labels))
+
+    labels, _ = tf.while_loop(lambda _, moved: moved, spread, (places, tf.constant(True)))
+    is_first = tf.reshape(tf.equal(labels, places) & ~background, [-1])
+    numbers = tf.gather(tf.cumsum(tf.cast(is_first, tf.int32)), labels)
+    found = tf.where(background, tf.zeros_like(numbers), numbers)
+    return found[0] if images.shape.rank == 2 else found

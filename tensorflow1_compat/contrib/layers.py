@@ -16,15 +16,7 @@ from tf_slim.ops.variables import model_variable
 from tensorflow1_compat.contrib.slim import patches
 
 feature_column = tf.feature_column
-safe_embedding_lookup_sparse = tf.nn.safe_embedding_lookup_sparse
-sparse_column_with_keys = tf.feature_column.categorical_column_with_vocabulary_list
-sparse_column_with_vocabulary_file = tf.feature_column.categorical_column_with_vocabulary_file
-shared_embedding_columns = tf.feature_column.shared_embedding_columns
-weighted_sparse_column = tf.feature_column.weighted_categorical_column
-embedding_column = tf.feature_column.embedding_column
-one_hot_column = tf.feature_column.indicator_column
 bucketized_column = tf.feature_column.bucketized_column
-crossed_column = tf.feature_column.crossed_column
 create_feature_spec_for_parsing = tf.feature_column.make_parse_example_spec
 utils = tf_slim.layers.utils
 
@@ -32,6 +24,75 @@ utils = tf_slim.layers.utils
 def real_valued_column(column_name, dimension=1, default_value=None, dtype=tf.float32, normalizer=None):
     """A numeric feature of `dimension` values (None, for a whole variable-length row, is not supported here)."""
     return tf.feature_column.numeric_column(column_name, (dimension or 1,), default_value, dtype, normalizer)
+
+
+def safe_embedding_lookup_sparse(
+    embedding_weights, sparse_ids, sparse_weights=None, combiner=None, default_id=None, name=None,
+    partition_strategy="div", max_norm=None,
+):  # fmt: skip
+    """`tf.nn.safe_embedding_lookup_sparse`; the combiner None is "mean"."""
+    return tf.nn.safe_embedding_lookup_sparse(
+        embedding_weights,
+        sparse_ids,
+        sparse_weights,
+        combiner or "mean",
+        default_id,
+        name,
+        partition_strategy,
+        max_norm,
+    )
+
+
+def sparse_column_with_keys(column_name, keys, default_value=-1, combiner="sum", dtype=tf.string):
+    """A categorical feature whose values are in a list."""
+    return tf.feature_column.categorical_column_with_vocabulary_list(column_name, keys, dtype, default_value)
+
+
+def sparse_column_with_vocabulary_file(
+    column_name, vocabulary_file, num_oov_buckets=0, vocab_size=None, default_value=-1, combiner="sum", dtype=tf.string
+):
+    """A categorical feature whose values are the lines of a file."""
+    return tf.feature_column.categorical_column_with_vocabulary_file(
+        column_name, vocabulary_file, vocab_size, num_oov_buckets, None if num_oov_buckets else default_value, dtype
+    )
+
+
+def crossed_column(
+    columns, hash_bucket_size, combiner="sum", ckpt_to_load_from=None, tensor_name_in_ckpt=None, hash_key=None
+):
+    """A categorical feature whose values are combinations of those of others."""
+    return tf.feature_column.crossed_column(list(columns), hash_bucket_size, hash_key)
+
+
+def one_hot_column(sparse_id_column):
+    """A categorical feature as numbers of occurrences."""
+    return tf.feature_column.indicator_column(sparse_id_column)
+
+
+def embedding_column(
+    sparse_id_column, dimension, combiner="mean", initializer=None, ckpt_to_load_from=None, tensor_name_in_ckpt=None,
+    max_norm=None, trainable=True,
+):  # fmt: skip
+    """A categorical feature as rows of a table."""
+    return tf.feature_column.embedding_column(
+        sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
+    )
+
+
+def weighted_sparse_column(sparse_id_column, weight_column_name, dtype=tf.float32):
+    """A categorical feature with a weight for each value."""
+    return tf.feature_column.weighted_categorical_column(sparse_id_column, weight_column_name, dtype)
+
+
+def shared_embedding_columns(
+    sparse_id_columns, dimension, combiner="mean", shared_embedding_name=None, initializer=None, ckpt_to_load_from=None,
+    tensor_name_in_ckpt=None, max_norm=None, trainable=True,
+):  # fmt: skip
+    """Embeddings of several categorical features in one table."""
+    return tf.feature_column.shared_embedding_columns(
+        sparse_id_columns, dimension, combiner, initializer, shared_embedding_name, ckpt_to_load_from,
+        tensor_name_in_ckpt, max_norm, trainable,
+    )  # fmt: skip
 
 
 def sparse_column_with_hash_bucket(column_name, hash_bucket_size, combiner="sum", dtype=tf.string, hash_keys=None):
@@ -45,10 +106,20 @@ def sparse_column_with_integerized_feature(column_name, bucket_size, combiner="s
 
 
 def input_from_feature_columns(
-    columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None
+    columns_to_tensors, feature_columns, weight_collections=None, trainable=True, scope=None, cols_to_outs=None
 ):
-    """Dense features of all columns side by side: a float tensor [batch, sum of widths]."""
-    with tf.variable_scope(scope, "input_from_feature_columns"):
+    """Dense features of all columns side by side: a float tensor [batch, sum of widths].
+
+    Graph: `<scope>/<column>_embedding/weights` for each embedding.
+    """
+
+    def renamed(getter, name, *arguments, **options):
+        name = name.replace("/input_layer/", "/").replace("_embedding/embedding_weights", "_embedding/weights")
+        return getter(name, *arguments, **options)
+
+    if cols_to_outs is not None:
+        raise ValueError("input_from_feature_columns: cols_to_outs is not available here; leave it out.")
+    with tf.variable_scope(scope, "input_from_feature_columns", custom_getter=renamed):
         return tf.feature_column.input_layer(columns_to_tensors, feature_columns, weight_collections, trainable)
 
 
@@ -100,12 +171,17 @@ def bow_encoder(
     ids, vocab_size, embed_dim, sparse_lookup=True, initializer=None, regularizer=None,
     trainable=True, scope=None, reuse=None,
 ):  # fmt: skip
-    """The mean of a document's word embeddings: float32 [batch, embed_dim] of `ids` [batch, time]."""
+    """The mean of a document's word embeddings: float32 [batch, embed_dim] of `ids` [batch, time].
+
+    With `sparse_lookup`, ids of 0 are padding and not counted.
+    """
     with tf.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
         table = model_variable(
             "embeddings", shape=[vocab_size, embed_dim],
             initializer=initializer or xavier_initializer(), regularizer=regularizer, trainable=trainable,
         )  # fmt: skip
+        if sparse_lookup and not isinstance(ids, tf.SparseTensor):
+            ids = dense_to_sparse(ids)
         if isinstance(ids, tf.SparseTensor):
             return tf.nn.safe_embedding_lookup_sparse([table], ids, None, combiner="mean")
         return tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)

@@ -22,7 +22,7 @@ from npu_bridge.base.tf_internals.contrib import lookup_ops
 
 FastHashSpec = lookup_ops().FastHashSpec
 LookupInterface = tf.lookup.StaticHashTable.__mro__[-3]
-index_table_from_file = string_to_index_table_from_file = lookup_ops().index_table_from_file
+index_table_from_file = lookup_ops().index_table_from_file
 MutableHashTable = tf.lookup.experimental.MutableHashTable
 MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
 
@@ -41,6 +41,13 @@ def index_to_string_table_from_tensor(mapping=None, default_value="UNK", name=No
     return lookup_ops().index_to_string_table_from_tensor(
         vocabulary_list if mapping is None else mapping, default_value, name
     )
+
+
+def string_to_index_table_from_file(
+    vocabulary_file=None, num_oov_buckets=0, vocab_size=None, default_value=-1, hasher_spec=FastHashSpec, name=None
+):
+    """`index_table_from_file` of strings."""
+    return index_table_from_file(vocabulary_file, num_oov_buckets, vocab_size, default_value, hasher_spec, name=name)
 
 
 def string_to_index_table_from_tensor(

@@ -11,6 +11,7 @@ import logging
 import tensorflow.compat.v1 as tf
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.contrib import moving_average_step
 from npu_bridge.base.tf_internals.graphs import update_input
 
 _QUANTIZABLE = ("Conv2D", "MatMul", "DepthwiseConv2dNative")
@@ -111,19 +112,19 @@ def _quantize_output(op, context, bits, is_training, quant_delay, symmetric):
             say_once(logging.WARNING, "tf.contrib.quantize: batch norms are not folded into the weights before them.")
         last = after[0]
     tensor, readers = last.outputs[0], list(last.outputs[0].consumers())
-    if not readers or tensor.dtype != tf.float32:
+    if tensor.dtype != tf.float32:
         return
     scope = f"{context}/act_quant"
-    low, high = _range(scope, -6.0, 6.0, is_training)
-    with tf.name_scope(f"{scope}/"):
+    low, high = _range(scope, 0.0, 6.0, is_training)
+    with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, use_resource=False):
         if is_training:
             smallest = tf.minimum(tf.reduce_min(tensor), 0.0)
             largest = tf.maximum(tf.reduce_max(tensor), 0.0)
             if symmetric:
                 largest = tf.maximum(largest, -smallest)
                 smallest = -largest
-            low = tf.assign_sub(low, (low - smallest) * 0.001, name="AssignMinEma")
-            high = tf.assign_sub(high, (high - largest) * 0.001, name="AssignMaxEma")
+            low = moving_average_step(low, smallest, 0.999, "AssignMinEma")
+            high = moving_average_step(high, largest, 0.999, "AssignMaxEma")
         rounded = tf.quantization.fake_quant_with_min_max_vars(tensor, low, high, num_bits=bits)
         rounded = _delayed(tensor, rounded, quant_delay if is_training else None)
     for reader in readers:

@@ -20,6 +20,22 @@ def _():
     expect(shape.as_list() == [None, 3], f"the shape is {shape}")
 
 
+@canary_of(contrib.accept_whole_floats)
+def _():
+    contrib.accept_whole_floats()
+    expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
+
+
+@canary_of(contrib.moving_average_step)
+def _():
+    with tf.Graph().as_default(), v1.Session() as session:
+        average = v1.get_variable("average", [], initializer=v1.zeros_initializer(), use_resource=False)
+        step = contrib.moving_average_step(average, tf.constant(4.0), 0.5, "step")
+        session.run(v1.global_variables_initializer())
+        expect(session.run(step) == 4.0, "the average begins at zero")
+        expect(len(v1.global_variables()) == 3, "what it is divided by is not in variables")
+
+
 @canary_of(contrib.bounded_tensor_spec)
 def _():
     spec = contrib.bounded_tensor_spec([2], tf.float32, 0.0, 1.0, "spec")

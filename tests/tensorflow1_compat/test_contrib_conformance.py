@@ -1,4 +1,4 @@
-"""Each name of `tf.contrib` does what TensorFlow 1.15 documents. All cases share one process."""
+"""Names of `tf.contrib` that `test_genuine.py` does not compare with TensorFlow 1.15. All cases share one process."""
 
 from __future__ import annotations
 

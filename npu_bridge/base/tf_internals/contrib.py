@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
@@ -15,6 +16,27 @@ def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.constant_value_as_shape(tensor)
+
+
+def accept_whole_floats() -> None:
+    """Lets a size be a whole float, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
+    from tensorflow.python.framework import tensor_shape
+
+    original = tensor_shape.Dimension.__init__
+    if getattr(original, "__wrapped__", None) is None:
+
+        @functools.wraps(original)
+        def whole(self: Any, value: Any) -> None:
+            original(self, int(value) if isinstance(value, float) and value.is_integer() else value)
+
+        tensor_shape.Dimension.__init__ = whole
+
+
+def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:
+    """A step of a moving average that does not begin at zero (`moving_averages.assign_moving_average`, TF 2.15)."""
+    from tensorflow.python.training import moving_averages
+
+    return moving_averages.assign_moving_average(variable, value, decay, name=name)
 
 
 def bounded_tensor_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str | None) -> Any:

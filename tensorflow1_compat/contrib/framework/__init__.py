@@ -57,13 +57,29 @@ from tensorflow1_compat.contrib.framework.tensor_util import (
 from tensorflow1_compat.contrib.slim import patches
 
 argsort = tf.argsort
-init_from_checkpoint = tf.train.init_from_checkpoint
-list_variables = tf.train.list_variables
-load_checkpoint = tf.train.load_checkpoint
-load_variable = tf.train.load_variable
 sort = tf.sort
 CriticalSection = tf.CriticalSection
 TensorSpec = tf.TensorSpec
+
+
+def init_from_checkpoint(checkpoint_dir, assignment_map):
+    """`tf.train.init_from_checkpoint`."""
+    return tf.train.init_from_checkpoint(checkpoint_dir, assignment_map)
+
+
+def list_variables(checkpoint_dir):
+    """(name, shape) of each variable in a checkpoint."""
+    return tf.train.list_variables(checkpoint_dir)
+
+
+def load_checkpoint(filepattern):
+    """A reader of a checkpoint."""
+    return tf.train.load_checkpoint(filepattern)
+
+
+def load_variable(checkpoint_dir, name):
+    """The value of a variable in a checkpoint."""
+    return tf.train.load_variable(checkpoint_dir, name)
 
 
 def BoundedTensorSpec(shape, dtype, minimum, maximum, name=None):
@@ -82,11 +98,11 @@ def smart_constant_value(pred):
 
 
 def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantized, op_name, op_type):
-    """A graph whose nodes between inputs and outputs are one node of another type.
+    """A graph whose nodes between inputs and outputs are one node of another type, which the outputs read.
 
     Args:
       graph_def: the GraphDef; it stays as it is.
-      input_nodes, output_nodes: names at the border; the inputs stay, the outputs are replaced.
+      input_nodes, output_nodes: names at the border, which stay.
       output_dtypes: types of the outputs, in their order (attribute `_output_types`).
       output_quantized: attribute `_output_quantized`.
       op_name, op_type: of the new node.
@@ -100,7 +116,8 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
         names = [reference.split(":")[0].lstrip("^") for reference in references]
         return [name for name in names if name not in input_nodes]
 
-    inside = set(_search(inner(output_nodes), lambda name: inner(nodes[name].input)))
+    start = [name for output in output_nodes for name in inner(nodes[output].input)]
+    inside = set(_search(start, lambda name: inner(nodes[name].input)))
     fused = tf.NodeDef(name=op_name, op=op_type, input=list(input_nodes))
     fused.attr["_output_types"].list.type.extend(tf.as_dtype(each).as_datatype_enum for each in output_dtypes)
     fused.attr["_output_quantized"].b = output_quantized
@@ -111,10 +128,9 @@ def fuse_op(graph_def, input_nodes, output_nodes, output_dtypes, output_quantize
         if node.name not in inside:
             kept = made.node.add()
             kept.CopyFrom(node)
-            for place, name in enumerate(kept.input):
-                if name.split(":")[0] in output_nodes:
-                    port = output_nodes.index(name.split(":")[0])
-                    kept.input[place] = f"{op_name}:{port}" if port else op_name
+            if node.name in output_nodes:
+                port = output_nodes.index(node.name)
+                kept.input[:] = [f"{op_name}:{port}" if port else op_name]
     return made
 
 

@@ -22,7 +22,11 @@ def assert_scalar_int(tensor, name=None):
 def convert_to_tensor_or_sparse_tensor(value, dtype=None, name=None):
     """A Tensor, or the SparseTensor that `value` is."""
     if isinstance(value, (tf.SparseTensor, tf.SparseTensorValue)):
-        return tf.SparseTensor.from_value(value) if isinstance(value, tf.SparseTensorValue) else value
+        value = tf.SparseTensor.from_value(value) if isinstance(value, tf.SparseTensorValue) else value
+        if dtype is not None and tf.as_dtype(dtype) != value.dtype:
+            raise RuntimeError("convert_to_tensor_or_sparse_tensor: the sparse tensor has another type. Expected "
+                               f"{tf.as_dtype(dtype).name}; got {value.dtype.name}.")  # fmt: skip
+        return value
     return tf.convert_to_tensor(value, dtype, name)
 
 
@@ -43,7 +47,13 @@ def remove_squeezable_dimensions(predictions, labels, name=None):
 def with_shape(expected_shape, tensor):
     """The tensor, checked to have this shape now where that is known, else when it is computed."""
     tensor = tf.convert_to_tensor(tensor)
-    static = tf.TensorShape(tf.get_static_value(expected_shape) if tf.is_tensor(expected_shape) else expected_shape)
+    try:
+        expected_shape = tf.convert_to_tensor(expected_shape, name="shape")
+    except TypeError as error:
+        raise ValueError(f"with_shape: the shape of {tensor.name} has to be whole numbers; {error}") from None
+    if not expected_shape.dtype.is_integer:
+        raise ValueError(f"with_shape: the shape of {tensor.name} has to be whole numbers; got {expected_shape}.")
+    static = contrib.constant_shape(tf.cast(expected_shape, tf.int32))
     if not tensor.shape.is_compatible_with(static):
         raise ValueError(f"with_shape: {tensor.name} has the wrong shape. Expected {static}; got {tensor.shape}.")
     if static.is_fully_defined() and tensor.shape.is_fully_defined():

@@ -140,7 +140,7 @@ def _unless_all_zero(update):
 
 
 def clip_gradients_by_global_norm(gradients_variables, clip_norm=20.0):
-    """(gradient, variable) pairs with the gradients clipped by their global norm, None left out."""
+    """((gradient, variable) pairs with the gradients clipped by their global norm, that norm); None stays."""
     gradients, variables = zip(*gradients_variables)
-    clipped, _ = tf.clip_by_global_norm(gradients, clip_norm)
-    return list(zip(clipped, variables))
+    clipped, norm = tf.clip_by_global_norm(gradients, clip_norm)
+    return list(zip(clipped, variables)), norm

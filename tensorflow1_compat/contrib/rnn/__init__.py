@@ -1,13 +1,6 @@
 """`tf.contrib.rnn`: cells, wrappers and loops of recurrent networks, with the variable names of TensorFlow 1.15."""
 
-from keras.src.layers.rnn.legacy_cells import LayerRNNCell
-from tensorflow.compat.v1.nn import (
-    bidirectional_dynamic_rnn,
-    static_bidirectional_rnn,
-    static_rnn,
-    static_state_saving_rnn,
-)
-from tensorflow.compat.v1.nn.rnn_cell import (
+from keras.api._v1.keras.__internal__.legacy.rnn_cell import (
     BasicLSTMCell,
     BasicRNNCell,
     DeviceWrapper,
@@ -18,6 +11,13 @@ from tensorflow.compat.v1.nn.rnn_cell import (
     MultiRNNCell,
     ResidualWrapper,
     RNNCell,
+)
+from keras.src.layers.rnn.legacy_cells import LayerRNNCell
+from tensorflow.compat.v1.nn import (
+    bidirectional_dynamic_rnn,
+    static_bidirectional_rnn,
+    static_rnn,
+    static_state_saving_rnn,
 )
 
 from tensorflow1_compat.contrib.rnn.blocks import (

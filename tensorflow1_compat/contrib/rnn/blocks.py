@@ -58,7 +58,8 @@ class LSTMBlockCell(_LSTMBlock, _TwoStates):
             i, f = i + before * w_ci, f + before * w_cf
         c = tf.sigmoid(f + self._forget_bias) * before + tf.sigmoid(i) * tf.tanh(new)
         if self._cell_clip > 0:
-            c = tf.clip_by_value(c, -self._cell_clip, self._cell_clip)
+            # As that of the kernel, the gradient does not see the bound.
+            c = tf.grad_pass_through(lambda cell: tf.clip_by_value(cell, -self._cell_clip, self._cell_clip))(c)
         if self._use_peephole:
             o = o + c * w_co
         h = tf.sigmoid(o) * tf.tanh(c)

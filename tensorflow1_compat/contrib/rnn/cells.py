@@ -74,8 +74,7 @@ class LayerNormBasicLSTMCell(_TwoStates):
         kernel = tf.get_variable("kernel", [both.shape[-1], 4 * self._num_units], both.dtype)
         gates = tf.matmul(both, kernel)
         if not self._has_norm:
-            bias = tf.get_variable("bias", [4 * self._num_units], both.dtype, initializer=tf.zeros_initializer())
-            gates = tf.nn.bias_add(gates, bias)
+            gates = tf.nn.bias_add(gates, tf.get_variable("bias", [4 * self._num_units], both.dtype))
         i, j, f, o = tf.split(gates, 4, axis=1)
         if self._has_norm:
             scopes = ((i, "input"), (j, "transform"), (f, "forget"), (o, "output"))
@@ -91,7 +90,7 @@ class LayerNormBasicLSTMCell(_TwoStates):
 
 
 class CoupledInputForgetGateLSTMCell(_TwoStates):
-    """LSTM whose input gate is one minus its forget gate; gates j, f, o in `kernel` and `bias`."""
+    """LSTM whose input gate is one minus its forget gate; gates j, f, o in `W_<shard>` and `B`."""
 
     def __init__(
         self, num_units, use_peepholes=False, initializer=None, num_proj=None, proj_clip=None, num_unit_shards=1,
@@ -99,39 +98,54 @@ class CoupledInputForgetGateLSTMCell(_TwoStates):
         norm_gain=1.0, norm_shift=0.0,
     ):  # fmt: skip
         super().__init__(_reuse=reuse)
-        if not state_is_tuple or num_unit_shards != 1 or num_proj_shards != 1:
-            raise ValueError("CoupledInputForgetGateLSTMCell: state_is_tuple=False and shards are not available here.")
+        self._is_tuple, self._shards, self._projection_shards = state_is_tuple, num_unit_shards, num_proj_shards
         self._num_units, self._use_peepholes, self._initializer = num_units, use_peepholes, initializer
         self._num_proj, self._proj_clip, self._forget_bias = num_proj, proj_clip, forget_bias
         self._activation, self._has_norm, self._gain, self._shift = activation, layer_norm, norm_gain, norm_shift
 
+    @property
+    def state_size(self):
+        sizes = super().state_size
+        return sizes if self._is_tuple else sum(sizes)
+
     def call(self, inputs, state):
         """(output, new state)."""
-        c, h = state
+        c, h = state if self._is_tuple else tf.split(state, [self._num_units, self.output_size], 1)
+        with tf.variable_scope(tf.get_variable_scope(), initializer=self._initializer):
+            return self._step(inputs, c, h)
+
+    def _step(self, inputs, c, h):
         units, both = self._num_units, tf.concat([inputs, h], 1)
-        kernel = tf.get_variable("kernel", [both.shape[-1], 3 * units], both.dtype, initializer=self._initializer)
-        gates = tf.matmul(both, kernel)
+        gates = tf.matmul(both, _sharded("W", [both.shape[-1], 3 * units], both.dtype, self._shards))
+        bias = tf.get_variable("B", [3 * units], both.dtype, initializer=tf.zeros_initializer())
         if not self._has_norm:
-            gates += tf.get_variable("bias", [3 * units], both.dtype, initializer=tf.zeros_initializer())
+            gates = tf.nn.bias_add(gates, bias)
         j, f, o = tf.split(gates, 3, axis=1)
         if self._has_norm:
             scopes = ((j, "transform"), (f, "forget"), (o, "output"))
             j, f, o = (_layer_norm(gate, scope, self._gain, self._shift) for gate, scope in scopes)
         if self._use_peepholes:
-            f += tf.get_variable("w_f_diag", [units], both.dtype) * c
+            f += tf.get_variable("W_F_diag", [units], both.dtype) * c
         forget = tf.sigmoid(f + self._forget_bias)
         c = forget * c + (1 - forget) * self._activation(j)
         if self._has_norm:
             c = _layer_norm(c, "state", self._gain, self._shift)
         if self._use_peepholes:
-            o += tf.get_variable("w_o_diag", [units], both.dtype) * c
+            o += tf.get_variable("W_O_diag", [units], both.dtype) * c
         h = tf.sigmoid(o) * self._activation(c)
         if self._num_proj is not None:
-            with tf.variable_scope("projection"):
-                h = tf.matmul(h, tf.get_variable("kernel", [units, self._num_proj], both.dtype))
+            h = tf.matmul(h, _sharded("W_P", [units, self._num_proj], both.dtype, self._projection_shards))
             if self._proj_clip is not None:
                 h = tf.clip_by_value(h, -self._proj_clip, self._proj_clip)
-        return h, LSTMStateTuple(c, h)
+        return h, LSTMStateTuple(c, h) if self._is_tuple else tf.concat([c, h], 1)
+
+
+def _sharded(name, shape, dtype, shards):
+    """A matrix whose rows are in variables of about the same size, `<name>_0` and so on."""
+    rows = tf.compat.dimension_value(shape[0])
+    sizes = [rows // shards + (place < rows % shards) for place in range(shards)]
+    parts = [tf.get_variable(f"{name}_{place}", [size, *shape[1:]], dtype) for place, size in enumerate(sizes)]
+    return parts[0] if shards == 1 else tf.concat(parts, 0)
 
 
 class NASCell(_TwoStates):
@@ -218,7 +232,7 @@ class SRUCell(_OneState):
 
 
 class IndRNNCell(_OneState):
-    """Units that see only themselves over time (Li and others): `kernel_w`, `recurrent_kernel_u`, `bias`."""
+    """Units that see only themselves over time (Li and others): `kernel_w`, `kernel_u`, `bias`."""
 
     def __init__(self, num_units, activation=None, reuse=None, name=None, dtype=None):
         super().__init__(_reuse=reuse, name=name, dtype=dtype)
@@ -228,7 +242,7 @@ class IndRNNCell(_OneState):
         width = tf.compat.dimension_value(inputs_shape[1])
         self._kernel_w = self.add_variable("kernel_w", [width, self._num_units])
         bounds = tf.random_uniform_initializer(-1.0, 1.0)
-        self._kernel_u = self.add_variable("recurrent_kernel_u", [1, self._num_units], initializer=bounds)
+        self._kernel_u = self.add_variable("kernel_u", [1, self._num_units], initializer=bounds)
         self._bias = self.add_variable("bias", [self._num_units], initializer=tf.zeros_initializer())
         self.built = True
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import abc
-import functools
 
 import tensorflow.compat.v1 as tf
 
 
-def transpose_batch_time(tensor):
-    """[batch, time, ...] as [time, batch, ...]; tensors of a lower rank as they are."""
-    if tensor.shape.rank is not None and tensor.shape.rank < 2:
-        return tensor
-    if tensor.shape.rank is None:
-        return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+def transpose_batch_time(x):
+    """[batch, time, ...] as [time, batch, ...]; tensors of a lower or unknown rank as they are."""
+    if x.shape.rank is None or x.shape.rank < 2:
+        return x
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def reversed_in_time(tensor, lengths, time_axis=0):
@@ -37,7 +34,12 @@ def stack_bidirectional_rnn(
     Returns:
       (outputs: list of [batch, both widths], final states forward, final states backward: lists over layers).
     """
-    run_layer = functools.partial(tf.nn.static_bidirectional_rnn, sequence_length=sequence_length, dtype=dtype)
+
+    def run_layer(*arguments, **states):
+        return tf.nn.static_bidirectional_rnn(
+            *arguments, sequence_length=sequence_length, dtype=dtype, scope=tf.get_variable_scope(), **states
+        )
+
     return _stacked(
         "stack_bidirectional_rnn", run_layer, cells_fw, cells_bw, inputs, initial_states_fw, initial_states_bw, scope
     )

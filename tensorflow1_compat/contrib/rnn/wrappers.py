@@ -18,11 +18,19 @@ def _projected(tensor, width, activation):
     return activation(result) if activation else result
 
 
+def check_cell(where, cell):
+    """TypeError where something is not a cell, whatever its class."""
+    is_stateful = hasattr(cell, "zero_state") or hasattr(cell, "get_initial_state")
+    if not (hasattr(cell, "output_size") and hasattr(cell, "state_size") and is_stateful and callable(cell)):
+        raise TypeError(f"{where}: cell has to be an RNNCell; got {cell!r} of type {type(cell).__name__}.")
+
+
 class _Wrapper(RNNCell):
     """A cell whose sizes are those of another one."""
 
     def __init__(self, cell, reuse=None):
         super().__init__(_reuse=reuse)
+        check_cell(type(self).__name__, cell)
         self._cell = cell
 
     @property
@@ -55,6 +63,8 @@ class OutputProjectionWrapper(_Wrapper):
 
     def __init__(self, cell, output_size, activation=None, reuse=None):
         super().__init__(cell, reuse)
+        if output_size < 1:
+            raise ValueError(f"OutputProjectionWrapper: output_size has to be at least 1; got {output_size}.")
         self._output_size, self._activation = output_size, activation
 
     @property
@@ -72,6 +82,9 @@ class EmbeddingWrapper(_Wrapper):
 
     def __init__(self, cell, embedding_classes, embedding_size, initializer=None, reuse=None):
         super().__init__(cell, reuse)
+        if embedding_classes < 1 or embedding_size < 1:
+            raise ValueError("EmbeddingWrapper: embedding_classes and embedding_size have to be at least 1; got "
+                             f"{embedding_classes} and {embedding_size}.")  # fmt: skip
         self._classes, self._size, self._initializer = embedding_classes, embedding_size, initializer
 
     def call(self, inputs, state):
@@ -90,18 +103,16 @@ class HighwayWrapper(_Wrapper):
         super().__init__(cell)
         self._couple, self._carry_bias = couple_carry_transform_gates, carry_bias_init
 
-    def call(self, inputs, state):
-        """(output, new state)."""
-        output, state = self._cell(inputs, state)
+    def __call__(self, inputs, state, scope=None):
+        output, state = self._cell(inputs, state, scope=scope)
         return self._highway(inputs, output), state
 
     def _highway(self, inputs, output):
         width = inputs.shape[-1]
 
         def gate(name, bias):
-            with tf.variable_scope(name):
-                weight = tf.get_variable(f"{name}_w", [width, width])
-                offset = tf.get_variable(f"{name}_b", [width], initializer=tf.constant_initializer(bias))
+            weight = tf.get_variable(f"{name}_w", [width, width])
+            offset = tf.get_variable(f"{name}_b", [width], initializer=tf.constant_initializer(bias))
             return tf.sigmoid(tf.nn.xw_plus_b(inputs, weight, offset))
 
         carry = gate("carry", self._carry_bias)
@@ -122,7 +133,8 @@ class CompiledWrapper(_Wrapper):
 class AttentionCellWrapper(_Wrapper):
     """Attention over the last `attn_length` states of a cell.
 
-    State: (the cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]).
+    State: (the cell's state, attention [batch, attn_size], window [batch, attn_size * attn_length]), side by side
+    without `state_is_tuple`.
     """
 
     def __init__(
@@ -131,14 +143,16 @@ class AttentionCellWrapper(_Wrapper):
         super().__init__(cell, reuse)
         if attn_length <= 0:
             raise ValueError(f"AttentionCellWrapper: attn_length has to be at least 1; got {attn_length}.")
-        if not state_is_tuple:
-            raise ValueError("AttentionCellWrapper: state_is_tuple=False is not available here; leave it out.")
+        if tf.nest.is_nested(cell.state_size) and not state_is_tuple:
+            raise ValueError("AttentionCellWrapper: a cell with several states needs state_is_tuple=True.")
+        self._is_tuple = state_is_tuple
         self._length, self._attn_size = attn_length, attn_size or cell.output_size
         self._vec_size, self._input_size = attn_vec_size or self._attn_size, input_size
 
     @property
     def state_size(self):
-        return (self._cell.state_size, self._attn_size, self._attn_size * self._length)
+        sizes = (self._cell.state_size, self._attn_size, self._attn_size * self._length)
+        return sizes if self._is_tuple else sum(sizes)
 
     @property
     def output_size(self):
@@ -149,6 +163,8 @@ class AttentionCellWrapper(_Wrapper):
 
     def call(self, inputs, state):
         """(output, new state)."""
+        if not self._is_tuple:
+            state = tf.split(state, [self._cell.state_size, self._attn_size, self._attn_size * self._length], 1)
         cell_state, attention, window = state
         window = tf.reshape(window, [-1, self._length, self._attn_size])
         width = self._input_size or tf.compat.dimension_value(inputs.shape[1])
@@ -167,4 +183,5 @@ class AttentionCellWrapper(_Wrapper):
         with tf.variable_scope("attn_output_projection"):
             output = _linear(tf.concat([output, attention], 1), self._attn_size, bias=True)
         window = tf.concat([window[:, 1:], output[:, None]], 1)
-        return output, (cell_state, attention, tf.reshape(window, [-1, self._length * self._attn_size]))
+        state = (cell_state, attention, tf.reshape(window, [-1, self._length * self._attn_size]))
+        return output, state if self._is_tuple else tf.concat(state, 1)

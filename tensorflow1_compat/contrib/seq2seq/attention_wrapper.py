@@ -71,6 +71,9 @@ class AttentionWrapper(tf.nn.rnn_cell.RNNCell):
         if attention_layer_size is not None and attention_layer is not None:
             raise ValueError("AttentionWrapper: expected attention_layer_size or attention_layer, not both.")
         count = len(self._attention_mechanisms)
+        if not all(isinstance(each, AttentionMechanism) for each in self._attention_mechanisms):
+            raise TypeError("AttentionWrapper: attention_mechanism has to be an AttentionMechanism, or a list of them; "
+                            f"got {attention_mechanism!r}.")  # fmt: skip
         self._attention_layers = None
         if attention_layer_size is not None:
             sizes = attention_layer_size if isinstance(attention_layer_size, (list, tuple)) else [attention_layer_size]

@@ -7,6 +7,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tensorflow1_compat.contrib.rnn.wrappers import check_cell
 from tensorflow1_compat.contrib.seq2seq.decoder import Decoder
 from tensorflow1_compat.contrib.seq2seq.structure import lookup_in
 
@@ -78,9 +79,16 @@ def gather_tree_from_array(t, parent_ids, sequence_length):
     sorted_beams = gather_tree(own, parent_ids, lengths, end_token=tf.constant(-1))
     mask = tf.transpose(tf.sequence_mask(sequence_length, time), [2, 0, 1])
     sorted_beams = tf.where(mask & (sorted_beams >= 0), sorted_beams, own)
-    shape = tf.shape(t)
-    split = tf.reshape(t, tf.concat([[time, batch, beams], shape[(3 if t.shape.rank > 3 else 2) :]], 0))
-    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), shape)
+    split = tf.reshape(t, [time, batch, beams, -1])
+    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), tf.shape(t))
+
+
+def _attention(cell_state):
+    """Where an `AttentionWrapper` has looked: [batch, beams, time], those of several mechanisms side by side."""
+    if not hasattr(cell_state, "alignments"):
+        raise ValueError("BeamSearchDecoder: coverage_penalty_weight needs a cell that is an AttentionWrapper.")
+    alignments = tf.nest.flatten(cell_state.alignments)
+    return alignments[0] if len(alignments) == 1 else tf.concat(alignments, -1)
 
 
 class BeamSearchDecoder(Decoder):
@@ -94,7 +102,8 @@ class BeamSearchDecoder(Decoder):
       beam_width: sequences.
       output_layer: makes logits of outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
-      coverage_penalty_weight: not available here; 0.0.
+      coverage_penalty_weight: factor of the sum of `log(min(attention, 1))` that is added to scores of ended sequences;
+        the cell is an `AttentionWrapper` then.
 
     `dynamic_decode` gives `FinalBeamSearchDecoderOutput(predicted_ids [batch, time, beams], ...)`.
     """
@@ -103,8 +112,8 @@ class BeamSearchDecoder(Decoder):
         self, cell, embedding, start_tokens, end_token, initial_state, beam_width, output_layer=None,
         length_penalty_weight=0.0, coverage_penalty_weight=0.0, reorder_tensor_arrays=True,
     ):  # fmt: skip
-        if coverage_penalty_weight:
-            raise ValueError("BeamSearchDecoder: coverage_penalty_weight is not available here; leave it out.")
+        check_cell("BeamSearchDecoder", cell)
+        self._coverage_weight = coverage_penalty_weight
         self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
         self._embedding_fn = lookup_in(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
@@ -157,7 +166,8 @@ class BeamSearchDecoder(Decoder):
         )
         state = BeamSearchDecoderState(
             self._initial_cell_state, only_first, self._finished,
-            tf.zeros([self._batch_size, self._beam_width], tf.int64), (),
+            tf.zeros([self._batch_size, self._beam_width], tf.int64),
+            tf.zeros_like(_attention(self._initial_cell_state)) if self._coverage_weight else (),
         )  # fmt: skip
         return self._finished, self._start_inputs, state
 
@@ -189,6 +199,12 @@ class BeamSearchDecoder(Decoder):
         scores = total
         if self._length_penalty_weight:
             scores = total / tf.pow((5.0 + tf.cast(lengths, dtype)) / 6.0, tf.cast(self._length_penalty_weight, dtype))
+        coverage = ()
+        if self._coverage_weight:
+            seen = _attention(cell_state) * tf.cast(tf.logical_not(state.finished), dtype)[:, :, None]
+            coverage = state.accumulated_attention_probs + seen
+            penalty = tf.reduce_sum(tf.log(tf.minimum(coverage, 1.0)), 2) * tf.cast(state.finished, dtype)
+            scores += (penalty * tf.cast(self._coverage_weight, dtype))[:, :, None]
         best, places = tf.nn.top_k(tf.reshape(scores, [batch, -1]), beams)
         best.set_shape([None, beams])
         ids, parents = tf.cast(places % vocabulary, tf.int32), tf.cast(places // vocabulary, tf.int32)
@@ -206,7 +222,8 @@ class BeamSearchDecoder(Decoder):
         new_probs.set_shape(state.log_probs.shape)
         new_state = BeamSearchDecoderState(
             tf.nest.map_structure(of_parents, cell_state), new_probs,
-            tf.logical_or(was_finished, tf.equal(ids, self._end_token)), new_lengths, (),
+            tf.logical_or(was_finished, tf.equal(ids, self._end_token)), new_lengths,
+            tf.nest.map_structure(of_parents, coverage),
         )  # fmt: skip
         return BeamSearchDecoderOutput(best, ids, parents), new_state
 

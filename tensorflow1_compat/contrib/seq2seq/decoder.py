@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from npu_bridge.base.tf_internals.contrib import flatten_up_to
 from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
+from tensorflow1_compat.contrib.rnn.wrappers import check_cell
 from tensorflow1_compat.contrib.seq2seq.structure import rows_where
 
 _transpose_batch_time = transpose_batch_time
@@ -60,6 +61,7 @@ class BasicDecoder(Decoder):
     """
 
     def __init__(self, cell, helper, initial_state, output_layer=None):
+        check_cell("BasicDecoder", cell)
         if not hasattr(helper, "next_inputs"):
             raise TypeError(f"BasicDecoder: helper has to be a Helper; got {type(helper).__name__}.")
         self._cell, self._helper, self._initial_state, self._output_layer = cell, helper, initial_state, output_layer
@@ -74,7 +76,7 @@ class BasicDecoder(Decoder):
         if self._output_layer is not None:
             batched = tf.TensorShape([None]).concatenate(tf.TensorShape(size))
             size = self._output_layer.compute_output_shape(batched)[1:]
-        return BasicDecoderOutput(tf.TensorShape(size), self._helper.sample_ids_shape)
+        return BasicDecoderOutput(size, self._helper.sample_ids_shape)
 
     @property
     def output_dtype(self):
@@ -131,7 +133,7 @@ def dynamic_decode(
         batch = tf.get_static_value(decoder.batch_size)
         arrays = [
             tf.TensorArray(
-                dtype, size=0 if limit is None else limit, dynamic_size=limit is None, clear_after_read=False,
+                dtype, size=0, dynamic_size=True, clear_after_read=False,
                 element_shape=tf.TensorShape([batch]).concatenate(shape),
             )
             for dtype, shape in zip(dtypes, shapes)

@@ -171,14 +171,17 @@ class ScheduledEmbeddingTrainingHelper(TrainingHelper):
 
 
 class ScheduledOutputTrainingHelper(TrainingHelper):
-    """Feeds its own outputs with a probability, else the true inputs."""
+    """Feeds its own outputs with a probability, else the true inputs; `auxiliary_inputs` follow either."""
 
     def __init__(
         self, inputs, sequence_length, sampling_probability, time_major=False, seed=None, next_inputs_fn=None,
         auxiliary_inputs=None, name=None,
     ):  # fmt: skip
+        self._auxiliary_width = 0
         if auxiliary_inputs is not None:
-            raise ValueError("ScheduledOutputTrainingHelper: auxiliary_inputs are not available here; leave them out.")
+            auxiliary_inputs = tf.convert_to_tensor(auxiliary_inputs)
+            self._auxiliary_width = tf.compat.dimension_value(auxiliary_inputs.shape[-1])
+            inputs = tf.concat([inputs, auxiliary_inputs], -1)
         super().__init__(inputs, sequence_length, time_major, name)
         self._probability, self._seed, self._next_inputs_fn = sampling_probability, seed, next_inputs_fn
 
@@ -190,6 +193,8 @@ class ScheduledOutputTrainingHelper(TrainingHelper):
         """See `Helper`."""
         finished, inputs, state = super().next_inputs(time, outputs, state, sample_ids)
         own = outputs if self._next_inputs_fn is None else self._next_inputs_fn(outputs)
+        if self._auxiliary_width:
+            own = tf.concat([own, inputs[:, -self._auxiliary_width :]], -1)
         return finished, rows_where(tf.cast(sample_ids, tf.bool), own, inputs), state
 
 

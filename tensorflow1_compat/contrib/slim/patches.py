@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 
@@ -21,8 +22,16 @@ class _WithNames(types.ModuleType):
         return getattr(self._module, name)
 
 
+def _gradient_of_a_lower_bound(op, grad):
+    """That of `maximum(inputs, bound)`, which also lets inputs below the bound grow; none for the bound."""
+    moves = (op.inputs[0] >= op.inputs[1]) | (grad < 0)
+    return tf.cast(moves, grad.dtype) * grad, None
+
+
 def apply() -> None:
     """Gives the modules of TF-Slim the names they miss; TensorFlow's modules stay as they are."""
+    with contextlib.suppress(KeyError):  # there since the last call
+        tf.RegisterGradient("GDNLowerBound")(_gradient_of_a_lower_bound)  # TF-Slim's `gdn` asks for it by name
     missing = {**modules_with_fewer_names(), variable_scope_module(): ()}
     completed = {
         module: _WithNames(module, {name: getattr(tf, name) for name in names}) for module, names in missing.items()

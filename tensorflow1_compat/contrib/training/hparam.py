@@ -16,8 +16,8 @@ def _parsed(text: str, kind: type, name: str):
     text = text.strip()
     try:
         if kind is bool:
-            words = {"true": True, "1": True, "false": False, "0": False}
-            return words[text.lower()]
+            words = {"true": True, "false": False}
+            return words[text.lower()] if text.lower() in words else bool(int(text))
         return kind(text)
     except (KeyError, ValueError):
         raise ValueError(f"HParams: {name}={text!r} is not a value of type {kind.__name__}.") from None

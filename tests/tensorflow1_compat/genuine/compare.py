@@ -1,0 +1,103 @@
+"""Compares two files of `run.py`: `python compare.py GENUINE.npz HERE.npz` prints every difference."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import numpy as np
+
+from tests.tensorflow1_compat.genuine.results import read
+
+TOLERANCE = 1e-5
+
+
+def differences(genuine, here):
+    """Sentences, one for each thing that differs between two cases; also the largest differences of numbers."""
+    found, largest = [], {"forward": 0.0, "backward": 0.0}
+    if "error" in genuine or "error" in here:
+        expected = genuine.get("error")
+        if here.get("error") not in (expected, "ValueError" if expected == "AssertionError" else expected):
+            found.append(f"genuine: {genuine.get('message', 'no error')}; here: {here.get('message', 'no error')}")
+        return found, largest
+    for name in [*genuine, *(name for name in here if name not in genuine)]:
+        ours, theirs = here.get(name), genuine.get(name)
+        if isinstance(ours, str) or isinstance(theirs, str) or ours is None or theirs is None:
+            if not is_alike(name, theirs, ours):
+                found.append(f"{name}: genuine {short(theirs)}, here {short(ours)}")
+        elif ours.shape != theirs.shape or ours.dtype.kind != theirs.dtype.kind:
+            found.append(f"{name}: genuine {theirs.dtype}{theirs.shape}, here {ours.dtype}{ours.shape}")
+        elif ours.dtype.kind not in "fc":
+            if not np.array_equal(ours, theirs):
+                found.append(f"{name}: genuine {short(theirs)}, here {short(ours)}")
+        else:
+            far = distance(theirs, ours)
+            kind = "backward" if name.startswith("by ") else "forward"
+            largest[kind] = max(largest[kind], far)
+            if not far <= TOLERANCE * (100 if ours.dtype == np.float16 else 1):
+                found.append(f"{name}: genuine {short(theirs)}, here {short(ours)}, relative {far:.1e}")
+    return found, largest
+
+
+def is_alike(name, genuine, here):
+    """Whether two texts say the same; a shape here may be known where that of 1.15 is not, a gradient zero for none."""
+    if isinstance(here, np.ndarray):
+        return isinstance(genuine, str) and genuine == "no gradient" and not here.any()
+    if not isinstance(genuine, str) or here is None:
+        return False
+    if name.startswith("static ") and genuine != here:
+        (kind, shape), (kind_here, shape_here) = genuine.split(" ", 1), here.split(" ", 1)
+        shape, shape_here = ast.literal_eval(shape), ast.literal_eval(shape_here)
+        return kind == kind_here and (shape is None or shape_here is not None and len(shape) == len(shape_here) and all(
+            known in (None, size) for known, size in zip(shape, shape_here)))  # fmt: skip
+    return genuine == here
+
+
+def distance(genuine, here):
+    """The largest difference in parts of the largest absolute value, at least 1; infinite where one is not finite."""
+    genuine, here = genuine.astype(np.float64), here.astype(np.float64)
+    same = (genuine == here) | (np.isnan(genuine) & np.isnan(here))
+    if same.all():
+        return 0.0
+    finite = np.abs(genuine[np.isfinite(genuine)])
+    apart = np.abs(np.where(same, 0, genuine) - np.where(same, 0, here))
+    return float(np.nan_to_num(apart / max(1.0, finite.max() if finite.size else 0), nan=np.inf).max())
+
+
+def signature_problem(genuine, here):
+    """What a call that 1.15 takes would find different here, or None. More arguments at the end are none."""
+    if genuine is None or here is None:
+        return None
+    (theirs, defaults), (ours, defaults_here) = genuine, here
+    theirs = [name for name in theirs if name != "*"]
+    if "*" not in ours and ours[: len(theirs)] != theirs:
+        return f"genuine {theirs}, here {ours}"
+    changed = {name: (value, defaults_here[name]) for name, value in defaults.items() if name in defaults_here}
+    changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
+    return f"defaults, genuine and here: {changed}" if changed else None
+
+
+def short(value):
+    return " ".join(str(value).split())[:160]
+
+
+def main(genuine, here):
+    theirs, ours = read(genuine)["cases"], read(here)["cases"]
+    count, largest = 0, {}
+    for key in theirs:
+        found, far = differences(theirs[key], ours.get(key, {}))
+        module = key.split(".")[0]
+        largest[module] = {kind: max(largest.get(module, far)[kind], far[kind]) for kind in far}
+        if found:
+            count += 1
+            print(f"## {key}")
+            print("\n".join(f"   {each}" for each in found[:8]))
+        if "error" in theirs[key] and not key.rstrip("+").endswith("!"):
+            print(f"## {key}: an error in both: {theirs[key]['message']}")
+    for module, far in largest.items():
+        print(module, {kind: f"{value:.1e}" for kind, value in far.items()})
+    print(len(theirs), "cases,", count, "differ")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
