@@ -147,6 +147,7 @@ NOT_RUN = {
     "make bench": "minutes of benchmarks",
     "python benchmarks/wire.py": "minutes, and needs root",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
+    "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml ".[cpu]"': "needs a network",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "

@@ -146,6 +146,12 @@ def _variables_of_both(files: _Files) -> tuple[dict[str, str], list[str], str]:
             notes.append(f"{len(names_of_one)} variables or slots are in {side} alone: {shown}.")
     if not names:
         raise CannotTell(f"The checkpoints have no variable in common: A has {of_a[:3]}, B has {of_b[:3]}.")
+    alone_a, alone_b = matching.only_a, matching.only_b
+    if len(names) < min(len(alone_a), len(alone_b)):
+        raise CannotTell(
+            f"The checkpoints are of different models: they share {len(names)} variables, {len(alone_a)} are in A "
+            f"alone, such as {alone_a[0]}, and {len(alone_b)} in B alone, such as {alone_b[0]}."
+        )
     for name, other in names.items():
         shapes = {one[name].shape for one in files.a} | {one[other].shape for one in files.b if other in one}
         if len(shapes) > 1:
