@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 from typing import Any, Callable, TextIO
@@ -58,7 +59,8 @@ class FailureHook(tf.estimator.SessionRunHook):
     def _tell(self, session, error: BaseException) -> None:
         step = None
         if self._global_step is not None and not is_remote(session):
-            step = int(run_quietly(session, [self._global_step])[0])
+            with contextlib.suppress(Exception):  # the error may have broken the session, too
+                step = int(run_quietly(session, [self._global_step])[0])
         if self._prepare is not None:
             self._prepare(step)
         report_failure(self._folder, error, step, self._history, self._stream or sys.stdout)

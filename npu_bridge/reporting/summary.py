@@ -59,8 +59,7 @@ def summarize(history: History) -> Summary:
     """Draws the summary from a history, whatever number of sessions it holds."""
     rows = history.rows
     losses = [row.loss for row in rows if row.loss is not None]
-    applied = [row.loss for row in rows if row.loss is not None and not row.skipped]
-    last = (applied or losses)[-LAST_LOSS_STEPS:]
+    last = _last_losses(history)
     return Summary(
         ranks=history.starts[-1].ranks if history.starts else 1,
         steps=rows[-1].step if rows else 0,
@@ -151,7 +150,7 @@ def format_ending(
     place += f" up to step {end}" if start else ""
     about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
-        about.append(f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}")
+        about.append(_losses(history, summary))
     if summary.skipped_steps or summary.loss_scale is not None:
         about.append(f"skipped {format_steps(summary.skipped_steps)}")
     pace = []
@@ -171,6 +170,20 @@ def format_ending(
     lines += [wrap(pace, _COLUMNS)] if pace else []
     lines += [wrap([f"peak memory {memory[0]}", *memory[1:]], _COLUMNS, ", ")] if memory else []
     return lines + ([f"report {pathlib.Path(report).absolute().as_uri()}"] if report else [])
+
+
+def _last_losses(history: History) -> list[float]:
+    """What the last loss is a mean of."""
+    known = [row for row in history.rows if row.loss is not None]
+    applied = [row for row in known if not row.skipped]
+    return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
+
+
+def _losses(history: History, summary: Summary) -> str:
+    """The first loss and the last, which says how many steps it is a mean of."""
+    steps = len(_last_losses(history))
+    of = f" (mean of the last {steps} steps)" if steps > 1 else ""
+    return f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}{of}"
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -111,7 +111,11 @@ def test_02_train(desk):
     assert len(before_first_step(lines, r"^step 1/4")) <= MOST_LINES, lines
     line = r"loss \d.* \| learning rate .* \| loss scale 2\^15 \| skipped 0 steps \| .* steps/s \| .* samples/s"
     assert re.search(line, shown(lines, r"^step 4/4"))
-    for line in (r"^trained 4 steps on 2 ranks in .* \| loss ", r"peak memory .* on rank 0, .* on rank 1"):
+    for line in (
+        r"^trained 4 steps on 2 ranks in ",
+        r"^  loss \d.* -> .* \(mean of the last 4 steps\)",
+        r"peak memory .* on rank 0, .* on rank 1",
+    ):
         shown(lines, line)
     shown(lines, r"^evaluation at step 4 \| loss .* \| accuracy ")
 

@@ -69,10 +69,13 @@ def test_nothing_where_nothing_is_to_be_shown(tmp_path, capsys):
 
 def test_where_the_page_is_comes_as_a_plain_line_below_the_progress(tmp_path, capsys):
     train(tmp_path / "estimator")
-    *_, progress, steps, pace, memory, last = capsys.readouterr().err.splitlines()
-    assert progress.startswith("step 12/12 (100 %)") and re.match(r"trained 12 steps in [\d.]+ m?s \| loss ", steps)
+    lines = capsys.readouterr().err.splitlines()
+    (progress,) = (index for index, line in enumerate(lines) if line.startswith("step 12/12 (100 %)"))
+    *steps, pace, memory, last = lines[progress + 1 :]
+    about = r"trained 12 steps in [\d.]+ m?s \| loss \S+ -> \S+ \(mean of the last 10 steps\) \| skipped 0 steps"
+    assert re.fullmatch(about, " | ".join(line.strip() for line in steps))
     assert re.fullmatch(r"median step [\d.]+ m?s, worst [\d.]+ m?s \| .*", pace)
-    assert re.fullmatch(r"peak memory 0\.\d\d GB on rank 0", memory)
+    assert re.fullmatch(r"peak memory \d\.\d\d GB on rank 0", memory)
     assert last == f"report file://{tmp_path}/estimator/report.html"
     run_steps([ReportHook(str(tmp_path / "a session"))], [3.0, 2.0])
     assert capsys.readouterr().out.splitlines()[-1] == f"report file://{tmp_path}/a%20session/report.html"

@@ -97,8 +97,8 @@ def test_what_a_training_says_at_its_end(history):
     for _ in range(5):
         times.add(0.0981, 1)
     assert "\n".join(format_ending(history, (100, 102), 41.3, times)).splitlines() == [
-        "trained 2 steps on 2 ranks up to step 102 in 41 s | loss 7.9900 -> 7.9850",
-        "  skipped 0 steps",
+        "trained 2 steps on 2 ranks up to step 102 in 41 s",
+        "  loss 7.9900 -> 7.9850 (mean of the last 2 steps) | skipped 0 steps",
         "median step 98 ms, worst 98 ms | 2.00 steps/s",
     ]
     history.note_facts(102, samples_per_step=64, memory_bytes=dict.fromkeys(range(4), 1210000000))
