@@ -14,6 +14,7 @@ __all__ = ["facts_of", "make_page"]
 
 _TITLES = {
     "cannot work": "cannot work here",
+    "needed": "needed, and not here",
     "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
@@ -47,6 +48,7 @@ def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
         if rows:
             lines += ["", f"{title}:"]
             lines += [f"  {each.place}: {each.what}{f': {each.remark}' if each.remark else ''}" for each in rows]
-    count = len(blocks["cannot work"])
-    verdict = f"{count} name(s) or file(s) cannot work." if count else "Nothing was found that cannot work."
-    return "\n".join([*lines, "", verdict])
+    count, needed = len(blocks["cannot work"]), len(blocks["needed"])
+    verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
+    verdict += [f"{needed} package(s) or variable(s) have to be there first."] if needed else []
+    return "\n".join([*lines, "", " ".join(verdict) or "Nothing was found that cannot work."])
