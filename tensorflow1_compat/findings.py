@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import itertools
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,20 +19,25 @@ from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
-from tensorflow1_compat.reading import TAKE_OPTIONS, FileFacts, Use, read_tree
+from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_tree
 from tensorflow1_compat.signatures import complaint_about
-from tensorflow1_compat.tables import MODULES, NAMES
+from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 
 __all__ = ["Finding", "Survey", "survey"]
 
 FATAL = ("cannot work", "needed")  # kinds that stop a script
-_TENSORFLOW = ("tensorflow.", "keras.", "npu_bridge.npu_init.tf.")
+_TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
 _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
 _SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
 _INSTALLED_AS = {
     "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+_KNOWN_TO_WORK = {
+    "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy", "pandas",
+    "scipy", "six", "sklearn", "tensorboard", "tensorflow", "tensorflow_addons", "tensorflow_core",
+    "tensorflow_estimator", "tf_slim", "tqdm",
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
 _TAKES_OPTIONS = re.compile(rf"({'|'.join(TAKE_OPTIONS)})$")
@@ -45,17 +51,24 @@ class Finding(NamedTuple):
       what: the name.
       remark: what it is here, or what to do.
       place: where it is used first.
+      changes_numbers: whether the training has other numbers by it than it has on an NPU, or in float32.
     """
 
     kind: str
     what: str
     remark: str
     place: Place
+    changes_numbers: bool = False
 
     @property
     def is_fatal(self) -> bool:
         """Whether the script cannot work as it is."""
         return self.kind in FATAL
+
+    @property
+    def severity(self) -> str:
+        """What it means for the script: it stops it, changes numbers, or is harmless."""
+        return "stops it" if self.is_fatal else "changes numbers" if self.changes_numbers else "harmless"
 
 
 class Survey(NamedTuple):
@@ -72,7 +85,9 @@ class Survey(NamedTuple):
     findings: list[Finding]
 
 
-def survey(script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = ()) -> Survey:
+def survey(
+    script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = (), of_precision: Iterable[Any] = ()
+) -> Survey:
     """Reads a script and its modules.
 
     Args:
@@ -80,14 +95,16 @@ def survey(script: str, roots: Sequence[str], era: int = 0, options: Iterable[An
       roots: its source tree.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
       options: the options that it may set (`npu_bridge.options.OPTIONS`).
+      of_precision: those of them that change numbers.
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
+    change = {option.name for option in of_precision}
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
     for facts in files:
-        for finding in (*_of_syntax(facts), *_of_options(facts, known), *_of_names(facts, era)):
+        for finding in (*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)):
             found.setdefault((finding.kind, finding.what), finding)
     for finding in (*_of_packages(files, roots), *_of_variables(files)):
         found.setdefault((finding.kind, finding.what), finding)
@@ -151,10 +168,27 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 fix = _INSTALLED_AS.get(package, package)
                 remark = f"it is not installed: pip install {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
+            elif use.is_import and not use.is_guarded and (folder := _folder_of_helper(package)):
+                if folder not in map(os.path.abspath, roots):
+                    remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
+                    yield Finding("needed", f"package {package}", remark, use.place)
+
+
+@functools.cache
+def _folder_of_helper(package: str) -> str | None:
+    """The folder of an installed package that is itself written for TensorFlow 1; None for all others."""
+    spec = importlib.util.find_spec(package) if package not in _KNOWN_TO_WORK else None
+    if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
+        return None
+    folder = os.path.dirname(spec.origin)
+    files = itertools.islice(pathlib.Path(folder).glob("**/*.py"), _MOST_FOLDERS)
+    if not any(b"import tensorflow" in file.read_bytes() for file in files):
+        return None
+    return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
 
 
 def _is_there(package: str, roots: Sequence[str]) -> bool:
-    known = package in sys.stdlib_module_names or package in MODULES or package in removed_names.GONE_MODULES
+    known = package in sys.stdlib_module_names or package in MODULES or package in OF_1.same
     if known or importlib.util.find_spec(package) is not None:
         return True
     # A script may add any folder of its project to sys.path.
@@ -177,15 +211,17 @@ def _modules_below(root: str) -> frozenset[str]:
 
 def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
     """Environment variables that are read without a default, and that neither a launcher nor the project sets."""
-    set_by_project = {name for facts in files for name, line in facts.variables.items() if not line}
+    set_by_project = {name for facts in files for name, line in facts.variables.items() if line == SET}
+    if ANY in set_by_project:
+        return
     for facts in files:
         for name, line in facts.variables.items():
-            if line and name not in set_by_project and name not in _SET_FOR_RANKS and name not in os.environ:
+            if line != SET and name not in set_by_project and name not in _SET_FOR_RANKS and name not in os.environ:
                 remark = "it is not set, and the script reads it without a default"
                 yield Finding("needed", f"environment variable {name}", remark, Place(facts.path, line))
 
 
-def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
+def _of_options(facts: FileFacts, known: dict[str, Any], change: set[str]) -> Iterator[Finding]:
     """Options that are written out: keywords of configurations, and keys of `parameter_map`."""
     written: list[tuple[str, int]] = []
     for use in facts.uses:
@@ -202,4 +238,5 @@ def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
         elif option.effect.level == "recorded":
             yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
         else:
-            yield Finding("option", f"option {name}", f"{option.effect.level}. {option.effect.note}".strip(), place)
+            remark = f"{option.effect.level}. {option.effect.note}".strip()
+            yield Finding("option", f"option {name}", remark, place, option.name in change)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
-from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
+from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
 __all__ = ["Located", "defined_in", "exported_by", "find_missing", "locate", "locate_inside"]
 
@@ -72,7 +72,7 @@ def locate_inside(name: str) -> Located | None:
 
 @functools.cache
 def _follow(name: str) -> Located:
-    for same in ("npu_bridge.npu_init.tf", "tensorflow.compat.v1", "tensorflow._api.v1"):
+    for same in OF_1.same:
         if name == same or name.startswith(f"{same}."):
             name = "tensorflow" + name[len(same) :]
     parts = name.split(".")
@@ -99,8 +99,15 @@ def _follow(name: str) -> Located:
             defined = _names_of(real)
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return Located(real, rest)  # a class, a function or an object: what it has is not in files
-            return Located(real, rest) if _is_below(old, NAMES) else Located(real, rest, missing=old)
+            if _is_below(old, NAMES) or _is_of_version_2(parts):
+                return Located(real, rest)
+            return Located(real, rest, missing=old)
     return Located(real)
+
+
+def _is_of_version_2(parts: list[str]) -> bool:
+    """Whether a name below a module of `tf` is there in TensorFlow 2 alone: scripts get it from there."""
+    return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 
 def _is_below(name: str, table: dict[str, str]) -> bool:

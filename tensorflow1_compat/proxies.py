@@ -31,7 +31,10 @@ MENTIONS: dict[str, set[str]] = {}
 for _key in _REMOVED:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
-ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)})
+_OWN_NAME = "tensorflow_core"  # what the files of TensorFlow 1.15 are in
+ROOTS = frozenset(
+    {*_TENSORFLOW_ROOTS, _OWN_NAME, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)}
+)
 
 _proxies: dict[str, ModuleProxy] = {}
 _tree: SourceTree | None = None
@@ -52,6 +55,8 @@ def is_plain(name: str) -> bool:
         return True
     if root in _TENSORFLOW_ROOTS or name in _tables.modules:
         return False
+    if root == _OWN_NAME:
+        return root not in _tables.same
     if root == "npu_bridge":
         return f"{name}.tf" not in _tables.same
     return not _has_removed_names(name)

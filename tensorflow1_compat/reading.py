@@ -15,11 +15,12 @@ from npu_bridge.base.search import search
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 
-__all__ = ["Call", "FileFacts", "Use", "read_file", "read_tree"]
+__all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "read_file", "read_tree"]
 
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
 
+SET, ANY = 0, "*"
 _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 # Classes of `npu_bridge.npu_init` whose keywords are options.
@@ -76,7 +77,8 @@ class FileFacts(NamedTuple):
       modules: (name, level) of all that it imports, `from a import b` also as `a.b`.
       error: why it cannot be compiled, or None.
       aliases: what its names stand for, as far as they are modules or come from modules.
-      variables: environment variables that it needs, by the line.
+      variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
+        sets some by names that are not written out.
     """
 
     path: str
@@ -239,6 +241,8 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        if self._dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
+            self.variables[ANY] = SET
         self._call = node
         self.generic_visit(node)
 
@@ -259,11 +263,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """`os.environ["NAME"]` needs the variable; one that is set anywhere in the file is not needed."""
-        if self._dotted(node.value) == "os.environ" and isinstance(node.slice, ast.Constant):
-            name = node.slice.value
+        if self._dotted(node.value) == "os.environ":
+            name = node.slice.value if isinstance(node.slice, ast.Constant) else ANY
             if isinstance(node.ctx, ast.Store):
-                self.variables[name] = 0
-            elif isinstance(name, str) and not self._guards:
+                self.variables[name] = SET
+            elif isinstance(name, str) and name != ANY and not self._guards:
                 self.variables.setdefault(name, node.lineno)
         self.generic_visit(node)
 

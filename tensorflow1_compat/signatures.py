@@ -137,6 +137,8 @@ def _parameters_of_function(node: ast.FunctionDef, is_method: bool = False) -> _
         positional, required, keywords = (
             [one for one in names if one not in own] for names in (positional, required, keywords)
         )
+    if any(_name_of(decorator) == "add_arg_scope" for decorator in node.decorator_list):
+        required = []  # they may come from the scope
     return _Parameters(positional, keywords, required, arguments.vararg is not None, arguments.kwarg is not None)
 
 
@@ -157,7 +159,10 @@ def _parameters_of_class(module: str, node: ast.ClassDef, steps: int) -> _Parame
 
 
 def _keeps_signature(decorator: ast.expr) -> bool:
+    return _name_of(decorator) in _KEEP_SIGNATURES
+
+
+def _name_of(decorator: ast.expr) -> str:
     while isinstance(decorator, ast.Call):
         decorator = decorator.func
-    name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
-    return name in _KEEP_SIGNATURES
+    return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")

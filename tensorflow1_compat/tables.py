@@ -276,5 +276,7 @@ OF_1 = Tables(
         "tensorflow.keras.__version__": "2.2.4-tf",
         "tensorflow.version.VERSION": "1.15.0",
     },
-    {"tensorflow.compat.v1": "tensorflow", "tensorflow._api.v1": "tensorflow", "npu_bridge.npu_init.tf": "tensorflow"},
+    dict.fromkeys(
+        ("tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf"), "tensorflow"
+    ),
 )

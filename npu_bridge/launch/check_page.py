@@ -36,7 +36,8 @@ def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str,
 
 
 def _row(each: Finding | Entry) -> dict[str, str]:
-    return {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
+    row = {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
+    return row | ({"severity": each.severity} if hasattr(each, "severity") else {})
 
 
 def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
