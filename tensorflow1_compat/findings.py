@@ -19,7 +19,7 @@ from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
-from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_tree
+from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 
@@ -35,8 +35,8 @@ _INSTALLED_AS = {
     "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
 _KNOWN_TO_WORK = {
-    "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy", "pandas",
-    "scipy", "six", "sklearn", "tensorboard", "tensorflow", "tensorflow_addons", "tensorflow_core",
+    "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy",
+    "pandas", "scipy", "six", "sklearn", "tensorboard", "tensorflow", "tensorflow_addons", "tensorflow_core",
     "tensorflow_estimator", "tf_slim", "tqdm",
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
@@ -182,7 +182,7 @@ def _folder_of_helper(package: str) -> str | None:
         return None
     folder = os.path.dirname(spec.origin)
     files = itertools.islice(pathlib.Path(folder).glob("**/*.py"), _MOST_FOLDERS)
-    if not any(b"import tensorflow" in file.read_bytes() for file in files):
+    if not any("tensorflow" in module for file in files for module, _ in read_file(str(file)).modules):
         return None
     return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
 
@@ -216,7 +216,12 @@ def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
         return
     for facts in files:
         for name, line in facts.variables.items():
-            if line != SET and name not in set_by_project and name not in _SET_FOR_RANKS and name not in os.environ:
+            if (
+                line != SET
+                and name not in set_by_project
+                and name not in _SET_FOR_RANKS
+                and environment.read_variable(name) is None
+            ):
                 remark = "it is not set, and the script reads it without a default"
                 yield Finding("needed", f"environment variable {name}", remark, Place(facts.path, line))
 
