@@ -13,6 +13,7 @@ import os
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
+from tensorflow1_compat.insides import SPLIT, inner_module
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
 
 __all__ = ["find_missing"]
@@ -57,8 +58,11 @@ def find_missing(name: str) -> str | None:
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
             continue
+        elif parts[number] not in _names_of(real) and (inner := inner_module(old)):
+            real = inner
         else:
-            defined = _names_of(real)
+            parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
+            defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return None  # a class, a function or an object: what it has is not in files
             return None if _is_below(old, NAMES) else old

@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from tensorflow1_compat import journal, missing, removed_names
+from tensorflow1_compat.insides import inner_module, moved
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
@@ -173,7 +174,14 @@ def _find(at: ModuleProxy, name: str) -> Any:
             raise _Absent from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
-    return _dressed(full, _in_base(full, base, name))
+    try:
+        value = _in_base(full, base, name)
+    except _Absent:
+        if inner_module(full) is None:
+            raise
+        value = None
+    inner = inner_module(full, value)
+    return _dressed(full, importlib.import_module(inner) if inner else value)
 
 
 def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
@@ -194,7 +202,10 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
         except ModuleNotFoundError as error:
             if not candidate.startswith(error.name or "\n"):
                 raise
-    return _of_version_2(full)
+    try:
+        return moved(base.__name__, name)
+    except AttributeError:
+        return _of_version_2(full)
 
 
 def _of_version_2(full: str) -> Any:
@@ -243,6 +254,8 @@ def _base_of(name: str) -> types.ModuleType:
         value = _find(above, leaf)
     except _Absent:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
+    if not isinstance(value, types.ModuleType) and (inner := inner_module(name)):
+        value = importlib.import_module(inner)
     if not isinstance(value, types.ModuleType):
         raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
     return value
