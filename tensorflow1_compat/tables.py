@@ -195,16 +195,11 @@ GONE: dict[str, str] = {
     f"{_OLD}.kafka": "the package tensorflow-io",
     f"{_OLD}.learn.preprocessing": "tf.keras.preprocessing.text.Tokenizer",
     f"{_OLD}.model_pruning": "the package tensorflow-model-optimization",
-    f"{_OLD}.opt.AddSignOptimizer": "tf.train.AdamOptimizer",
     f"{_OLD}.opt.ElasticAverageOptimizer": "the distribution of an NPUOptimizer, which averages gradients over ranks",
     f"{_OLD}.opt.ExternalOptimizerInterface": "scipy.optimize.minimize, given the loss and tf.gradients of it",
     f"{_OLD}.opt.ModelAverageOptimizer": "the distribution of an NPUOptimizer, which averages gradients over ranks",
-    f"{_OLD}.opt.PowerSignOptimizer": "tf.train.AdamOptimizer",
     f"{_OLD}.opt.ScipyOptimizerInterface": "scipy.optimize.minimize, given the loss and tf.gradients of it",
     f"{_OLD}.opt.ShampooOptimizer": "LARSOptimizer or AdamWOptimizer of this module",
-    f"{_OLD}.opt.get_cosine_decay_fn": "tf.train.cosine_decay",
-    f"{_OLD}.opt.get_linear_decay_fn": "tf.train.polynomial_decay",
-    f"{_OLD}.opt.get_restart_decay_fn": "tf.train.cosine_decay_restarts",
     f"{_OLD}.quantize.python": "tf.contrib.quantize.create_training_graph: its rewriter is another one here",
     f"{_OLD}.reduce_slice_ops": "tf.math.segment_sum and its relatives",
     f"{_OLD}.rpc": "tf.py_func with a client of the service",
@@ -216,8 +211,6 @@ GONE: dict[str, str] = {
     f"{_OLD}.timeseries": "the package tensorflow-probability",
     f"{_OLD}.training.SequenceQueueingStateSaver": "tf.data and the state of tf.nn.dynamic_rnn",
     f"{_OLD}.training.batch_sequences_with_states": "tf.data and the state of tf.nn.dynamic_rnn",
-    f"{_OLD}.training.bucket": "tf.data.experimental.group_by_window",
-    f"{_OLD}.training.bucket_by_sequence_length": "tf.data.experimental.bucket_by_sequence_length",
 }
 
 

@@ -285,20 +285,17 @@ def graph_replace(target_ts, replacement_ts, dst_scope="", src_scope="", reuse_d
     """Tensors computed again from replaced ones.
 
     Args:
-      target_ts: a tensor, or a list or dict of them.
+      target_ts: a tensor, or a structure of them.
       replacement_ts: dict from tensor to the one in its place.
 
     Raises:
       ValueError: no target depends on a replaced tensor.
     """
-    if isinstance(target_ts, dict):
-        found = graph_replace(list(target_ts.values()), replacement_ts, dst_scope, src_scope, reuse_dst_scope)
-        return dict(zip(target_ts, found))
     starts = set(get_forward_walk_ops([key.op for key in replacement_ts], inclusive=False))
-    targets = make_list_of_t(target_ts)
+    targets = tf.nest.flatten(target_ts)
     between = [op for op in get_backward_walk_ops([each.op for each in targets]) if op in starts]
     if not between:
         raise ValueError("graph_replace: the targets do not depend on the tensors that are to be replaced.")
     _, info = copy_with_input_replacements(between, replacement_ts, None, dst_scope, src_scope, reuse_dst_scope)
     found = [info.transformed(each, lambda original: original) for each in targets]
-    return found if isinstance(target_ts, (list, tuple)) else found[0]
+    return tf.nest.pack_sequence_as(target_ts, found)
