@@ -102,8 +102,8 @@ def cause_of(text: str) -> str:
 
 
 def module_of(path: str) -> str:
-    """`contrib.rnn` of a file below `tensorflow/contrib/rnn`."""
-    return ".".join(path.split("/")[1:3])
+    """`contrib.rnn` of a file below `tensorflow/contrib/rnn`; old feature columns, a library by themselves, apart."""
+    return ".".join(path.split("/")[1:3]) + (" (feature columns)" if "/feature_column" in path else "")
 
 
 class Findings:
@@ -176,8 +176,8 @@ def main() -> None:
     findings = Findings(options.cache)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         jobs = {}
-        for side, command in sides.items():
-            for file in files:
+        for file in files:
+            for side, command in sides.items():
                 if file in findings.of.get(side, {}) and not (options.again and side == "here"):
                     continue
                 environment = {"PYTHONPATH": str(REPOSITORY)} if side == "here" else {}
