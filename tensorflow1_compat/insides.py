@@ -82,7 +82,8 @@ def inner_module(name: str, instead_of: Any = None) -> str | None:
         return None
     if parts[3] not in ("python", "ops") and parts[2] != "predictor":
         return None
-    if instead_of is not None and (isinstance(instead_of, types.ModuleType) or parts[-1] not in _not_the_function):
+    is_module = parts[-1] in _not_the_function and parts[-2] != parts[-1]
+    if instead_of is not None and (isinstance(instead_of, types.ModuleType) or not is_module):
         return None
     of_contrib = f"{_CONTRIB}.{parts[2]}"
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
