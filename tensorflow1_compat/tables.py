@@ -124,6 +124,9 @@ NAMES: dict[str, str] = {
     "tensorflow.summary.create_file_writer": f"{_CONTRIB}.summary:create_file_writer",
     f"{_OLD}.framework.python.ops.arg_scope": f"{_CONTRIB}.framework:arg_scope",
     f"{_OLD}.framework.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
+    f"{_OLD}.image.python.ops.dense_image_warp._interpolate_bilinear": (
+        "tensorflow_addons.image.dense_image_warp:interpolate_bilinear"
+    ),
     f"{_OLD}.rnn.python.ops.rnn_cell._Linear": f"{_CONTRIB}.rnn.linear:_Linear",
     f"{_OLD}.slim.embed_sequence": f"{_CONTRIB}.layers:embed_sequence",
     f"{_OLD}.tpu.tpu": f"{_CONTRIB}.tpu",

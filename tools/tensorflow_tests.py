@@ -97,8 +97,8 @@ def cause_of(text: str) -> str:
     """The exception at the end of a traceback with its first line; what differs from run to run is left out."""
     lines = [line.strip() for line in re.findall(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Empty)\b.*", text, re.M)]
     line = lines[-1] if lines else (text.strip().splitlines() or ["nothing said"])[-1]
-    line = re.sub(r"/\S*/|0x[0-9a-f]+", "", line)
-    return re.sub(r"^\w+\.py:\d+: |\d{3,}", "", line.replace("under npu-run. ", ""))[:160]
+    line = re.sub(r"( is not available) .*", r"\1", line)
+    return re.sub(r"/\S*/|0x[0-9a-f]+|\w+\.py:\d+: |\d{3,}", "", line)[:160]
 
 
 def module_of(path: str) -> str:
