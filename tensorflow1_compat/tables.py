@@ -135,6 +135,9 @@ NAMES: dict[str, str] = {
         f"{_PYTHON}.distribute.distribute_lib:get_replica_context"
     ),
     f"{_PYTHON}.eager.context.list_devices": f"{_V1}.config:list_logical_devices",
+    f"{_PYTHON}.framework.test_util.run_in_graph_and_eager_modes": (
+        "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
+    ),
     f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
     f"{_PYTHON}.math_ops": f"{_PYTHON}.ops.math_ops",
     f"{_PYTHON}.ops.control_dependencies": f"{_V1}:control_dependencies",

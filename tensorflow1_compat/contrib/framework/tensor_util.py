@@ -66,13 +66,14 @@ def with_shape(expected_shape, tensor):
             raise ValueError(f"with_shape: {tensor.name} has the wrong shape. Expected {static}; got {tensor.shape}.")
         return tensor
     actual = tf.shape(tensor, out_type=expected.dtype)
-    # Of another rank is not equal, and no error of its own.
+    wanted = tf.where(expected < 0, actual, expected) if static.rank and not static.is_fully_defined() else expected
+    # Of another rank is wrong, which TensorFlow itself says where both ranks are known.
     is_right = tf.raw_ops.Equal(
-        x=tf.where(expected < 0, actual, expected) if not static.is_fully_defined() and static.rank else expected,
-        y=actual, incompatible_shape_error=False,
-    )  # fmt: skip
+        x=wanted, y=actual, incompatible_shape_error=None not in (static.rank, tensor.shape.rank)
+    )
+    is_right = tf.reduce_all(is_right) & tf.equal(tf.size(expected), tf.size(actual))
     wrong = f"Wrong shape for {tensor.name} [expected] [actual]."
-    with tf.control_dependencies([tf.Assert(tf.reduce_all(is_right), [wrong, expected, actual])]):
+    with tf.control_dependencies([tf.Assert(is_right, [wrong, expected, actual])]):
         checked = tf.identity(tensor)
     checked.set_shape(static)
     return checked
