@@ -78,12 +78,11 @@ def inner_module(name: str, instead_of: Any = None) -> str | None:
       instead_of: what that module has under the same name; a module is never taken its place.
     """
     parts = name.split(".")
-    if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner:
+    if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner or parts[-1] == parts[-2]:
         return None
     if parts[3] not in ("python", "ops") and parts[2] != "predictor":
         return None
-    is_module = parts[-1] in _not_the_function and parts[-2] != parts[-1]
-    if instead_of is not None and (isinstance(instead_of, types.ModuleType) or not is_module):
+    if isinstance(instead_of, types.ModuleType) or (instead_of is not None and parts[-1] not in _not_the_function):
         return None
     of_contrib = f"{_CONTRIB}.{parts[2]}"
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
