@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import types
 from typing import Any
 
 from tensorflow1_compat.tables import MODULES
 
-__all__ = ["SPLIT", "inner_module", "moved"]
+__all__ = ["SPLIT", "inner_module", "module_around", "moved"]
 
 _CONTRIB = "tensorflow.contrib"
 
@@ -37,54 +36,56 @@ SPLIT: dict[str, str] = {
 }
 # Leaves of `tensorflow.contrib.X.python...` that were modules. One without an entry above is module X itself here.
 _INNER = """
-    adam_gs_optimizer adamax addsign agn_optimizer alexnet alpha_dropout arg_scope attention_wrapper audio_ops
-    basic_decoder batching beam_search_decoder beam_search_ops bucket_ops bucketization_op checkpoint_convert
-    checkpoint_ops checkpoint_utils classification common confusion_matrix_ops containers core_rnn_cell counter crf
-    cross_entropy cudnn_rnn cudnn_rnn_ops data data_decoder data_provider dataset dataset_data_provider decoder
-    dense_image_warp device_setter distort_image_ops drop_stale_gradient_optimizer early_stopping edit
-    elastic_average_optimizer embedding_ops encoders enumerate_ops error_ops estimator evaluation experimental export
-    exporter extenders external_optimizer feature_column feature_column_ops feeding_queue_runner fold_batch_norms
-    framework functional_rnn fused_rnn_cell fwd_gradients gen_beam_search_ops gen_distort_image_ops gen_image_ops
-    gen_resampler_ops gen_sparse_feature_cross_op gen_variable_ops get_single_element ggt graph_matcher graph_util
-    grouping gru_ops head helper histogram_ops hparam image_ops inception inception_v1 inception_v2 inception_v3
-    initializers input_to_ops interleave_ops interpolate_spline iterator_ops keras_saved_model lars_optimizer layers
-    lazy_adam_gs_optimizer lazy_adam_optimizer learning loader logit_fns lookup_ops loss loss_ops loss_scale_manager
-    loss_scale_optimizer losses lstm_ops matrix_functions metric_learning metric_loss_ops metric_ops metrics
-    model_analyzer model_average_optimizer moving_average_optimizer multi_head multitask_optimizer_wrapper
-    nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops powersign prefetch_queue
-    prefetching_ops prettyprint_ops python python_state quant_ops quantize quantize_graph queues random_ops reader
-    readers recurrent reg_adagrad_optimizer regularizers replicate_model_fn resample resampler_ops resampling
-    resnet_utils resnet_v1 resnet_v2 rev_block_lib rnn rnn_cell sampler sampling_ops saved_model saved_model_estimator
-    scaled_softplus scan_ops script_ops seq2seq sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay
-    single_image_random_dot_stereograms slim sliding sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops
-    sparsemax sparsemax_loss split_dependency summaries target_column tensor_util tfexample_decoder threadpool tools
-    tpu tpu_config tpu_estimator tpu_optimizer training tuner unique utils variable_clipping_optimizer variables vgg
-    visualize weight_decay_optimizers writers core_estimator_predictor contrib_estimator_predictor predictor_factories
-    saved_model_predictor
+    adam_gs_optimizer adamax addsign alexnet alpha_dropout attention_wrapper basic_decoder batching
+    beam_search_decoder beam_search_ops benchmarking bucket_ops bucketization_op checkpoint_convert checkpoint_ops
+    classification common confusion_matrix_ops containers contrib_estimator_predictor core_estimator_predictor
+    core_rnn_cell crf cross_entropy cudnn_rnn cudnn_rnn_ops data data_decoder data_provider dataset
+    dataset_data_provider decoder dense_image_warp device_setter distort_image_ops drop_stale_gradient_optimizer
+    early_stopping edit elastic_average_optimizer embedding_ops encoders estimator evaluation external_optimizer
+    feature_column feature_column_ops feeding_queue_runner fold_batch_norms framework functional_rnn fused_rnn_cell
+    fwd_gradients gen_resampler_ops ggt graph_matcher graph_util grouping gru_ops head helper histogram_ops hparam
+    image_ops inception inception_v1 inception_v2 inception_v3 initializers input_to_ops interleave_ops iterator_ops
+    interpolate_spline
+    kernel_tests lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer learning loader logit_fns lookup_ops
+    loss loss_ops loss_scale_manager loss_scale_optimizer losses lstm_ops matrix_functions metric_learning
+    metric_loss_ops metric_ops metrics model_analyzer model_average_optimizer moving_average_optimizer multi_head
+    multitask_optimizer_wrapper nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops
+    powersign predictor_factories prefetch_queue prefetching_ops prettyprint_ops python python_state quant_ops
+    quantize quantize_graph queues random_ops reader readers recurrent reg_adagrad_optimizer regularizers
+    replicate_model_fn resample resampler_ops resampling resnet_utils resnet_v1 resnet_v2 rev_block_lib rnn rnn_cell
+    sampler sampling_ops saved_model saved_model_estimator saved_model_predictor scaled_softplus scan_ops script_ops
+    seq2seq sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay single_image_random_dot_stereograms
+    sliding slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops sparsemax sparsemax_loss
+    split_dependency summaries target_column tensor_util tfexample_decoder threadpool tools tpu tpu_config
+    tpu_estimator tpu_optimizer training tuner unique utils variable_clipping_optimizer vgg visualize
+    weight_decay_optimizers writers
 """
-# Those whose name module X has as a function; `framework.python.ops.arg_scope` was the function in 1.15.
-_NOT_THE_FUNCTION = """
-    alpha_dropout dense_image_warp get_single_element interpolate_spline multi_head replicate_model_fn scaled_softplus
-    single_image_random_dot_stereograms sparse_image_warp sparsemax sparsemax_loss split_dependency unique
-"""
-_inner, _not_the_function = frozenset(_INNER.split()), frozenset(_NOT_THE_FUNCTION.split())
+_inner = frozenset(_INNER.split())
 
 
-def inner_module(name: str, instead_of: Any = None) -> str | None:
+def inner_module(name: str) -> str | None:
     """The module of `tensorflow1_compat.contrib` that an inside of contrib is here; None if it was not a module.
 
-    Args:
-      name: a full old name.
-      instead_of: what that module has under the same name; a module is never taken its place.
+    A module and a function of one name are `nn.python.ops.alpha_dropout` and `nn.alpha_dropout`. Only for
+    `framework.python.ops.arg_scope`, which is in the tables, does 1.15 give the function.
     """
     parts = name.split(".")
-    if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner or parts[-1] == parts[-2]:
+    if (
+        not name.startswith(f"{_CONTRIB}.")
+        or len(parts) < 4
+        or parts[-1] not in _inner
+        or parts[-1] == parts[-2] != "ops"
+    ):
         return None
     if parts[3] not in ("python", "ops") and parts[2] != "predictor":
         return None
-    if isinstance(instead_of, types.ModuleType) or (instead_of is not None and parts[-1] not in _not_the_function):
-        return None
-    of_contrib = f"{_CONTRIB}.{parts[2]}"
+    return module_around(name)
+
+
+def module_around(name: str) -> str:
+    """The module of `tensorflow1_compat.contrib` for a name anywhere below `tensorflow.contrib.X`."""
+    parts = name.split(".")
+    of_contrib = ".".join(parts[:3])
     return MODULES.get(of_contrib, f"tensorflow1_compat.contrib.{parts[2]}")
 
 

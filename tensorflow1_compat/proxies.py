@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from tensorflow1_compat import journal, missing, removed_names
-from tensorflow1_compat.insides import inner_module, moved
+from tensorflow1_compat.insides import inner_module, module_around, moved
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
@@ -174,14 +174,25 @@ def _find(at: ModuleProxy, name: str) -> Any:
             raise _Absent from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
+    inner = inner_module(full)
     try:
         value = _in_base(full, base, name)
     except _Absent:
-        if inner_module(full) is None:
-            raise
-        value = None
-    inner = inner_module(full, value)
-    return _dressed(full, importlib.import_module(inner) if inner else value)
+        value = None if inner else _around(full)
+    if inner is not None and not isinstance(value, types.ModuleType):
+        value = importlib.import_module(inner)
+    return _dressed(full, value)
+
+
+def _around(full: str) -> Any:
+    """What an inside of contrib has from a neighbour, or had itself, and is in the module of contrib here."""
+    parts = full.split(".")
+    if not full.startswith(f"{_CONTRIB}.") or parts[3] != "python":
+        raise _Absent
+    try:
+        return getattr(importlib.import_module(module_around(full)), parts[-1])
+    except AttributeError:
+        raise _Absent from None
 
 
 def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
@@ -254,8 +265,6 @@ def _base_of(name: str) -> types.ModuleType:
         value = _find(above, leaf)
     except _Absent:
         raise missing.import_error(name, dir(above), _tables, ModuleNotFoundError) from None
-    if not isinstance(value, types.ModuleType) and (inner := inner_module(name)):
-        value = importlib.import_module(inner)
     if not isinstance(value, types.ModuleType):
         raise ModuleNotFoundError(f"No module named {name!r}; {parent!r} has a {type(value).__name__} there", name=name)
     return value

@@ -46,6 +46,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
     f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
     f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",
+    f"{_OLD}.rnn.python.ops.lstm_ops": f"{_CONTRIB}.rnn.blocks",
     f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
     f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
     f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
@@ -92,6 +93,8 @@ MODULES: dict[str, str] = {
     f"{_INNER_KERAS}.preprocessing": f"{_KERAS}.preprocessing",
     f"{_INNER_KERAS}.models": f"{_KERAS}.models",
     f"{_INNER_KERAS}.optimizers": f"{_KERAS}.optimizers",
+    f"{_INNER_KERAS}.keras_parameterized": "keras.src.testing_infra.test_combinations",
+    f"{_INNER_KERAS}.testing_utils": "keras.src.testing_infra.test_utils",
     f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
