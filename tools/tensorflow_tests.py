@@ -106,8 +106,11 @@ def cause_of(text: str) -> str:
 
 
 def module_of(path: str) -> str:
-    """`contrib.rnn` of a file below `tensorflow/contrib/rnn`; old feature columns, a library by themselves, apart."""
-    return ".".join(path.split("/")[1:3]) + (" (feature columns)" if "/feature_column" in path else "")
+    """`contrib.rnn` of a file below `tensorflow/contrib/rnn`; libraries by themselves are in rows of their own."""
+    module = ".".join(path.split("/")[1:3])
+    if "/feature_column" in path:
+        return f"{module} (old feature columns)"
+    return f"{module} (classes for version 2)" if path.endswith("_v2_test.py") else module
 
 
 class Findings:
