@@ -33,8 +33,8 @@ def bucket(
         raise ValueError(f"bucket: expected tensors and two buckets or more; got {len(flat)} and {num_buckets}.")
     capacities = bucket_capacities or [capacity] * num_buckets
     if len(sizes) != num_buckets or len(capacities) != num_buckets:
-        raise ValueError(f"bucket: {num_buckets} buckets need as many sizes and capacities; got {len(sizes)} and "
-                         f"{len(capacities)}.")  # fmt: skip
+        raise ValueError(f"bucket: batch_size and bucket_capacities must have exactly num_buckets={num_buckets} "
+                         f"entries; got {len(sizes)} and {len(capacities)}.")  # fmt: skip
     with tf.name_scope(name, "bucket", tf.nest.flatten(flat)):
         sparse = [tf.SparseTensor.from_value(each) if isinstance(each, tf.SparseTensorValue) else
                   each if isinstance(each, tf.SparseTensor) else None for each in flat]  # fmt: skip
@@ -65,7 +65,7 @@ def bucket(
         known = None if allow_smaller_final_batch or len(set(sizes)) > 1 else sizes[0]
         for output, shape in zip(outputs, shapes):
             output.set_shape(tf.TensorShape([known]).concatenate(shape))
-        outputs = [output if place is None else tf.deserialize_many_sparse(output, place.dtype, place.shape.rank)
+        outputs = [output if place is None else tf.deserialize_many_sparse(output, place.dtype, place.shape.rank and place.shape.rank + 1)
                    for output, place in zip(outputs, sparse)]  # fmt: skip
         return found, dict(zip(tensors, outputs)) if isinstance(tensors, dict) else outputs
 
