@@ -187,7 +187,7 @@ def _find(at: ModuleProxy, name: str) -> Any:
 def _around(full: str) -> Any:
     """What an inside of contrib has from a neighbour, or had itself, and is in the module of contrib here."""
     parts = full.split(".")
-    if not full.startswith(f"{_CONTRIB}.") or parts[3] != "python":
+    if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
         raise _Absent
     try:
         return getattr(importlib.import_module(module_around(full)), parts[-1])

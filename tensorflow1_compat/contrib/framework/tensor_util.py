@@ -53,7 +53,11 @@ def with_shape(expected_shape, tensor):
     tensor = tf.convert_to_tensor(tensor)
     static = expected_shape if isinstance(expected_shape, tf.TensorShape) else None
     if static is None:
-        is_tensor, expected = tf.is_tensor(expected_shape), tf.convert_to_tensor(expected_shape, name="shape")
+        is_tensor = tf.is_tensor(expected_shape)
+        try:
+            expected = tf.convert_to_tensor(expected_shape, name="shape")
+        except TypeError as error:
+            raise ValueError(f"with_shape: Invalid dtype of the shape expected of {tensor.name}; {error}") from None
         if not expected.dtype.is_integer:
             raise ValueError(f"with_shape: Invalid dtype {expected.dtype.name} of the shape expected of {tensor.name}.")
         if expected.shape.rank not in (1, None):

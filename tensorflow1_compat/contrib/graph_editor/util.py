@@ -7,15 +7,6 @@ import tensorflow.compat.v1 as tf
 from npu_bridge.base.tf_internals import graphs
 
 
-class ListView(tuple):
-    """A list that cannot be changed."""
-
-
-def is_iterable(obj):
-    """Whether a `for` loop can run over it."""
-    return hasattr(obj, "__iter__")
-
-
 def make_list_of_op(ops, check_graph=True, allow_graph=True, ignore_ts=False):
     """Operations of a graph, an operation, or a list of them."""
     if isinstance(ops, tf.Graph):

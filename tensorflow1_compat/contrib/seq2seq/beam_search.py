@@ -104,7 +104,6 @@ class BeamSearchDecoder(Decoder):
       beam_width: sequences.
       output_layer: makes logits of outputs.
       length_penalty_weight: exponent of `(5 + length) / 6`, by which scores are divided.
-      reorder_tensor_arrays: the final state has TensorArrays (of alignments) as tensors in the order of the beams.
       coverage_penalty_weight: factor of the sum of `log(min(attention, 1))` that is added to scores of ended sequences;
         the cell is an `AttentionWrapper` then.
 
@@ -116,7 +115,7 @@ class BeamSearchDecoder(Decoder):
         length_penalty_weight=0.0, coverage_penalty_weight=0.0, reorder_tensor_arrays=True,
     ):  # fmt: skip
         check_cell("BeamSearchDecoder", cell)
-        self._coverage_weight, self._reorders = coverage_penalty_weight, reorder_tensor_arrays
+        self._coverage_weight = coverage_penalty_weight
         self._cell, self._output_layer, self._beam_width = cell, output_layer, beam_width
         self._embedding_fn = lookup_in(embedding)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
@@ -234,9 +233,4 @@ class BeamSearchDecoder(Decoder):
         """The sequences of the final beams, best first."""
         longest = tf.cast(tf.reduce_max(final_state.lengths, axis=1), tf.int32)
         predicted = gather_tree(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
-        if self._reorders:  # what was written step by step is by beams of the step until here
-            final_state = final_state._replace(cell_state=tf.nest.map_structure(
-                lambda each: gather_tree_from_array(each.stack(), outputs.parent_ids, final_state.lengths)
-                if isinstance(each, tf.TensorArray) else each, final_state.cell_state,
-            ))  # fmt: skip
         return FinalBeamSearchDecoderOutput(predicted, outputs), final_state

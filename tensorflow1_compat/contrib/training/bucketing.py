@@ -65,8 +65,10 @@ def bucket(
         known = None if allow_smaller_final_batch or len(set(sizes)) > 1 else sizes[0]
         for output, shape in zip(outputs, shapes):
             output.set_shape(tf.TensorShape([known]).concatenate(shape))
-        outputs = [output if place is None else tf.deserialize_many_sparse(output, place.dtype, place.shape.rank and place.shape.rank + 1)
-                   for output, place in zip(outputs, sparse)]  # fmt: skip
+        for at, place in enumerate(sparse):
+            if place is not None:
+                rank = None if place.shape.rank is None else place.shape.rank + 1
+                outputs[at] = tf.deserialize_many_sparse(outputs[at], place.dtype, rank)
         return found, dict(zip(tensors, outputs)) if isinstance(tensors, dict) else outputs
 
 
