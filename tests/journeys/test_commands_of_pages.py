@@ -70,6 +70,10 @@ RUN_BY_OTHER_TESTS = {
         "launch/trials/test_bisect.py",
         ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
     ),
+    "npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py": (
+        "launch/test_try.py",
+        ['words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")'],
+    ),
     "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
     "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
