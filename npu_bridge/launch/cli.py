@@ -23,6 +23,7 @@ from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
 from npu_bridge.launch.command_line import (
     ScriptCommand,
+    announce_settings,
     fail,
     old_option,
     say,
@@ -194,6 +195,7 @@ def run_script(
     try:
         if not os.path.isfile(script):
             raise LaunchError(missing_script(script))
+        announce_settings(settings)
         log_dir = log_dir or ((out or "logs") if logs else None)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
         plan = plan_job(size, hosts, hostfile, rank_table)

@@ -26,6 +26,7 @@ from npu_bridge.launch.errors import LaunchError
 __all__ = [
     "Command",
     "ScriptCommand",
+    "announce_settings",
     "check_script",
     "ending_on",
     "fail",
@@ -298,20 +299,18 @@ def source_options(command: Callable) -> Callable:
 
 
 def settings_option(command: Callable) -> Callable:
-    """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, and processes that it starts know them."""
-
-    def announce(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-        if words:
-            from npu_bridge.options import from_shell  # only now: every start of a script passes by here
-
-            try:
-                from_shell.announce(words)
-            except (TypeError, ValueError) as error:
-                fail(f"{context.command_path}: {in_line(str(error))}")
-        return words
-
+    """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
     doc = "Change an option of the script's NPURunConfig. May be repeated."
-    return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", callback=announce, help=doc)(command)
+    return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=doc)(command)
+
+
+def announce_settings(settings: Sequence[str]) -> None:
+    """Tells the processes that the command starts what `--set` says; ends the command where that is wrong."""
+    if settings:
+        from npu_bridge.options import from_shell  # only now: every start of a script passes by here
+
+        with ending_on(TypeError, ValueError):
+            from_shell.announce(settings)
 
 
 def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
@@ -354,6 +353,7 @@ def launcher_options(command: Callable) -> Callable:
         **others: Any,
     ) -> Any:
         check_script(others["script"])
+        announce_settings(settings)
         launcher = [] if size is None else ["-np", str(size)]
         launcher += [word for setting in settings for word in ("--set", setting)]
         launcher += [f"--tf{era}"] if era else []

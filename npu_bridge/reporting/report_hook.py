@@ -132,7 +132,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
     The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0` the path is not printed.
 
     Args:
-      folder: for `report.html`, `report.json` and `history.jsonl`.
+      folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
       curves: write those of a `TensorBoardCallback` into the folder, too.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
@@ -289,9 +289,9 @@ class _Page:
         ranks = collective.current()
         known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
-        page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
         path = os.path.join(self.folder, OPTIONS_FILE)
         Secondary(f"{path}, this training's options,").attempt(page.note_options, self.folder, self._config, options)
+        page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
     @_on_rank_0
     def make(self, stream: TextIO | None, step: int) -> None:

@@ -150,7 +150,7 @@ def format_ending(
     place += f" up to step {end}" if start else ""
     about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
-        about.append(_losses(history, summary))
+        about.append(_losses(history, summary.first_loss, summary.last_loss))
     if summary.skipped_steps or summary.loss_scale is not None:
         about.append(f"skipped {format_steps(summary.skipped_steps)}")
     pace = []
@@ -179,11 +179,11 @@ def _last_losses(history: History) -> list[float]:
     return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
 
 
-def _losses(history: History, summary: Summary) -> str:
+def _losses(history: History, first: float, last: float) -> str:
     """The first loss and the last, which says how many steps it is a mean of."""
     steps = len(_last_losses(history))
     of = f" (mean of the last {steps} steps)" if steps > 1 else ""
-    return f"loss {format_loss(summary.first_loss)} -> {format_loss(summary.last_loss)}{of}"
+    return f"loss {format_loss(first)} -> {format_loss(last)}{of}"
 
 
 def _mean(numbers: Sequence[float]) -> float:

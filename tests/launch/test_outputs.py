@@ -69,6 +69,7 @@ NAMES = [
     "trial.json",
     "report.html",
     "report.json",
+    "run.toml",
     "compare.html",
     "r.json",
     "plan.png",
