@@ -19,6 +19,7 @@ from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.collective.apart import run_apart
+from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
 from npu_bridge.options.as_toml import OPTIONS_FILE
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
@@ -146,6 +147,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
+        self._skips = SkipsInARow()
         self._train: Any = None  # what `fit` would call for a step
         self._is_training = False
 
@@ -204,6 +206,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
+        self._skips.add(skipped, before.loss_scale)
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
         self._before = now
         self._thinning.add(seen, self._history.now, 1)

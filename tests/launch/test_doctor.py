@@ -84,7 +84,7 @@ def test_broken_horovod_is_told_with_its_fix(tmp_path):
 
 
 def environment_without_horovod(folder):
-    """A Python with links to the packages of this one, but Horovod; a pip that can fetch nothing changes none of them."""
+    """A Python with links to the packages of this one, but Horovod. Its pip can fetch nothing, so it changes none."""
     venv.create(folder, symlinks=True)
     (own,) = folder.glob("lib/python*/site-packages")
     for entry in Path(click.__file__).parent.parent.iterdir():
