@@ -240,7 +240,8 @@ def main(_):
         )
 
     history = History(os.path.join(FLAGS.output_dir, "history.jsonl"))
-    hooks = [ProgressHook(total_steps), HistoryHook(history), ReportHook(FLAGS.output_dir, history, places_of_ranks())]
+    page = ReportHook(FLAGS.output_dir, history, places_of_ranks(), config=config)
+    hooks = [ProgressHook(total_steps), HistoryHook(history), page]
     if distributed:
         hooks.insert(0, NPUBroadcastGlobalVariablesHook(0, rank))
     batches = MaskedBatches(train_rows, size.vocab_size, FLAGS.seed)

@@ -68,7 +68,7 @@ def main():
 
     estimator = make_estimator(flags.output_dir, save_checkpoints_steps=flags.save_steps)
     if reached < flags.steps:
-        # Rank 0 evaluates after each of its checkpoints; the others wait for it in their next step.
+        # Rank 0 evaluates after each of its checkpoints, the last one too; the others wait for it in their next step.
         tf.estimator.train_and_evaluate(
             estimator,
             tf.estimator.TrainSpec(input_fn, max_steps=flags.steps, hooks=[HistoryHook(history)]),
@@ -76,10 +76,8 @@ def main():
         )
     elif get_rank_id() == 0:
         print(f"already at step {reached} of {flags.steps}: nothing to do; --steps {2 * reached} or another folder")
+        estimator.evaluate(held_out_input_fn)
     if get_rank_id() == 0:
-        result = estimator.evaluate(held_out_input_fn)
-        accuracy, step = result["accuracy"], result["global_step"]
-        print(f"held out: loss {result['loss']:.4f}, {accuracy:.1%} right after {step} steps")
         print(f"picture: {draw(history, flags.output_dir)}", flush=True)
 
 

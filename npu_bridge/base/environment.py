@@ -36,6 +36,8 @@ class Launched(NamedTuple):
 
 RESTARTS = "NPU_RUN_RESTARTS"  # how often npu-run starts a failed job again; unset where it does not
 IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the script, as JSON
+SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
+SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has taken them
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
 RANK_VARIABLES = (
     "RANK_ID",
@@ -121,6 +123,11 @@ def is_flag_on(name: str) -> bool:
 def imposed_options() -> dict[str, Any]:
     """Option values by name that the launcher sets, whatever the script says; empty as a rule."""
     return json.loads(read_variable(IMPOSED_OPTIONS) or "{}")
+
+
+def given_settings() -> list[str]:
+    """Each `NAME=VALUE` of `npu-run --set`, in order; empty as a rule."""
+    return json.loads(read_variable(SETTINGS) or "[]")
 
 
 def launched() -> Launched | None:

@@ -21,7 +21,16 @@ from npu_bridge.base import environment
 from npu_bridge.base.files import NotOursError
 from npu_bridge.base.own_folders import OwnFolder
 from npu_bridge.base.terminal import echo, in_line
-from npu_bridge.launch.command_line import ScriptCommand, fail, old_option, say, script_arguments, source_options
+from npu_bridge.launch.command_line import (
+    ScriptCommand,
+    announce_settings,
+    fail,
+    old_option,
+    say,
+    script_arguments,
+    settings_option,
+    source_options,
+)
 from npu_bridge.launch.commands import COMMANDS, GROUPS, find_command, missing_script
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, plan_job
@@ -41,7 +50,7 @@ _RANGE = re.compile(r"\s+\[x>=\d+\]$")  # what click puts behind the help of a n
 _OPTIONS = {
     "Ranks": ("size", "hosts", "hostfile", "rank_table", "restarts", "stall_secs"),
     "What npu-run writes": ("out", "logs", "timeline", "repeat", "vary"),
-    "The script": ("era", "trees"),
+    "The script": ("settings", "era", "trees"),
 }
 
 
@@ -148,6 +157,7 @@ def _refuse_split(context: click.Context, option: click.Parameter, given: str | 
     metavar="WAY",
     help="What differs: seed (the default), order, rounding.",
 )
+@settings_option
 @source_options
 @old_option("--log-dir", "--logs --out DIR", metavar="DIR")
 @old_option("--timeline-dir", "--out DIR", metavar="DIR")
@@ -167,6 +177,7 @@ def run_script(
     timeline: str | None,
     repeat: int | None,
     vary: str,
+    settings: tuple[str, ...],
     era: int | None,
     trees: tuple[str, ...],
     log_dir: str | None,
@@ -184,6 +195,7 @@ def run_script(
     try:
         if not os.path.isfile(script):
             raise LaunchError(missing_script(script))
+        announce_settings(settings)
         log_dir = log_dir or ((out or "logs") if logs else None)
         recording = None if timeline is None else Recording.of_text(timeline, timeline_dir or out or "timeline")
         plan = plan_job(size, hosts, hostfile, rank_table)

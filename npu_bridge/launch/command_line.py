@@ -26,6 +26,7 @@ from npu_bridge.launch.errors import LaunchError
 __all__ = [
     "Command",
     "ScriptCommand",
+    "announce_settings",
     "check_script",
     "ending_on",
     "fail",
@@ -37,6 +38,7 @@ __all__ = [
     "say",
     "script_arguments",
     "scripts_like",
+    "settings_option",
     "source_options",
 ]
 
@@ -296,6 +298,21 @@ def source_options(command: Callable) -> Callable:
     return command
 
 
+def settings_option(command: Callable) -> Callable:
+    """Adds `--set`; the command gets `settings`, each a `NAME=VALUE`, for `announce_settings`."""
+    doc = "Change an option of the script's NPURunConfig. May be repeated."
+    return click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help=doc)(command)
+
+
+def announce_settings(settings: Sequence[str]) -> None:
+    """Tells the processes that the command starts what `--set` says; ends the command where that is wrong."""
+    if settings:
+        from npu_bridge.options import from_shell  # only now: every start of a script passes by here
+
+        with ending_on(TypeError, ValueError):
+            from_shell.announce(settings)
+
+
 def script_arguments(command: Callable, endings: Sequence[str] = (".py",)) -> Callable:
     """Adds SCRIPT and its arguments; the command gets `script`, which has one of the endings, and `arguments`."""
 
@@ -317,18 +334,28 @@ def scripts_like(incomplete: str, endings: Sequence[str] = (".py",)) -> list[Com
 
 
 def launcher_options(command: Callable) -> Callable:
-    """Adds `-np`, the options of `source_options`, SCRIPT and its arguments to a command.
+    """Adds `-np`, `--set`, the options of `source_options`, SCRIPT and its arguments to a command.
 
     The command gets `launcher`, these options as a list of words for `npu-run`, `script` and `arguments`.
     """
 
     @click.option("-np", "size", type=click.IntRange(min=1), metavar="N", help="Number of ranks. Default: 1.")
+    @settings_option
     @source_options
     @script_arguments
     @functools.wraps(command)
-    def with_launcher(*given: Any, size: int | None, era: int | None, trees: tuple[str, ...], **others: Any) -> Any:
+    def with_launcher(
+        *given: Any,
+        size: int | None,
+        settings: tuple[str, ...],
+        era: int | None,
+        trees: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
         check_script(others["script"])
+        announce_settings(settings)
         launcher = [] if size is None else ["-np", str(size)]
+        launcher += [word for setting in settings for word in ("--set", setting)]
         launcher += [f"--tf{era}"] if era else []
         launcher += [word for tree in trees for word in ("--tree", os.path.abspath(tree))]
         return command(*given, launcher=launcher, **others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import tempfile
 from typing import Any
 
@@ -49,7 +50,7 @@ def try_script(steps: int, launcher: list[str], script: str, arguments: tuple[st
             raise SystemExit(1)
         count = read_json(trial.parameters, within=folder) if os.path.exists(trial.parameters) else None
         echo(f"try: it trains: {_numbers(rows, count)}")
-        echo(f"try: next, the whole training: npu-run {' '.join([*launcher, script, *arguments])}")
+        echo(f"try: next, the whole training: npu-run {shlex.join([*launcher, script, *arguments])}")
 
 
 def _problem(code: int, rows: list[Any]) -> str:

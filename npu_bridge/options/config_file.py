@@ -1,4 +1,4 @@
-"""Reads and writes run configurations as TOML: a key for each constructor value, a table for each helper object."""
+"""Reads run configurations as TOML: a key for each constructor value, a table for each helper object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npu_bridge.options.kinds import Helper, RawBytes, TensorFlowObject
 from npu_bridge.options.table import RUN_CONFIG, OptionTable
 
 # Reading takes two seconds for each megabyte, and a time that grows with the square of a line.
-_MOST_BYTES, _LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
+_MOST_BYTES, LONGEST_LINE, _MOST_DOTS = 64 * 2**10, 4096, 16
 _BEGINNING = re.compile(r"""[\s\["'\w.-]*""")  # where a key or the name of a table may stand
 _TABLE_HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(#.*)?$")
 _LIST_HEADER = re.compile(r"\s*\[\[([^\[\]]+)\]\]\s*(#.*)?$")
@@ -37,14 +37,16 @@ def build_from_file(
       overrides: constructor values that win over the file.
       helpers: the helper classes by owner name.
       lists: what a file may hold beside constructor values: by the name of a list of tables, what makes an object of
-        one of them. The objects are kept as a tuple, in the attribute of that name with an underscore in front.
+        one of them. The objects are kept as a tuple, in the attribute of that name with an underscore in front, and
+        what the file says of them in `_tables`.
     Raises:
       TypeError, ValueError: the file is not TOML, names an unknown key, or holds an illegal value or
         combination; the message starts with file, line and key.
       OSError: the file cannot be read.
     """
     content, text = read_toml(path, f"{cls.__name__}.from_file")
-    reader = _FileReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
+    tables = {name: content[name] for name in lists if name in content}
+    reader = TomlReader(os.fspath(path), text, getattr(cls, "_option_table", OPTIONS), helpers)
     made = {name: reader.objects(name, content.pop(name), make) for name, make in lists.items() if name in content}
     values = reader.arguments(RUN_CONFIG, content, "", skip=overrides)
     try:
@@ -53,6 +55,7 @@ def build_from_file(
         raise reader.located(error, "") from error
     for name, objects in made.items():
         setattr(config, f"_{name}", objects)
+    config._tables = tables
     return config
 
 
@@ -72,14 +75,21 @@ def read_toml(path: str | os.PathLike, owner: str = "TOML file") -> tuple[dict[s
     text = content.decode("utf-8", "replace")
     for number, line in enumerate(text.splitlines(), start=1):
         dots = _BEGINNING.match(line).group().count(".")
-        if len(line) > _LONGEST_LINE or dots > _MOST_DOTS:
-            bound = f"at most {_LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
+        if len(line) > LONGEST_LINE or dots > _MOST_DOTS:
+            bound = f"at most {LONGEST_LINE} characters, and a key of at most {_MOST_DOTS} dots"
             raise ValueError(f"{path}:{number}: the line is too long. Expected {bound}; got {len(line)} and {dots}.")
-    return _parse(text, os.fspath(path)), text
+    return parse_toml(text, os.fspath(path)), text
 
 
-class _FileReader:
-    """Turns parsed TOML into constructor values and knows where each key stood."""
+class TomlReader:
+    """Turns parsed TOML into constructor values and knows where each key stood.
+
+    Args:
+      path: the file, or what else messages name in front.
+      text: what was parsed.
+      table: the options to know.
+      helpers: the helper classes, or other functions of their arguments, by owner name.
+    """
 
     def __init__(self, path: str, text: str, table: OptionTable, helpers: Mapping[str, type]):
         self._path = path
@@ -90,6 +100,7 @@ class _FileReader:
     def arguments(
         self, owner: str, content: Mapping[str, Any], section: str, skip: Container[str] = ()
     ) -> dict[str, Any]:
+        """Values for the constructor of an owner, whose table is `section`, as in "dump_config."."""
         names = [option.name for option in self._table.of(owner)]
         values = {}
         for key, value in content.items():
@@ -150,7 +161,8 @@ class _FileReader:
         return ":".join(part for part in (self._path, str(line or ""), f" key {key}" if key else "") if part)
 
 
-def _parse(text: str, path: str) -> dict[str, Any]:
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """What a text says; `path` begins the messages of errors as of `build_from_file`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -80,12 +80,16 @@ def written_out(config: Any, **defaults: Any) -> str:
       **defaults: what a parameter is kept as when it is not given, where that is not the default of the table.
     """
     parts = []
-    for option in config._option_table.of(config._declared_as):
-        value = getattr(config, option.attribute)
-        if value != defaults.get(option.name, option.default):
-            text = repr(value)  # of several lines where it is a message of TensorFlow
-            parts.append(f"{option.name}={shortened(' '.join(text.split()), 240) if chr(10) in text else text}")
+    for name, value in changed_values(config, **defaults).items():
+        text = repr(value)  # of several lines where it is a message of TensorFlow
+        parts.append(f"{name}={shortened(' '.join(text.split()), 240) if chr(10) in text else text}")
     return f"{type(config).__name__}({', '.join(parts)})"
+
+
+def changed_values(config: Any, **defaults: Any) -> dict[str, Any]:
+    """What of a config object differs from the defaults, by parameter; arguments as of `written_out`."""
+    pairs = [(option, getattr(config, option.attribute)) for option in config._option_table.of(config._declared_as)]
+    return {o.name: value for o, value in pairs if value != defaults.get(o.name, o.default)}
 
 
 def check_run_config(values: Mapping[str, Any], table: OptionTable = OPTIONS) -> None:
@@ -134,6 +138,13 @@ def checkpoint_steps(values: Mapping[str, Any]) -> Any:
     if values["save_checkpoints_steps"] is None and values["save_checkpoints_secs"] is None:
         return DEFAULT_CHECKPOINT_STEPS
     return values["save_checkpoints_steps"]
+
+
+def usual_values(config: Any) -> dict[str, Any]:
+    """What an NPURunConfig keeps that is given nothing, where that is not the default of the table."""
+    secs = OPTIONS["save_checkpoints_secs"].attribute
+    given = {"save_checkpoints_steps": None, "save_checkpoints_secs": getattr(config, secs)}
+    return {"save_checkpoints_steps": checkpoint_steps(given)}
 
 
 def warn_about_checkpoints(steps: Any, secs: Any, loop: int) -> None:

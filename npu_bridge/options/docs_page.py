@@ -29,6 +29,7 @@ but the default is an error. A default of *none* means that the option is not se
 | an Estimator | `NPURunConfig(iterations_per_loop=10)` |
 | settings in a file | `NPURunConfig.from_file("run.toml")`, with the lines of the file as `iterations_per_loop = 10` |
 | a session | an entry `NpuOptimizer` in the ConfigProto: [session.md](session.md#tfsession) shows one |
+| an `NPURunConfig` that you do not want to edit | `npu-run --set NAME=VALUE train.py`: [below](#from-the-shell) |
 
 Some options belong to a helper object: `dump_mode` is an argument of `DumpConfig`, and
 `NPURunConfig(dump_config=DumpConfig(...))` takes the object. All of them are in
@@ -37,6 +38,33 @@ Some options belong to a helper object: `dump_mode` is an argument of `DumpConfi
 In a session, each option has a slot for its type: `.s` for text, `.i` for an integer, `.b` for a boolean. So you write
 `parameter_map["iterations_per_loop"].i = 10`. The tables show the slot, and the key where it differs from the name.
 An option without a slot cannot be set in a session.
+
+## From the shell
+
+```
+npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py
+```
+
+`--set NAME=VALUE` changes an option of every `NPURunConfig` that the script makes, on every rank. It wins over what the
+script says. `npu-run` checks the name and the value before it starts anything. Then one line says where the option was
+used:
+
+```text
+npu-run: the NPURunConfig of train.py:12 takes --set save_checkpoints_steps=7 --set precision_mode_v2=origin
+```
+
+- NAME is written as in a file. An option of a helper object has the helper's name in front:
+  `--set dump_config.dump_mode=all`.
+- VALUE is written as in a file, but a text needs no quotes. A file and `--set` cannot say `None`.
+- If the script makes no `NPURunConfig`, nothing changes, and a line at the end of the run says so.
+- `try`, `record`, `replay` and `bisect` take `--set`, too.
+
+## To use them again
+
+A training that makes a [report](reporting.md) also writes `run.toml` beside it. This file has the options that were
+changed, with their values in this run. `NPURunConfig.from_file("out/run/run.toml")` makes the same configuration again.
+A comment in the file names what a file cannot hold, such as `session_config`. A plain `tf.estimator.Estimator` tells
+its session only a part of the options; `ReportHook(folder, config=config)` writes all of them.
 
 ## When options are read
 

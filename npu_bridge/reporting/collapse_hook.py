@@ -10,13 +10,12 @@ import tensorflow as tf
 from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
+from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session.overflow_hook import find_origin, place_in_script
 
-# A scale falls to 1 in some dozens of steps; who skips as many again at 1 has another problem (ours).
-_MOST_IN_A_ROW = 100
 _LOWEST_USEFUL_SCALE = 1.0
 _TRANSFERS = ("Horovod", "Collective")
 
@@ -49,17 +48,11 @@ class LossScaleCollapseHook(StepHook):
     Example: est.train(input_fn, hooks=[LossScaleCollapseHook(most_in_a_row=1000)]) waits longer than the default 100.
     """
 
-    def __init__(self, most_in_a_row: int = _MOST_IN_A_ROW):
+    def __init__(self, most_in_a_row: int = MOST_IN_A_ROW):
         super().__init__()
         check_count("LossScaleCollapseHook", "most_in_a_row", most_in_a_row, "Leave it out for 100.")
         self._most_in_a_row = most_in_a_row
-        self._in_a_row, self._feeds = 0, None
-        self._scale: float | None = None
-
-    def begin(self):
-        """Looks up tensors; counting starts again."""
-        super().begin()
-        self._in_a_row, self._scale = 0, None
+        self._feeds = None
 
     def after_run(self, run_context, run_values):
         """Keeps what the run was fed with, which one more run needs as well."""
@@ -67,22 +60,18 @@ class LossScaleCollapseHook(StepHook):
         super().after_run(run_context, run_values)
 
     def on_step(self, session, observation: Observation) -> None:
-        """Counts skipped steps since the scale last moved."""
-        has_moved, self._scale = observation.loss_scale != self._scale, observation.loss_scale
-        if not observation.skipped or has_moved:
-            self._in_a_row = 0
-        self._in_a_row += observation.skipped
-        if self._in_a_row >= self._most_in_a_row and self._is_at_its_end(session.graph):
+        """Looks how many steps were skipped since the scale last moved."""
+        if self._skips.count >= self._most_in_a_row and self._is_at_its_end(session.graph):
             raise LossScaleCollapseError(self._explanation(session))
 
     def _is_at_its_end(self, graph):
-        return self._scale is not None and (
-            self._scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE)
-        )
+        scale = self._skips.scale
+        return scale is not None and (scale <= _LOWEST_USEFUL_SCALE or not graph.get_collection(LOSS_SCALE_STATE))
 
     def _explanation(self, session):
         what = (
-            f"LossScaleCollapseHook: {self._in_a_row} steps in a row were skipped at a loss scale of {self._scale:g}, "
+            f"LossScaleCollapseHook: {self._skips.count} steps in a row were skipped at a loss scale of "
+            f"{self._skips.scale:g}, "
             f"after step {self.read_step(session)}"
         )
         try:

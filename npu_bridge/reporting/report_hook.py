@@ -19,7 +19,9 @@ from npu_bridge.base import environment
 from npu_bridge.base.machine import usable_cores
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.collective.apart import run_apart
+from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.options import of_graph
+from npu_bridge.options.as_toml import OPTIONS_FILE
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.failure_hook import FailureHook, report_failure, stops_training
 from npu_bridge.reporting.history import HISTORY_FILE, History
@@ -44,13 +46,14 @@ class ReportHook(tf.estimator.SessionRunHook):
     its page (`FailureHook`). Every `NPUEstimator` has such a hook.
 
     Args:
-      folder: for `report.html`, `report.json` and `history.jsonl`.
+      folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
       history: of a `HistoryHook` that records the steps already. None: this hook records them, ever more sparsely
         (`every_n_steps=None` of a `HistoryHook`).
       ranks: what `places_of_ranks` gave, for the table of ranks. None: their number alone.
       stream: where the summary and the path of the page are printed. None: `sys.stdout`, looked up at the end.
       curves: write those of a `TensorBoardHook` into the folder, too.
       is_brief: print the first line of the summary alone.
+      config: the `NPURunConfig`, for `run.toml`. None: that has the options that the session was told.
     Graph: reads collections, adds nothing.
     Ranks: local.
     Example: with tf.train.MonitoredTrainingSession(hooks=[ReportHook("out/run")]) as session: ...
@@ -64,6 +67,7 @@ class ReportHook(tf.estimator.SessionRunHook):
         stream: TextIO | None = None,
         curves: bool = True,
         is_brief: bool = False,
+        config: Any = None,
     ):
         self._parts: list[tf.estimator.SessionRunHook] = [TensorBoardHook(folder)] if curves else []
         if history is None:
@@ -71,7 +75,7 @@ class ReportHook(tf.estimator.SessionRunHook):
             self._parts.append(recorder)
             history = recorder.history
         self.history = history
-        self._page = _Page(folder, history, ranks, is_brief)
+        self._page = _Page(folder, history, ranks, is_brief, config)
         self._failure = FailureHook(folder, self._stop, history, stream)
         self._graph = StepHook()  # reads the step, and knows how big a batch is
         self._options = None
@@ -129,7 +133,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
     The loss is the one that Keras shows: the mean since the epoch began. With `verbose=0` the path is not printed.
 
     Args:
-      folder: for `report.html`, `report.json` and `history.jsonl`.
+      folder: for `report.html`, `report.json`, `run.toml` and `history.jsonl`.
       curves: write those of a `TensorBoardCallback` into the folder, too.
     Ranks: local; only rank 0 writes.
     Example: model.fit(dataset, callbacks=npu_callbacks_append([ReportCallback("out/run")]))
@@ -143,6 +147,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         self._writes = False
         self._thinning: Any = None  # a `Thinning` and the `Numbers` before a step, once training has begun
         self._before: Any = None
+        self._skips = SkipsInARow()
         self._train: Any = None  # what `fit` would call for a step
         self._is_training = False
 
@@ -201,6 +206,7 @@ class ReportCallback(tf.keras.callbacks.Callback):
         before, now = self._before, Numbers.of(self.model.optimizer)
         skipped = (now.skipped_steps or 0) > (before.skipped_steps or 0)
         loss = (logs or {}).get("loss")
+        self._skips.add(skipped, before.loss_scale)
         seen = Observation(None if loss is None else float(loss), before.loss_scale, skipped, before.learning_rate)
         self._before = now
         self._thinning.add(seen, self._history.now, 1)
@@ -237,9 +243,15 @@ class _Page:
     """What both have in common: the files beside the history."""
 
     def __init__(
-        self, folder: str, history: History, ranks: Sequence[dict[str, Any]] | None = None, is_brief: bool = False
+        self,
+        folder: str,
+        history: History,
+        ranks: Sequence[dict[str, Any]] | None = None,
+        is_brief: bool = False,
+        config: Any = None,
     ):
         self.folder, self._history, self._ranks, self._is_brief = os.fspath(folder), history, ranks, is_brief
+        self._config = config
         self.secondary = Secondary(f"the page of this training in {self.folder}", (Exception,))
         self._peaks: dict[int, int] = {}  # of memory, by rank
         self._times, self._run_began = StepTimes(), 0.0
@@ -276,10 +288,12 @@ class _Page:
 
     @_on_rank_0
     def note(self, options) -> None:
-        """Writes `report.json`."""
+        """Writes `report.json` and `run.toml`."""
         ranks = collective.current()
         known = [_this_place()] if ranks.size == 1 else [{} for _ in range(ranks.size)]
         gpus = [device.name for device in tf.config.list_physical_devices("GPU")]
+        path = os.path.join(self.folder, OPTIONS_FILE)
+        Secondary(f"{path}, this training's options,").attempt(page.note_options, self.folder, self._config, options)
         page.note_run(self.folder, self._history.path, options, self._ranks or known, gpus)
 
     @_on_rank_0

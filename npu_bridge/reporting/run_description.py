@@ -12,7 +12,7 @@ from npu_bridge.reporting.progress_line import format_count
 def describe_run(precision: str = "the graph's own dtypes") -> str:
     """Back-end, devices, ranks and precision in one line.
 
-    As in `TensorFlow 2.15.1 | 2 CPU cores | 2 ranks, 2 on this machine | precision: the graph's own dtypes`.
+    As in `TensorFlow 2.15.1 | 2 CPU cores | 4 ranks, 2 on this machine | precision: the graph's own dtypes`.
 
     Args:
       precision: what decides the dtypes, in words.
@@ -23,5 +23,7 @@ def describe_run(precision: str = "the graph's own dtypes") -> str:
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = [format_count(gpus, "GPU")] if gpus else []
     devices.append(format_count(usable_cores(), "CPU core"))
-    placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks, {ranks.local_size} on this machine"
+    placement = "one process" if ranks.size == 1 else f"{ranks.size} ranks"
+    if ranks.local_size < ranks.size:  # in 80 columns there is no room for what goes without saying
+        placement += f", {ranks.local_size} on this machine"
     return f"TensorFlow {tf.__version__} | {', '.join(devices)} | {placement} | precision: {precision}"

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
+from npu_bridge.gradients.skips_in_a_row import SkipsInARow
 from npu_bridge.reporting.run_size import samples_of_batch
 from npu_bridge.session.precision import policy_of_last_step
 
@@ -31,7 +32,8 @@ class Observation(NamedTuple):
 class StepHook(tf.estimator.SessionRunHook):
     """Fetches loss, loss scale and the skipped flag with every step and hands them to `on_step`.
 
-    Tensors are looked up in `begin`, so one hook object serves one graph after the other.
+    Tensors are looked up in `begin`, so one hook object serves one graph after the other. It warns when step after step
+    is skipped (`warn_of_skips`).
 
     Args:
       loss: scalar tensor, or its name, or None for the loss the optimizer recorded; without such an
@@ -48,9 +50,11 @@ class StepHook(tf.estimator.SessionRunHook):
         self._fixed_rate: float | None = None
         self._global_step = None
         self._graph: Any = None
+        self._skips = SkipsInARow()
 
     def begin(self):
         """Finds the tensors of the graph that is about to run."""
+        self._skips = SkipsInARow()
         graph = tf.compat.v1.get_default_graph()
         candidates = {
             "loss": self._find_loss(graph),
@@ -86,6 +90,7 @@ class StepHook(tf.estimator.SessionRunHook):
             learning_rate=None if results["learning_rate"] is None else float(results["learning_rate"]),
             precision=None if policy is None else policy.low_dtype or "float32",
         )
+        self._skips.add(observation.skipped, observation.loss_scale)
         self.on_step(run_context.session, observation)
 
     def on_step(self, session, observation: Observation) -> None:

@@ -40,6 +40,7 @@ RUN_BY_OTHER_TESTS = {
     "npu-run -np 2 train.py": ("journeys/test_code_of_pages.py", ['["npu-run", "-np", "2"]', '[*command, "train.py"]']),
     "npu-run -H host1:4,host2:4 train.py": ("launch/test_remote_ranks.py", ['"-H", f"{ONE}:1,{OTHER}:1", "train.py"']),
     "npu-run doctor": ("launch/test_doctor.py", ['start("doctor", *options']),
+    "npu-run doctor --fix": ("launch/test_doctor.py", ['"npu_bridge.run", "doctor", "--fix"']),
     "npu-run doctor --config run.toml --rank-table table.json": (
         "launch/test_doctor.py",
         ['"--config", "run.toml", "--rank-table", "table.json"'],
@@ -69,6 +70,10 @@ RUN_BY_OTHER_TESTS = {
     "npu-run bisect --low allow_mix_precision --steps 20 train.py": (
         "launch/trials/test_bisect.py",
         ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
+    ),
+    "npu-run -np 2 --set save_checkpoints_steps=7 --set precision_mode_v2=origin train.py": (
+        "launch/test_try.py",
+        ['words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")'],
     ),
     "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
     "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
@@ -149,7 +154,8 @@ NOT_RUN = {
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
-    'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml ".[cpu]"': "needs a network",
+    'pip install ".[cpu]"': "needs a network",
+    'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml': "needs a network",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
     "HOROVOD_WITHOUT_MXNET=1 CMAKE_POLICY_VERSION_MINIMUM=3.5 pip install --no-build-isolation horovod==0.28.1": (
         "needs a network and minutes of compiling"

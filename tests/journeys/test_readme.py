@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from npu_bridge.base.install import INSTALL_HOROVOD
+from npu_bridge.base.install import HOROVOD, INSTALL_HOROVOD
 from tests.reporting.chromium import assert_page
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -88,6 +88,7 @@ def test_horovod_is_installed_as_the_library_says():
     page = (REPOSITORY / "docs" / "install.md").read_text()
     shown = " ".join(page.replace("\\\n", " ").split())
     assert INSTALL_HOROVOD in shown
+    assert f"\nhorovod =\n    {HOROVOD}\n" in (REPOSITORY / "setup.cfg").read_text()
 
 
 def needs_own_environment():

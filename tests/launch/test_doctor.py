@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 
+from npu_bridge.launch.doctor.build import Installer, InstallError, cache_folder
 from npu_bridge.launch.doctor.machine import machine_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
@@ -74,6 +81,69 @@ def test_broken_horovod_is_told_with_its_fix(tmp_path):
     assert "pip install --no-cache-dir --no-build-isolation horovod==0.28.1" in output
     assert row(output, "GPUs")
     assert output.splitlines()[-1] == "A run could not work: 1 problem to fix."
+
+
+def environment_without_horovod(folder):
+    """A Python with links to the packages of this one, but Horovod. Its pip can fetch nothing, so it changes none."""
+    venv.create(folder, symlinks=True)
+    (own,) = folder.glob("lib/python*/site-packages")
+    for entry in Path(click.__file__).parent.parent.iterdir():
+        if not entry.name.startswith(("horovod", "__pycache__", "npu_bridge", "__editable__")):
+            with contextlib.suppress(FileExistsError):
+                (own / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+def kept_wheels():
+    return sorted(cache_folder().glob(f"wheels/python{sys.version_info[0]}.{sys.version_info[1]}-*/horovod-*.whl"))
+
+
+@pytest.mark.skipif(not kept_wheels(), reason="no wheel of Horovod is kept here")
+def test_missing_horovod_is_installed_from_the_wheel_that_is_kept(tmp_path):
+    python = environment_without_horovod(tmp_path / "venv")
+    kept = tmp_path / "cache" / "npu_bridge" / "wheels"
+    kept.parent.mkdir(parents=True)
+    kept.symlink_to(cache_folder() / "wheels")
+    variables = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+    done = subprocess.run(
+        [python, "-m", "npu_bridge.run", "doctor", "--fix", "--limit-secs", str(LIMIT_SECS)],
+        env={**os.environ, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not installed" in done.stdout and "npu-run doctor --fix; or by hand" in done.stdout
+    said = [line.partition("npu-run doctor: ")[2] for line in done.stderr.splitlines()]
+    installed = said[[line.startswith("installing Horovod into ") for line in said].index(True) + 1 :]
+    assert installed[0] == "what Horovod is built with" and installed[1].startswith("Horovod, compiled earlier (")
+    assert installed[2].startswith("Horovod works. Next: npu-run doctor, ") and len(installed) == 3
+    assert "Successfully installed horovod-0.28.1" in (tmp_path / "cache" / "npu_bridge" / "horovod.log").read_text()
+    assert list((tmp_path / "venv").glob("lib/python*/site-packages/horovod/tensorflow"))
+
+
+def test_what_is_missing_for_compiling_is_told(tmp_path, monkeypatch):
+    said = []
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    (tools / "cmake").write_text("#!/bin/sh\n")
+    (tools / "cmake").chmod(0o755)
+    python = tools / "python"  # of an environment where pip has nothing to do
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    installer = Installer(str(python), tmp_path / "log", said.append)
+    with pytest.raises(InstallError, match="for which a C.. compiler must be installed: apt-get install g"):
+        installer.install_horovod()
+    (tools / "c++").write_text("#!/bin/sh\n")
+    (tools / "c++").chmod(0o755)
+    python.write_text('#!/bin/sh\ncase "$3" in wheel) echo "[ 40%] no"; exit 1;; esac\n')
+    with pytest.raises(InstallError, match="could not be compiled"):
+        installer.install_horovod()
+    assert installer.last_lines().endswith("[ 40%] no") and said[-1].startswith("Horovod, compiled here")
 
 
 def test_tensorflow_that_kills_the_process_does_not_kill_the_doctor(tmp_path):

@@ -69,6 +69,7 @@ NAMES = [
     "trial.json",
     "report.html",
     "report.json",
+    "run.toml",
     "compare.html",
     "r.json",
     "plan.png",
@@ -377,7 +378,8 @@ def test_what_somebody_saves_into_a_folder_while_a_command_runs_stays(tmp_path):
         import os, sys
         import tensorflow.compat.v1 as tf
         tf.disable_eager_execution()
-        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+        # A reference variable shares its memory with what was read of it: a loss might be that after the update.
+        weight = tf.get_variable("weight", [], initializer=tf.ones_initializer(), use_resource=True)
         train = tf.train.GradientDescentOptimizer(0.1).minimize(weight * weight, tf.train.get_or_create_global_step())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())

@@ -8,7 +8,7 @@ import pytest
 
 from npu_bridge.launch.try_ import _numbers, _problem
 from npu_bridge.reporting.history import StepRow
-from tests.launch.launching import npu_run, write_script
+from tests.launch.launching import needs_horovod, npu_run, write_script
 
 FIT = """
 import sys
@@ -35,6 +35,38 @@ def test_a_script_that_trains_and_one_that_does_not(tmp_path):
     assert code == 1 and "  RuntimeError: no data\n" in output, output
     assert output.splitlines()[-1].endswith("exit code 1; its last lines are above")
     assert sorted(os.listdir(tmp_path)) == ["bad.py", "train.py"]
+
+
+CONFIG = """
+import os
+from npu_bridge.npu_init import NPURunConfig
+config = NPURunConfig(save_checkpoints_steps=5)
+print(f"rank {os.environ['RANK_ID']}: {config!r}")
+"""
+
+
+@needs_horovod
+@pytest.mark.ranks(2)
+def test_an_option_is_changed_on_every_rank(tmp_path):
+    write_script(tmp_path, CONFIG, "config.py")
+    write_script(tmp_path, "print('no configuration')", "none.py")
+    words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")
+    code, output = npu_run("-np", 2, *words, "config.py", cwd=tmp_path)
+    assert code == 0, output
+    for rank in (0, 1):
+        made = "NPURunConfig(save_checkpoints_steps=7, precision_mode_v2='origin')"
+        assert f"rank {rank}: {made}\n" in output, output
+    told = f"npu-run: the NPURunConfig of config.py:4 takes {' '.join(words)}\n"
+    assert output.count("takes --set") == 1 and told in output, output
+    code, output = npu_run(*words[:2], "none.py", cwd=tmp_path)
+    assert code == 0 and "no configuration\n" in output, output
+    assert "npu-run: --set save_checkpoints_steps=7 changed nothing: " in output
+    code, output = npu_run("--set", "save_checkpoint_steps=7", "config.py", cwd=tmp_path)
+    assert code == 2 and "starting" not in output and "Did you mean 'save_checkpoints_steps'?" in output, output
+    code, output = npu_run("try", "--set", "save_checkpoints_steps='7'", "config.py", cwd=tmp_path)
+    assert code == 2 and output.startswith("npu-run try: --set save_checkpoints_steps='7': NPURunConfig: "), output
+    code, output = npu_run("try", *words, "config.py", cwd=tmp_path)
+    assert code == 1 and "no step of a session" in output, output
 
 
 def _row(step, loss, skipped=False, time=0.0):

@@ -181,7 +181,7 @@ def assert_same_bits(ours, stock):
 @pytest.mark.parametrize("name", ["model", "warm", "looping"])
 def test_files_and_checkpoints(lives, name):
     ours, stock = (os.path.join(lives[kind].folder, name) for kind in ("ours", "stock"))
-    of_the_page = {"history.jsonl", "report.html", "report.json"}
+    of_the_page = {"history.jsonl", "report.html", "report.json", "run.toml"}
     files = [sorted(entry for entry in os.listdir(folder) if "tfevents" not in entry) for folder in (ours, stock)]
     listed = [[entry for entry in entries if entry not in of_the_page] for entries in files]
     assert listed[0] == listed[1]

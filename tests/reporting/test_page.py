@@ -168,8 +168,11 @@ def test_what_the_training_noted_is_shown_and_nothing_of_it_becomes_markup(tmp_p
         ([__file__], 3, ("x", "x", "y"), True, f"npu-run -np 3 -H x:2,y:1 {__file__}"),
     ],
 )
-def test_the_command_to_repeat(arguments, ranks, hosts, by_launcher, expected):
+def test_the_command_to_repeat(arguments, ranks, hosts, by_launcher, expected, monkeypatch):
     assert facts.command_line(arguments, ranks, hosts, by_launcher) == expected
+    monkeypatch.setenv("NPU_RUN_SET", '["hccl_timeout=5"]')
+    again = facts.command_line(arguments, ranks, hosts, by_launcher)
+    assert again == (expected.replace(f" {__file__}", f" --set hccl_timeout=5 {__file__}") if by_launcher else expected)
 
 
 def test_a_timeline_is_a_picture_with_times_for_each_rank(tmp_path):

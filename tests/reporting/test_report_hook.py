@@ -49,6 +49,10 @@ def test_every_npu_estimator_makes_one(tmp_path):
     facts = json.loads((tmp_path / "report.json").read_text())
     assert facts["ranks"][0]["process"] == os.getpid()
     assert ["NPURunConfig.save_checkpoints_steps", "6"] in [row[:2] for row in facts["options"]]
+    text = (tmp_path / "run.toml").read_text()
+    assert "precision_mode" not in text and "session_config" not in text, "it is that of the second training"
+    given = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=6)
+    assert repr(NPURunConfig.from_file(tmp_path / "run.toml")) == repr(given)
     page = (tmp_path / "report.html").read_text()
     assert 'data-last-step="20"' in page and "NPURunConfig.save_checkpoints_steps" in page
 
@@ -89,6 +93,15 @@ def test_keras_says_where_the_page_is_unless_it_is_to_say_nothing(tmp_path, caps
     said = f"report file://{tmp_path}/report.html"
     assert capsys.readouterr().out.splitlines()[-1:] == ([said] if verbose else [])
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_file_of_options_that_is_somebody_elses_stays(tmp_path, caplog):
+    (tmp_path / "run.toml").write_text("mine = 1")
+    with caplog.at_level("WARNING", logger="npu_bridge"):
+        run_steps([ReportHook(str(tmp_path))], [3.0, 2.0], [False, False], [4.0, 4.0])
+    assert (tmp_path / "run.toml").read_text() == "mine = 1" and (tmp_path / "report.html").exists()
+    (record,) = caplog.records
+    assert "run.toml, this training's options, is not written" in record.getMessage()
 
 
 def test_a_page_that_cannot_be_written_ends_no_training(tmp_path, caplog):

@@ -23,4 +23,4 @@ def lines_of_ranks():
 @pytest.mark.ranks(2)
 def test_two_ranks(on_ranks):
     for line in on_ranks(2, lines_of_ranks):
-        assert "2 ranks, 2 on this machine" in line
+        assert "| 2 ranks | precision" in line and len(line) <= 80

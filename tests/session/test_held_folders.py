@@ -465,12 +465,20 @@ def test_a_killed_job_is_taken_over_and_what_it_left_is_cleared(tmp_path, caplog
 
 
 def test_a_users_own_files_in_the_folder_stay(tmp_path, caplog):
-    names = ["report.html", "report.json", "history.jsonl", "tailing.json", "notes.txt", "model.ckpt-9_temp"]
+    names = [
+        "report.html",
+        "report.json",
+        "run.toml",
+        "history.jsonl",
+        "tailing.json",
+        "notes.txt",
+        "model.ckpt-9_temp",
+    ]
     for name in names:
         (tmp_path / name).write_text(f"years of work on {name}")
     for _ in range(2):
         NPUEstimator(model_fn, config=NPURunConfig(model_dir=str(tmp_path))).train(input_fn, steps=2)
     assert [(tmp_path / name).read_text() for name in names] == [f"years of work on {name}" for name in names]
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
-    for name in ("report.json", "history.jsonl"):  # and without its facts no page is made
+    for name in ("report.json", "run.toml", "history.jsonl"):  # and without its facts no page is made
         assert f"{name} is a file that npu_bridge did not make" in caplog.text

@@ -12,6 +12,8 @@ from npu_bridge.base.tf_internals.training import create_all_weights
 from npu_bridge.collective import exchanges
 from npu_bridge.estimator.npu.checks import check_root_rank
 from npu_bridge.gradients.same_batches import FirstBatchOfFit
+from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW, warn_of_skips
+from npu_bridge.reporting.keras_numbers import Numbers
 
 __all__ = ["NPUBroadcastGlobalVariablesCallback", "broadcast_global_variables"]
 
@@ -22,7 +24,9 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     All that belongs to training is sent: weights, batch statistics, metrics, and the optimizer with its slots, its
     learning rate, the loss scale and its counters. So a job in which only `root_rank` loaded a model goes on from there
     on every rank. It happens once in the life of this object; evaluation does not count. A model without an input
-    shape has no weights before its first batch; then it happens after that. With one rank nothing happens.
+    shape has no weights before its first batch; then it happens after that. With one rank nothing is sent.
+
+    After an epoch of which all steps were skipped, more than 100, it warns.
 
     Args:
       root_rank: the rank whose values are sent.
@@ -36,6 +40,7 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._root_rank = root_rank
         self._is_done = False
         self._first_batch = None
+        self._before = None
         check_root_rank("NPUBroadcastGlobalVariablesCallback", root_rank)
 
     def on_train_begin(self, logs=None):
@@ -53,6 +58,20 @@ class NPUBroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         if self._first_batch is not None:
             self._first_batch.compare()
             self._first_batch = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._before = self._numbers()
+
+    def on_epoch_end(self, epoch, logs=None):
+        before, now = self._before, self._numbers()
+        if before is None or now is None or (before.step, before.loss_scale) != (now.step, now.loss_scale):
+            return
+        if now.skipped_steps - before.skipped_steps > MOST_IN_A_ROW:
+            warn_of_skips(now.loss_scale)
+
+    def _numbers(self):
+        counts = getattr(self.model.optimizer, "skipped_steps", None) is not None
+        return Numbers.of(self.model.optimizer) if counts and collective.current().rank == 0 else None
 
     def _broadcast(self, own=()):
         self._is_done = True

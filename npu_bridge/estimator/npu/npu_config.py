@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.base.tf_internals.training import distribute_config
-from npu_bridge.options import construction, make_session_config, read_run_config
+from npu_bridge.options import construction, from_shell, make_session_config, read_run_config
 from npu_bridge.options.construction import DeclaredConfig, declared
 from npu_bridge.options.table import DUMP, DYNAMIC_INPUT, EXPERIMENTAL, GRAPH_MEMORY, MEMORY, PROFILING, RUN_CONFIG
 from npu_bridge.session import precision
@@ -105,7 +105,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination is an error here, at
     construction; an option that is kept without having an effect on stock TensorFlow says so once at INFO.
-    `docs/options.md` lists what each option does.
+    `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` wins over what a script says.
 
     A plain Estimator learns the options through its session: `session_config` holds them as an `NpuOptimizer`
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and
@@ -155,6 +155,10 @@ class NPURunConfig(tf.estimator.RunConfig):
         return self.__dict__.get("_stages", ())
 
     def _set_up(self, values: dict[str, Any]) -> None:
+        with from_shell.taken(values, self._option_table, _HELPERS) as changed:
+            self._take(changed)
+
+    def _take(self, values: dict[str, Any]) -> None:
         construction.check_run_config(values, self._option_table)
         strategy = values["distribute"]
         of_base = {name: values[name] for name in construction.BASE_PARAMETERS}
@@ -171,9 +175,7 @@ class NPURunConfig(tf.estimator.RunConfig):
         precision.check_files(read_run_config(self))
 
     def __repr__(self) -> str:
-        secs = self._save_checkpoints_secs
-        steps = construction.checkpoint_steps({"save_checkpoints_steps": None, "save_checkpoints_secs": secs})
-        return construction.written_out(self, save_checkpoints_steps=steps)
+        return construction.written_out(self, **construction.usual_values(self))
 
     @property
     def save_checkpoints_steps(self) -> int | None:

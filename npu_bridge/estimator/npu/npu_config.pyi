@@ -172,7 +172,7 @@ class NPURunConfig(tf.estimator.RunConfig):
 
     Adds the options below to `tf.estimator.RunConfig`. An illegal value or combination is an error here, at
     construction; an option that is kept without having an effect on stock TensorFlow says so once at INFO.
-    `docs/options.md` lists what each option does.
+    `docs/options.md` lists what each option does. `npu-run --set NAME=VALUE` wins over what a script says.
 
     A plain Estimator learns the options through its session: `session_config` holds them as an `NpuOptimizer`
     entry, which sessions read once `npu_bridge.npu_init` is imported. `NPUEstimator` needs no such import, and

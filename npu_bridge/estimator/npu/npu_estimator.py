@@ -137,6 +137,7 @@ class NPUEstimator(tf.estimator.Estimator):
             warm_start_from=warm_start_from,
         )
         self._options = options
+        self._as_given = config.replace(model_dir=self.model_dir)  # without the session settings of the base class
         self._precision = precision
         self._has_trained = self._has_ended = False
         self._history = None  # of the latest training
@@ -251,7 +252,8 @@ class NPUEstimator(tf.estimator.Estimator):
         ):
             hooks = [*hooks, TensorBoardHook(self.model_dir, loss=estimator_spec.loss, most_steps=curve_steps)]
         if self._is_talkative and not any(isinstance(hook, ReportHook) for hook in given):
-            settings = {"curves": False, "is_brief": self._has_ended}  # in later rounds the summary is one line
+            # In later rounds the summary is one line.
+            settings = {"curves": False, "is_brief": self._has_ended, "config": self._as_given}
             report = ReportHook(self.model_dir, self._history, self._places, sys.stderr, **settings)
             self._history = report.history
             hooks = [*hooks, report]

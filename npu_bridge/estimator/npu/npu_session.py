@@ -23,10 +23,12 @@ from npu_bridge import session as effects
 from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.tf_internals.sessions import mark_as_not_begun
 from npu_bridge.estimator.npu.checks import check_steps_are_counted
+from npu_bridge.gradients.collections import STEP_SKIPPED
 from npu_bridge.gradients.training_apart import watch_sessions
 from npu_bridge.options import of_graph, read_session_config, tell_effects
 from npu_bridge.session.devices import check_placement
 from npu_bridge.session.precision import Precision, attach
+from npu_bridge.session.skips_hook import SkipsHook
 
 __all__ = ["decorate_sessions", "decorator_tf_session"]
 
@@ -82,7 +84,8 @@ def decorator_tf_session(func: Callable) -> Callable:
         if has_entry or is_imposed:
             effects.settle_session(self, options)
             attach(self, precision)
-            effects.run_with_hooks(self, effects.hooks_for(options))
+            is_training = isinstance(graph, tf.Graph) and graph.get_collection_ref(STEP_SKIPPED)
+            effects.run_with_hooks(self, [*effects.hooks_for(options), *([SkipsHook()] if is_training else [])])
         else:
             effects.settle_session(self)
 

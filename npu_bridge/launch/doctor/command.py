@@ -10,11 +10,12 @@ import click
 from rich.console import Console
 
 from npu_bridge.base.terminal import echo
-from npu_bridge.launch.command_line import Command, is_quiet, json_option, print_json
+from npu_bridge.launch.command_line import Command, fail, is_quiet, json_option, print_json, say
+from npu_bridge.launch.doctor.build import Installer, InstallError, cache_folder
 from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import configuration, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
-from npu_bridge.launch.doctor.ranks import Trial, horovod_section, run_trials
+from npu_bridge.launch.doctor.ranks import Trial, horovod_section, lacks_horovod, run_trials
 from npu_bridge.launch.table import PlainConsole
 
 __all__ = ["doctor", "examine"]
@@ -30,11 +31,13 @@ __all__ = ["doctor", "examine"]
     show_default=True,
     help="Time each of the two trial runs may take.",
 )
+@click.option("--fix", is_flag=True, help="Then install Horovod, where it is missing or built for another TensorFlow.")
 @json_option
-def doctor(config: str | None, rank_table: str | None, limit_secs: float, as_json: bool):
+def doctor(config: str | None, rank_table: str | None, limit_secs: float, fix: bool, as_json: bool):
     """Says what is installed, what the machine can do, what is set, and whether ranks can be started.
 
-    Starts one and two processes that really sum a tensor. The exit code is 1 when a run could not work, else 0.
+    Starts one and two processes that really sum a tensor. The exit code is 1 when a run could not work, else 0; with
+    --fix it is 0 once Horovod is installed.
     """
     console = PlainConsole()
     with _Progress(None if as_json else console) as progress:
@@ -43,7 +46,31 @@ def doctor(config: str | None, rank_table: str | None, limit_secs: float, as_jso
         print_json(page.exit_code, page.facts())
     else:
         print_page(page, console, is_short=is_quiet())
+    if fix:
+        _fix(page)
     sys.exit(page.exit_code)
+
+
+def _fix(page: Page) -> None:
+    """Installs Horovod where that helps, and says what to type next; ends the process where something was installed."""
+    log = cache_folder() / "horovod.log"
+    installer = Installer(sys.executable, log, _say)
+    if not page.lacks_horovod:
+        _say("there is nothing that --fix could install")
+        return
+    _say(f"installing Horovod into {sys.prefix} (full log: {log})")
+    try:
+        installer.install_horovod()
+    except InstallError as error:
+        if log.exists():
+            echo(installer.last_lines(), err=True)
+        fail(f"npu-run doctor: {error}. The full log is {log}; the same command begins again.", 1)
+    _say("Horovod works. Next: npu-run doctor, which lets two ranks sum a tensor, or npu-run -np 2 train.py")
+    sys.exit(0)
+
+
+def _say(text: str) -> None:
+    say(f"npu-run doctor: {text}")
 
 
 class _Progress:
@@ -109,6 +136,7 @@ def examine(config: str | None, rank_table: str | None, limit_secs: float, progr
     one, two = run_trials(limit_secs, config, progress.note)
     page.add(machine_section(one.facts.get("gpus")))
     page.add(*horovod_section(one, two, wanted_ranks))
+    page.lacks_horovod = lacks_horovod(one)
     page.add(variables, problems)
     page.add(*table[:2])
     if config is not None:

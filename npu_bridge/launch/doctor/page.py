@@ -50,6 +50,7 @@ class Page:
 
     sections: list[Section] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
+    lacks_horovod: bool = False
 
     def add(self, section: Section, problems: Sequence[Problem] = ()) -> None:
         """Adds a section, unless it has no rows, and what is wrong there."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_bridge.base.install import INSTALL_HOROVOD
+from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.doctor.trial import MARK
 
-__all__ = ["RunningTrial", "Trial", "horovod_section", "run_trials"]
+__all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_trials"]
 
 _INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
 _SCRIPT = "import sys\nfrom npu_bridge.launch.doctor.trial import main\n\nmain(sys.argv[1:])\n"
@@ -167,7 +167,7 @@ def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]
     failed = one.facts.get("failed", {})
     if one.facts.get("horovod_is_missing"):
         what = "Horovod is not installed: scripts run on one rank only"
-        problems.append(Problem(what, f"For several ranks (needs g++, cmake): {INSTALL_HOROVOD}", wanted_ranks > 1))
+        problems.append(Problem(what, f"For several ranks (needs g++, cmake): {_fix()}", wanted_ranks > 1))
     if "import npu_bridge.npu_init" in failed:
         what = f"npu_bridge.npu_init cannot be imported: {failed['import npu_bridge.npu_init']}"
         problems.append(Problem(what, "Install npu_bridge again: pip install --force-reinstall --no-deps npu-bridge"))
@@ -175,14 +175,24 @@ def _problems(one: Trial, two: Trial | None, wanted_ranks: int) -> list[Problem]
         if "tensorflow" not in one.facts:
             problems.append(Problem(f"TensorFlow does not work: {one.failure}", _INSTALL_TENSORFLOW))
         else:
-            # pip may have kept a wheel that was built for another TensorFlow.
-            install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir")
-            fix = f"Build it again, for this TensorFlow: pip uninstall -y horovod; {install}"
+            fix = f"Build it again, for this TensorFlow: {_fix('pip uninstall -y horovod; ')}"
             problems.append(Problem(f"Horovod does not work: {one.failure}", fix))
     if two is not None and two.failure:
         fix = "Run npu-run -np 2 on a small script, with HOROVOD_LOG_LEVEL=debug; see docs/ranks.md."
         problems.append(Problem(f"Two ranks could not sum a tensor: {two.failure}", fix))
     return problems
+
+
+def _fix(before: str = "") -> str:
+    """How to install Horovod, with a command that comes first where one is there already."""
+    # pip may have kept a wheel that was built for another TensorFlow.
+    install = INSTALL_HOROVOD.replace("pip install", "pip install --no-cache-dir") if before else INSTALL_HOROVOD
+    return f"{FIX_HOROVOD}; or by hand: {before}{install}"
+
+
+def lacks_horovod(one: Trial) -> bool:
+    """Whether installing Horovod would help: TensorFlow works, and Horovod is missing, or built for another one."""
+    return "tensorflow" in one.facts and bool(one.facts.get("horovod_is_missing") or one.failure)
 
 
 def _failure(code: int, lines: Sequence[str], facts: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from npu_bridge.base import environment, horovod_internals
-from npu_bridge.base.install import INSTALL_HOROVOD
+from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.collective.key_value_server import KeyValueServer
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.job.hosts import Plan, is_this_machine
@@ -52,7 +52,7 @@ def open_slots(plan: Plan) -> Iterator[tuple[list[Slot], KeyValueServer | None]]
     except Exception as error:  # a broken installation raises whatever it raises
         raise LaunchError(
             f"{plan.size} ranks need Horovod, which cannot be imported ({error}). Install it (needs g++, cmake): "
-            f"{INSTALL_HOROVOD}"
+            f"{FIX_HOROVOD}; or by hand: {INSTALL_HOROVOD}"
         ) from error
     named = f"localhost:{plan.size}" if plan.is_local else plan.hosts
     assigned = horovod_internals.assigned_slots(named, plan.size)

@@ -18,7 +18,7 @@ import types
 from typing import Callable
 
 from npu_bridge.base.after_import import when_loaded
-from npu_bridge.base.environment import Launched, fill_rank_variables, launched, write_variable
+from npu_bridge.base.environment import Launched, fill_rank_variables, given_settings, launched, write_variable
 from npu_bridge.base.terminal import echo
 from npu_bridge.launch.rank.input_end import watch_input
 from npu_bridge.launch.rank.link import RankLink
@@ -59,11 +59,13 @@ def main(arguments: list[str]) -> None:
     choice = take_choice()
     try:
         _run_script(arguments[0], arguments, choice, place.rank)
+        _tell_unread_settings()
         _finish(link, tell_exit)
     except SystemExit as stop:
         if stop.code not in (None, 0):
             _report(link, stop, arguments[0], stop.code & 0xFF if isinstance(stop.code, int) else 1)
         else:
+            _tell_unread_settings()
             _finish(link, tell_exit)
         raise
     except KeyboardInterrupt as interrupt:
@@ -81,6 +83,14 @@ def main(arguments: list[str]) -> None:
         if end_trial is not None:
             end_trial()
         choice.conclude(arguments[0], place.rank)
+
+
+def _tell_unread_settings() -> None:
+    """After a script that has come to its end: options of `--set` may have met nobody."""
+    if given_settings():
+        from npu_bridge.options.from_shell import tell_unread
+
+        tell_unread()
 
 
 def _watch_updates(tensorflow: types.ModuleType) -> None:

@@ -13,6 +13,7 @@ _PLACES = {
     "RunFolder": f"{__name__}.run_folder:RunFolder",
     "describe_failure": f"{__name__}.failure:describe",
     "note_failure": f"{__name__}.facts:note_failure",
+    "note_options": f"{__name__}.facts:note_options",
     "note_run": f"{__name__}.facts:note_run",
     "read_run_folder": f"{__name__}.run_folder:read_run_folder",
     "render_page": f"{__name__}.document:render_page",

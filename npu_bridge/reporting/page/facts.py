@@ -1,7 +1,7 @@
 """Notes what only the process that trains knows: how it was started, with which options, and where.
 
-Kept in the run folder as `report.json`. Values of arguments and variables whose names say that they are secret are
-left out: the page is made to be sent to others.
+Kept in the run folder as `report.json`; `run.toml` beside it has the options that were changed, for another run. Values
+of arguments and variables whose names say that they are secret are left out: the page is made to be sent to others.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from npu_bridge.base.files import write_whole
 from npu_bridge.base.inventory import machine_rows, version_rows
 from npu_bridge.base.reading import read_json
 from npu_bridge.options import OPTIONS
+from npu_bridge.options.as_toml import OPTIONS_FILE, OPTIONS_FILES, as_toml
 from npu_bridge.options.environment_table import VARIABLES
 
-__all__ = ["FACTS_FILE", "command_line", "note_failure", "note_run"]
+__all__ = ["FACTS_FILE", "command_line", "note_failure", "note_options", "note_run"]
 
 FACTS_FILE = "report.json"
 _FILES = rb'^\{\n "script": .*\n "command": '  # how they begin
@@ -68,6 +69,16 @@ def note_run(
     write_whole(os.path.join(folder, FACTS_FILE), json.dumps(facts, indent=1), _FILES)
 
 
+def note_options(folder: str, config: Any, options: Mapping[str, Any] | None) -> None:
+    """Writes `run.toml` into a run folder, in one move; arguments as of `as_toml`.
+
+    Raises:
+      OSError: the file cannot be written, or is somebody else's.
+    """
+    os.makedirs(folder, exist_ok=True)
+    write_whole(os.path.join(folder, OPTIONS_FILE), as_toml(config, options), OPTIONS_FILES)
+
+
 def note_failure(folder: str, failure: Mapping[str, Any]) -> bool:
     """Adds a failure to `report.json` of a run that is going on, in one move.
 
@@ -105,6 +116,7 @@ def command_line(arguments: Sequence[str], ranks: int, hosts: Sequence[str] = ()
         start = ["npu-run", "-np", str(ranks)] if ranks > 1 else ["npu-run"]
         if len(set(hosts)) > 1:
             start += ["-H", ",".join(f"{host}:{count}" for host, count in collections.Counter(hosts).items())]
+        start += [word for setting in environment.given_settings() for word in ("--set", setting)]
     return shlex.join([*start, *_without_secrets(arguments)])
 
 

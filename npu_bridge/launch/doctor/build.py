@@ -1,0 +1,158 @@
+"""Installs Horovod for the TensorFlow that is there: the wheel in the user's cache, or one that is compiled and kept.
+
+`npu-run doctor --fix` and `make venv` (tools/setup_env.py) come here, the latter with a Python that has no packages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Callable
+
+from npu_bridge.base.files import new_file
+from npu_bridge.base.install import HOROVOD, HOROVOD_CHOICES, HOROVOD_NEEDS
+from npu_bridge.base.reading import open_file
+
+__all__ = ["InstallError", "Installer", "cache_folder"]
+
+_HEARTBEAT_SECS = 20
+_LOG_TAIL_LINES = 30
+_PROBE = "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())"
+_TENSORFLOW = (
+    "import importlib.metadata as m; "
+    "print(*sorted({f'{d.name}-{d.version}' for d in m.distributions() "
+    "if d.name in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
+)
+
+
+class InstallError(RuntimeError):
+    """A step did not work; the message says which one, and what to do."""
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what it has made for later."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "npu_bridge"
+
+
+class Installer:
+    """Installs into the environment of a Python, with what commands print in a log and signs of life in between.
+
+    Args:
+      python: the interpreter of that environment, of the same version as this one.
+      log: the file to which output is added.
+      say: prints a line of progress.
+    """
+
+    def __init__(self, python: str, log: Path, say: Callable[[str], None]):
+        self._python, self._log, self._say = python, log, say
+
+    def install_horovod(self) -> None:
+        """Installs Horovod, and sees that it can be imported.
+
+        Raises:
+          InstallError: it does not work, or a tool is missing.
+        """
+        self.pip("what Horovod is built with", HOROVOD_NEEDS)
+        folder = self._wheel_folder()
+        kept = sorted(folder.glob("horovod-*.whl"))
+        if kept and self._try_wheel(f"Horovod, compiled earlier ({kept[-1]})", kept[-1]):
+            return
+        problem = _missing_tools()
+        if problem:
+            raise InstallError(problem)
+        self._say("Horovod, compiled here (2 to 6 minutes on 2 cores)")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as built:
+            build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
+            if self.run([self._python, "-m", "pip", *build, HOROVOD], _build_environment()) != 0:
+                raise InstallError("Horovod could not be compiled")
+            (wheel,) = Path(built).glob("horovod-*.whl")
+            if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
+                raise InstallError("Horovod was compiled, but does not import")
+            with wheel.open("rb") as source, new_file(folder / wheel.name, "wb") as target:
+                shutil.copyfileobj(source, target)
+
+    def pip(self, title: str, arguments: Sequence[str]) -> None:
+        """Runs `pip install`, under a title.
+
+        Raises:
+          InstallError: it did not work.
+        """
+        self._say(title)
+        command = [self._python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+        if self.run([*command, *arguments]) != 0:
+            raise InstallError("pip install did not work")
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+        """Runs a command, and says now and then how long it has taken; gives its exit code."""
+        began = time.monotonic()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            start = log.tell()
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                while True:
+                    try:
+                        return process.wait(timeout=_HEARTBEAT_SECS)
+                    except subprocess.TimeoutExpired:
+                        self._say(f"    {time.monotonic() - began:.0f} s{self._share_compiled(start)}")
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+
+    def last_lines(self) -> str:
+        """The end of the log."""
+        with open_file(self._log, errors="replace") as text:
+            return "\n".join(text.read().splitlines()[-_LOG_TAIL_LINES:])
+
+    def _share_compiled(self, start: int) -> str:
+        """How far cmake says it has come, from what the log holds past `start`; empty when it says nothing."""
+        with self._log.open("rb") as log:
+            log.seek(start)
+            shares = re.findall(rb"\[ *(\d+)%\]", log.read())
+        return f", {int(shares[-1])} % compiled" if shares else ""
+
+    def _try_wheel(self, title: str, wheel: Path) -> bool:
+        self.pip(title, ["--no-deps", "--force-reinstall", str(wheel)])
+        return self.run([self._python, "-c", _PROBE]) == 0
+
+    def _wheel_folder(self) -> Path:
+        """Where wheels are kept that were compiled for this Python and its TensorFlow; setup_env.sh knows it, too."""
+        found = subprocess.run([self._python, "-c", _TENSORFLOW], capture_output=True, text=True)
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        return cache_folder() / "wheels" / f"{version}-{platform.machine()}-{found.stdout.strip()}"
+
+
+def _missing_tools() -> str:
+    """What is needed to compile and is not here, with how to install it; empty if nothing is missing."""
+    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = any(name and shutil.which(name.split()[0]) for name in compilers)
+    missing = ["a C++ compiler"] * (not compiler) + ["cmake"] * (shutil.which("cmake") is None)
+    if not missing:
+        return ""
+    return (
+        f"Horovod is compiled here, for which {' and '.join(missing)} must be installed: apt-get install g++ cmake "
+        "(Debian/Ubuntu), dnf install gcc-c++ cmake (Fedora), brew install cmake (macOS)"
+    )
+
+
+def _build_environment() -> dict[str, str]:
+    """TensorFlow over Gloo, on as many cores as the memory allows."""
+    # One compiler process on TensorFlow's headers takes up to about 2 GiB.
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
+    # A `make` that started us offers its job slots through MAKEFLAGS; Horovod's own make cannot reach them.
+    return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}"}

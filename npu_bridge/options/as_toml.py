@@ -1,0 +1,134 @@
+"""Writes what a training has changed of the options as TOML, which `NPURunConfig.from_file` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from npu_bridge.base.terminal import in_line
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.config_file import LONGEST_LINE
+from npu_bridge.options.construction import changed_values, usual_values
+from npu_bridge.options.kinds import Helper
+from npu_bridge.options.table import REQUIRED, RUN_CONFIG
+
+__all__ = ["OPTIONS_FILE", "OPTIONS_FILES", "as_toml"]
+
+OPTIONS_FILE = "run.toml"
+_FIRST_LINE = "# Options that this training changed. NPURunConfig.from_file reads this file."
+OPTIONS_FILES = rb"^# Options that this training changed\."  # how they begin
+_OF_SESSION = "# They are those of its session, which is not told what tf.estimator.RunConfig takes, such as model_dir."
+_SHOWN_CHARACTERS = 60
+
+
+def as_toml(config: Any = None, options: Mapping[str, Any] | None = None) -> str:
+    """The text of a file from which `NPURunConfig.from_file` makes the same configuration.
+
+    A comment names what a file cannot hold: objects of Python, None in place of another default, very long texts.
+
+    Args:
+      config: an `NPURunConfig`.
+      options: those that a session was told, where there is no such object; None if nobody knows any.
+    """
+    lines, lost = [_FIRST_LINE], []
+    if config is not None:
+        values = _changed_of_object(config)
+    else:
+        values = _changed_of_options(options or {}, RUN_CONFIG)
+        lines.append("# It had no options." if options is None else _OF_SESSION)
+    tables = []
+    for section, name, value in _flat(values, ""):
+        if name == "":
+            tables += ["", f"[{section}]"]
+            continue
+        line = _line(name, value)
+        if line is None:
+            lost.append(f"#   {section}{'.' if section else ''}{name}: {in_line(_shown(value))}")
+        elif section:
+            tables.append(line)
+        else:
+            lines.append(line)
+    for name, each in getattr(config, "_tables", {}).items():
+        for entry in each:
+            tables += ["", f"[[{name}]]", *filter(None, (_line(key, value) for key, value in entry.items()))]
+    if lost:
+        told = "# A file cannot hold the following. Pass them: NPURunConfig.from_file(path, NAME=...)"
+        lines += ["", told, *lost]
+    return "\n".join([*lines, *tables, ""])
+
+
+def _changed_of_object(config: Any) -> dict[str, Any]:
+    """Values by name; those of a helper object are such a dict again."""
+    is_helper = config._declared_as != RUN_CONFIG
+    values = changed_values(config, **({} if is_helper else usual_values(config)))
+    return {name: _changed_of_object(value) if _has_table(value) else value for name, value in values.items()}
+
+
+def _has_table(value: Any) -> bool:
+    """Whether it is a helper object that a file can hold: one with all it must have."""
+    if not hasattr(value, "_declared_as"):
+        return False
+    required = [o for o in value._option_table.of(value._declared_as) if o.default is REQUIRED]
+    return all(getattr(value, option.attribute) is not None for option in required)
+
+
+def _changed_of_options(options: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option in OPTIONS.of(owner):
+        if isinstance(option.kind, Helper):
+            inner = _changed_of_options(options, option.kind.owner)
+            if inner:
+                required = [each.name for each in OPTIONS.of(option.kind.owner) if each.default is REQUIRED]
+                values[option.name] = {**{name: options.get(name) for name in required}, **inner}
+        elif options.get(option.name) not in (None, option.default, option.absent):
+            values[option.name] = options[option.name]
+    return values
+
+
+def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str, Any]]:
+    """Section, name and value of each, those of inner tables last; a table begins with its section alone."""
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            yield section, name, value
+    for name, value in values.items():
+        if isinstance(value, dict):
+            inner = f"{section}.{name}" if section else name
+            if not value or not all(isinstance(each, dict) for each in value.values()):
+                yield inner, "", None
+            yield from _flat(value, inner)
+
+
+def _line(name: str, value: Any) -> str | None:
+    """A line of TOML; None where it cannot say the value."""
+    text = _toml_of(value)
+    line = f"{name} = {text}"
+    return line if text is not None and len(line) <= LONGEST_LINE else None
+
+
+def _toml_of(value: Any) -> str | None:
+    if isinstance(value, int):
+        return json.dumps(value)  # True is one, too
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, (str, bytes, os.PathLike)):
+        try:
+            text = os.fsdecode(value)
+            text.encode("utf-8")
+        except UnicodeError:
+            return None
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        parts = [_toml_of(each) for each in value]
+        return None if None in parts else f"[{', '.join(parts)}]"  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        pairs = {json.dumps(str(key)): _toml_of(each) for key, each in value.items()}
+        made = ", ".join(f"{key} = {each}" for key, each in pairs.items())
+        return None if None in pairs.values() else f"{{{made}}}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if value is None or isinstance(value, (str, bytes)) else type(value).__name__
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,152 @@
+"""`npu-run --set NAME=VALUE`: options of every `NPURunConfig` of a run, in place of what its script says.
+
+The launcher checks names and values, and hands them to the ranks in a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from npu_bridge.base import environment
+from npu_bridge.base.errors import say_on_terminal, shortened
+from npu_bridge.base.terminal import in_line
+from npu_bridge.options.catalogue import OPTIONS
+from npu_bridge.options.config_file import LONGEST_LINE, TomlReader, parse_toml
+from npu_bridge.options.kinds import Helper
+from npu_bridge.options.table import IN_OBJECT, RUN_CONFIG, OptionTable
+
+__all__ = ["announce", "taken", "tell_unread"]
+
+_PYTHON_WORDS = {"True": True, "False": False}
+
+
+def announce(words: Sequence[str]) -> None:
+    """Checks what was set, and tells the ranks, which inherit the environment.
+
+    Args:
+      words: each a `NAME=VALUE`, where VALUE is TOML; what is not, is a text.
+    Raises:
+      TypeError, ValueError: a name is unknown, or a value illegal by itself; the message begins with `--set`.
+    """
+    helpers = {o.kind.owner: functools.partial(_check, o.kind.owner) for o in OPTIONS if isinstance(o.kind, Helper)}
+    for word in words:
+        reader = TomlReader(_title(word), "", OPTIONS, helpers)
+        values = reader.arguments(RUN_CONFIG, _parse(word), "")
+        try:
+            _check(RUN_CONFIG, **values)
+        except (TypeError, ValueError) as error:
+            raise _located(error, word, OPTIONS) from error
+    environment.write_variable(environment.SETTINGS, json.dumps(list(words)))
+    environment.write_variable(environment.SETTINGS_READ, 0)
+
+
+@contextlib.contextmanager
+def taken(values: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    """Inside, an `NPURunConfig` is made; afterwards rank 0 tells, once, which one it was.
+
+    Args:
+      values: those of its constructor, by parameter.
+      table: its options.
+      helpers: the helper classes by owner name.
+    Yields:
+      The values with what was set in their place.
+    Raises:
+      TypeError, ValueError: what was set makes an illegal value, or was raised inside: the message begins with `--set`.
+    """
+    words = environment.given_settings()
+    changed, word = dict(values), ""
+    try:
+        for word in words:
+            changed.update(_merged(RUN_CONFIG, changed, _parse(word), table, helpers))
+    except (TypeError, ValueError) as error:
+        raise _located(error, word, table) from error
+    try:
+        yield changed
+    except (TypeError, ValueError) as error:
+        option = getattr(error, "option", None)
+        culprit = next((word for word in words if option in _names(_parse(word))), None)
+        if culprit is None:
+            raise
+        raise _located(error, culprit, table) from error
+    if words:
+        environment.write_variable(environment.SETTINGS_READ, 1)
+        if environment.probable_rank() == 0:
+            say_on_terminal(f"npu-run: the NPURunConfig of {in_line(_place())} takes {_said(words)}")
+
+
+def tell_unread() -> None:
+    """Says, when the script has come to its end, that nobody has read what was set."""
+    words = environment.given_settings()
+    if words and not environment.is_flag_on(environment.SETTINGS_READ) and environment.probable_rank() == 0:
+        said = f"{_said(words)} changed nothing: the script has made no NPURunConfig"
+        say_on_terminal(f"npu-run: {said}. Make one, or set the option where the script sets its own.")
+
+
+def _parse(word: str) -> dict[str, Any]:
+    """A `NAME=VALUE` as a file would hold it."""
+    name, equals, text = word.partition("=")
+    name, text = name.strip(), text.strip()
+    if not equals or not name or len(word) > LONGEST_LINE or "\n" in word:
+        raise ValueError(f"{_title(word)}: Expected NAME=VALUE in one line, such as --set save_checkpoints_steps=50.")
+    if text == "None":
+        raise ValueError(f"{_title(word)}: None cannot be set here. Leave {name} out, or change it in the script.")
+    try:
+        return parse_toml(f"{name} = {text}", _title(word))
+    except ValueError:
+        if text[:1] in ("", '"', "'", "[", "{", "#"):
+            raise
+    value = _PYTHON_WORDS.get(text, text)  # a shell takes quotes away, and people write what Python does
+    return parse_toml(f"{name} = {json.dumps(value, ensure_ascii=False)}", _title(word))
+
+
+def _check(owner: str, **values: Any) -> None:
+    for option in OPTIONS.of(owner):
+        if option.name in values:
+            option.check(values[option.name], IN_OBJECT)
+
+
+def _located(error: Exception, word: str, table: OptionTable) -> Exception:
+    return TomlReader(_title(word), "", table, {}).located(error, "")
+
+
+def _names(content: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in content.items():
+        yield name
+        yield from _names(value) if isinstance(value, dict) else ()
+
+
+def _merged(
+    owner: str, before: Mapping[str, Any], content: Mapping[str, Any], table: OptionTable, helpers: Mapping[str, type]
+) -> dict[str, Any]:
+    """What was set of an owner, by name; helper objects are made anew, with all else that they said."""
+    values = {}
+    for name, value in content.items():
+        kind = table[name].kind
+        if isinstance(kind, Helper):
+            helper = before.get(name)
+            own = {} if helper is None else {o.name: getattr(helper, o.attribute) for o in table.of(kind.owner)}
+            value = helpers[kind.owner](**{**own, **_merged(kind.owner, own, value, table, helpers)})
+        values[name] = value
+    return values
+
+
+def _title(word: str) -> str:
+    return shortened(f"--set {word}", 120)
+
+
+def _said(words: Sequence[str]) -> str:
+    return in_line(" ".join(f"--set {shlex.quote(word)}" for word in words))
+
+
+def _place() -> str:
+    """File and line of the script that makes a config object."""
+    frame = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("npu_bridge", "contextlib"):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "this process" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,78 @@
+"""A training that only skips steps says so once, whatever it is made with."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from npu_bridge.base.errors import LONGEST_MESSAGE, say_once
+from npu_bridge.npu_init import (
+    FixedLossScaleManager,
+    NPUOptimizer,
+    NPURunConfig,
+    npu_callbacks_append,
+    npu_keras_optimizer,
+)
+from npu_bridge.reporting import HistoryHook, ProgressHook, ReportCallback
+from tests.reporting.stepping import run_steps
+
+tf1 = tf.compat.v1
+SAID = "loss scale: more than 100 steps in a row were skipped, so nothing is trained"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    say_once.cache_clear()
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(SAID)]
+
+
+@pytest.mark.parametrize(
+    "skipped, scales, told",
+    [
+        ([True] * 101, [8.0] * 101, 1),
+        ([True] * 101, None, 1),
+        ([True] * 100, [8.0] * 100, 0),
+        ([*[True] * 60, False, *[True] * 60], [8.0] * 121, 0),
+        ([True] * 150, [*[8.0] * 75, *[4.0] * 75], 0),
+    ],
+)
+def test_hooks_tell_it_once(skipped, scales, told, tmp_path, caplog):
+    hooks = [ProgressHook(stream=io.StringIO()), HistoryHook(str(tmp_path / "history.jsonl"))]
+    run_steps(hooks, [1.0] * len(skipped), skipped, scales)
+    said = warnings_in(caplog)
+    assert len(said) == told and all(len(text) < LONGEST_MESSAGE for text in said)
+    assert all(("at a loss scale of 8." in text) == (scales is not None) for text in said)
+    assert all("DynamicLossScaleManager.apex()" in text and "LossScaleCollapseHook" in text for text in said)
+
+
+def test_a_plain_estimator_tells_it_without_a_hook(tmp_path, caplog):
+    def model_fn(features, mode):
+        weight = tf1.get_variable("weight", [], initializer=tf1.ones_initializer())
+        loss = weight * features
+        optimizer = NPUOptimizer(tf1.train.GradientDescentOptimizer(0.1), FixedLossScaleManager(8), is_loss_scale=True)
+        train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=tf.ones([]), train_op=train_op)
+
+    config = NPURunConfig(model_dir=str(tmp_path), save_checkpoints_steps=10**6)
+    estimator = tf.estimator.Estimator(model_fn, config=config)
+    estimator.train(lambda: tf.data.Dataset.from_tensors(np.float32(np.inf)).repeat(101))
+    assert len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize("with_report", [True, False])
+def test_keras_tells_it(with_report, tmp_path, caplog):
+    model = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile(npu_keras_optimizer(tf.keras.optimizers.SGD(0.25), FixedLossScaleManager(8)), "mse")
+    data = tf.data.Dataset.from_tensors((np.full([1, 1], np.inf, np.float32), np.ones([1, 1], np.float32)))
+    callbacks = [ReportCallback(str(tmp_path))] if with_report else npu_callbacks_append([])
+    model.fit(data.repeat(100), verbose=0, callbacks=callbacks)
+    assert warnings_in(caplog) == []
+    model.fit(data.repeat(101), verbose=0, callbacks=callbacks)
+    (said,) = warnings_in(caplog)
+    assert "at a loss scale of 8." in said
