@@ -25,25 +25,26 @@ SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]
 _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
 _FLOAT32 = {"precision_mode": "must_keep_origin_dtype", "precision_mode_v2": None}
-_IS_FLOAT32 = "float32"  # a file in a record that was made so: a replay is made so, too
 
 
 @click.command(cls=ScriptCommand)
 @click.option("-o", "--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
 @click.option("--float32", is_flag=True, help="Keep every operator's dtype, whatever precision SCRIPT asks for.")
+@click.option("--tensors", is_flag=True, help="Record what every operator of these steps computes, too.")
 @launcher_options
-def record(out: str, steps: int, float32: bool, launcher: list[str], script: str, arguments: tuple[str, ...]):
+def record(
+    out: str, steps: int, float32: bool, tensors: bool, launcher: list[str], script: str, arguments: tuple[str, ...]
+):
     """Records how SCRIPT starts to train: initial weights, and what its first steps read and draw at random.
 
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
     last of these steps.
     """
     with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
-        own.clear("rank_*", "run", SNIPPET, _IS_FLOAT32)
-        if float32:
-            Path(out, _IS_FLOAT32).touch()
-        _record(os.path.abspath(out), steps, [*launcher, script], arguments)
+        own.clear("rank_*", "run", SNIPPET)
+        trial = Trial(os.path.join(os.path.abspath(out), "run"), 0, steps=steps, record=os.path.abspath(out))
+        _record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
 
 
 @click.command(cls=ScriptCommand)
@@ -64,9 +65,9 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
             sys.exit(_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments]))
 
 
-def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
-    trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _imposed(out))
+def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
+    out = trial.record
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _imposed(float32))
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
@@ -97,8 +98,8 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     )
 
 
-def _imposed(recorded: str) -> dict[str, Any]:
-    return {**_ONE_STEP, **(_FLOAT32 if os.path.exists(os.path.join(recorded, _IS_FLOAT32)) else {})}
+def _imposed(float32: bool) -> dict[str, Any]:
+    return {**_ONE_STEP, **_FLOAT32} if float32 else _ONE_STEP
 
 
 def _races_of(facts: dict[str, Any]) -> list[str]:
@@ -122,20 +123,21 @@ def _check_record(folder: str) -> None:
 
 def _replay(recorded: str, run: str, command: list[str]) -> int:
     trial = Trial(folder=run, seed=0, replay=recorded)
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command], _imposed(recorded))
+    facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command], _imposed(bool(facts.get("is_float32"))))
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
     verdicts = [read_json(path, within=run) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
-    differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
+    differences = [(rank, text) for rank, verdict in enumerate(verdicts) for text in verdict["differences"]]
     if not differences:
         echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
         return 0
     for rank, text in differences[:10]:
         echo(f"replay: rank {rank}: {text}")
-    races = _races_of(read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded))
+    races = _races_of(facts)
     if races:
         echo(f"replay: {steps}: not repeatable, not even where it was recorded: {'; '.join(races)}")
     else:

@@ -2,12 +2,14 @@
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen), `kinds` of the recorded tensors by name
-  ("batch", "fed" or "random"), `not_recorded`, what could not be: names with the reason, `trained`, the variables that
-  steps train, and `updates`, the operators that do, and `races`, variables that a step reads and writes in no order,
-  with the two operators;
+- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor, `kinds`
+  of the recorded tensors by name ("batch", "fed" or "random"), `not_recorded`, what could not be: names with the
+  reason, `trained`, the variables that steps train, and `updates`, the operators that do, `races`, variables that a
+  step reads and writes in no order, with the two operators, and `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
-- `step_00000.npz` and so on: the values of the tensors by name.
+- `step_00000.npz` and so on: the values of the tensors by name;
+- `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
+  `types` of these operators in `record.json`.
 
 `.npz` are numpy's archives. Values of bfloat16 are saved as float32.
 """
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.graphs import control_flow_context, operator_definition
@@ -58,17 +61,18 @@ class Sources(NamedTuple):
 
 
 class RecordSteps(HookOfTraining):
-    """Writes the first steps of a process's first training session.
+    """Writes the first steps of a process's first training session, `with_tensors` all that they compute.
 
     Ranks: local; each writes its own folder.
     """
 
-    def __init__(self, folder: str, steps: int, rank: int):
-        self._folder = folder_of_rank(folder, rank)
+    def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool):
+        self._folder, self._with_tensors = folder_of_rank(folder, rank), with_tensors
         self._steps = steps
         self._session: Any = None
         self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
-        self._facts.update(updates=[], trained=[])
+        mode = imposed_options().get("precision_mode")
+        self._facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
         self._last_run: Run | None = None
         self._secondary = Secondary(f"the record in {self._folder}")
         self._is_whole = True
@@ -93,9 +97,15 @@ class RecordSteps(HookOfTraining):
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:
             self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
-        loss = self.training.loss
         fetches: dict[str, Any] = {"values": sources.tensors}
-        return tf.estimator.SessionRunArgs({**fetches, "loss": loss} if loss is not None else fetches)
+        if self.training.loss is not None:
+            fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
+        if self._with_tensors:
+            names = self.training.values
+            tensors = [each for op in self.training.ops for each in op.outputs if each.name in names]
+            fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
+            self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
+        return tf.estimator.SessionRunArgs(fetches)
 
     def after_run(self, run_context, run_values):
         """Writes the step."""
@@ -112,6 +122,8 @@ class RecordSteps(HookOfTraining):
                 else:
                     self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
         self._save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
+        if self._with_tensors:
+            self._save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
         loss = run_values.results.get("loss")
         self._facts["losses"].append(None if loss is None else float(loss))
         self._facts["steps"] += 1

@@ -80,14 +80,24 @@ class Replay(tf.train.SessionRunHook):
         self._tell("tensors", missing)
         return found
 
-    def trains(self, graph, fetches):
+    def is_step(self, graph, fetches):
         """Whether a run of these is one of the steps that were recorded: evaluations are not."""
-        elements = tuple(_elements(graph, fetches))
-        key = (graph.version, elements)
+        key = (graph.version, tuple(_elements(graph, fetches)))
         if key not in self._known:
             updates = self._updates_in(graph.get_operations())
-            self._known[key] = not updates or bool(updates & _needed(elements))
+            self._known[key] = not updates or bool(updates & self.needed(graph, fetches))
         return self._known[key]
+
+    def needed(self, graph, fetches):
+        """All operators that a run of these computes."""
+        waiting = _elements(graph, fetches)
+        found = set(waiting)
+        while waiting:
+            op = waiting.pop()
+            new = {tensor.op for tensor in op.inputs}.union(op.control_inputs) - found
+            found |= new
+            waiting.extend(new)
+        return found
 
     def _updates_in(self, ops):
         """What was recorded to change the weights; variables of another kind have kernels of another name."""
@@ -101,7 +111,7 @@ class Replay(tf.train.SessionRunHook):
     def before_run(self, run_context):
         """Called by TensorFlow."""
         graph = run_context.session.graph
-        self._is_step = self.trains(graph, run_context.original_args.fetches)
+        self._is_step = self.is_step(graph, run_context.original_args.fetches)
         if not self._is_step:
             return None
         if self._step >= self.steps:
@@ -133,14 +143,3 @@ def _elements(graph, fetches):
     fetches = getattr(fetches, "op", fetches)  # also of what is made of several tensors
     found = None if fetches is None else graph.as_graph_element(fetches)
     return [] if found is None else [getattr(found, "op", found)]
-
-
-def _needed(ops):
-    """All operators that have to run for some."""
-    found, waiting = set(ops), list(ops)
-    while waiting:
-        op = waiting.pop()
-        new = {tensor.op for tensor in op.inputs}.union(op.control_inputs) - found
-        found |= new
-        waiting.extend(new)
-    return found

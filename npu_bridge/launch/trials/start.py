@@ -98,7 +98,7 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
     if trial.record:
         from npu_bridge.launch.trials.record import RecordSteps
 
-        chosen.append(RecordSteps(trial.record, trial.steps, rank))
+        chosen.append(RecordSteps(trial.record, trial.steps, rank, trial.tensors))
     if trial.folder:
         chosen.append(hooks.HistoryOfTrial(trial.folder))
     if trial.replay:
