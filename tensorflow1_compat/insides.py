@@ -13,10 +13,7 @@ _CONTRIB = "tensorflow.contrib"
 
 # Modules below `tensorflow.python` that were split since -> where their names are looked for as well.
 SPLIT: dict[str, str] = {
-    "distribute.distribute_lib": "distribute.distribute_utils",
-    "distribute.values": "distribute.distribute_utils distribute.ps_values distribute.tpu_values",
     "eager.function": "eager.polymorphic_function.polymorphic_function eager.polymorphic_function.concrete_function",
-    "eager.tape": "eager.record",
     "framework.graph_util": "framework.convert_to_constants",
     "framework.graph_util_impl": "framework.convert_to_constants",
     "framework.ops": "framework.tensor framework.indexed_slices framework.tensor_conversion "
@@ -26,9 +23,7 @@ SPLIT: dict[str, str] = {
     "ops.control_flow_ops": "ops.cond ops.while_loop ops.control_flow_assert ops.control_flow_case "
     "ops.control_flow_switch_case",
     "ops.gen_math_ops": "ops.gen_special_math_ops",
-    "ops.gradients_util": "eager.backprop_util",
     "ops.math_ops": "ops.bincount_ops",
-    "ops.nn_impl": "ops.nn_impl_distribute",
     "ops.random_ops": "ops.random_crop_ops",
     "ops.variable_scope": "ops.ref_variable ops.resource_variable_ops",
     "ops.variables": "ops.variable_v1 ops.ref_variable",
@@ -36,29 +31,28 @@ SPLIT: dict[str, str] = {
 }
 # Leaves of `tensorflow.contrib.X.python...` that were modules. One without an entry above is module X itself here.
 _INNER = """
-    adam_gs_optimizer adamax addsign alexnet alpha_dropout attention_wrapper basic_decoder batching
-    beam_search_decoder beam_search_ops benchmarking bucket_ops bucketization_op checkpoint_convert checkpoint_ops
-    classification common confusion_matrix_ops containers contrib_estimator_predictor core_estimator_predictor
-    core_rnn_cell crf cross_entropy cudnn_rnn cudnn_rnn_ops data data_decoder data_provider dataset
-    dataset_data_provider decoder dense_image_warp device_setter distort_image_ops drop_stale_gradient_optimizer
-    early_stopping edit elastic_average_optimizer embedding_ops encoders estimator evaluation external_optimizer
+    adam_gs_optimizer adamax addsign alexnet alpha_dropout attention_wrapper basic_decoder batching beam_search_decoder
+    beam_search_ops benchmarking bucket_ops bucketization_op checkpoint_convert checkpoint_ops classification common
+    confusion_matrix_ops containers contrib_estimator_predictor core_estimator_predictor core_rnn_cell crf
+    cross_entropy cudnn_rnn cudnn_rnn_ops data data_decoder data_provider dataset dataset_data_provider decoder
+    dense_image_warp device_setter distort_image_ops drop_stale_gradient_optimizer early_stopping edit
+    elastic_average_optimizer embedding_ops encoders estimator evaluation external_optimizer fake_summary_writer
     feature_column feature_column_ops feeding_queue_runner fold_batch_norms framework functional_rnn fused_rnn_cell
     fwd_gradients gen_resampler_ops ggt graph_matcher graph_util grouping gru_ops head helper histogram_ops hparam
-    image_ops inception inception_v1 inception_v2 inception_v3 initializers input_to_ops interleave_ops iterator_ops
-    interpolate_spline
-    kernel_tests lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer learning loader logit_fns lookup_ops
-    loss loss_ops loss_scale_manager loss_scale_optimizer losses lstm_ops matrix_functions metric_learning
-    metric_loss_ops metric_ops metrics model_analyzer model_average_optimizer moving_average_optimizer multi_head
-    multitask_optimizer_wrapper nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops
-    powersign predictor_factories prefetch_queue prefetching_ops prettyprint_ops python python_state quant_ops
-    quantize quantize_graph queues random_ops reader readers recurrent reg_adagrad_optimizer regularizers
-    replicate_model_fn resample resampler_ops resampling resnet_utils resnet_v1 resnet_v2 rev_block_lib rnn rnn_cell
-    sampler sampling_ops saved_model saved_model_estimator saved_model_predictor scaled_softplus scan_ops script_ops
-    seq2seq sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay single_image_random_dot_stereograms
-    sliding slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops sparsemax sparsemax_loss
-    split_dependency summaries target_column tensor_util tfexample_decoder threadpool tools tpu tpu_config
-    tpu_estimator tpu_optimizer training tuner unique utils variable_clipping_optimizer vgg visualize
-    weight_decay_optimizers writers
+    image_ops inception inception_v1 inception_v2 inception_v3 initializers input_to_ops interleave_ops
+    interpolate_spline iterator_ops kernel_tests lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer
+    learning loader logit_fns lookup_ops loss loss_ops loss_scale_manager loss_scale_optimizer losses lstm_ops
+    matrix_functions metric_learning metric_loss_ops metric_ops metrics model_analyzer model_average_optimizer
+    moving_average_optimizer multi_head multitask_optimizer_wrapper nadam_optimizer nets normalization ops optimizers
+    overfeat parallel_reader parsing_ops powersign predictor_factories prefetch_queue prefetching_ops prettyprint_ops
+    python python_state quant_ops quantize quantize_graph queues random_ops reader readers recurrent
+    reg_adagrad_optimizer regularizers replicate_model_fn resample resampler_ops resampling resnet_utils resnet_v1
+    resnet_v2 rev_block_lib rnn rnn_cell sampler sampling_ops saved_model saved_model_estimator saved_model_predictor
+    scaled_softplus scan_ops script_ops seq2seq sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay
+    single_image_random_dot_stereograms sliding slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops
+    sparsemax sparsemax_loss split_dependency summaries target_column tensor_util tfexample_decoder threadpool tools
+    tpu tpu_config tpu_estimator tpu_optimizer training tuner unique util_test utils variable_clipping_optimizer vgg
+    visualize weight_decay_optimizers writers
 """
 _inner = frozenset(_INNER.split())
 
@@ -70,14 +64,9 @@ def inner_module(name: str) -> str | None:
     `framework.python.ops.arg_scope`, which is in the tables, does 1.15 give the function.
     """
     parts = name.split(".")
-    if (
-        not name.startswith(f"{_CONTRIB}.")
-        or len(parts) < 4
-        or parts[-1] not in _inner
-        or parts[-1] == parts[-2] != "ops"
-    ):
+    if not name.startswith(f"{_CONTRIB}.") or len(parts) < 4 or parts[-1] not in _inner:
         return None
-    if parts[3] not in ("python", "ops") and parts[2] != "predictor":
+    if parts[-1] == parts[-2] != "ops" or (parts[3] not in ("python", "ops") and parts[2] != "predictor"):
         return None
     return module_around(name)
 
@@ -90,14 +79,7 @@ def module_around(name: str) -> str:
 
 
 def moved(base: str, name: str) -> Any:
-    """What a split module no longer has.
-
-    Args:
-      base: the module, `tensorflow.python.ops.variables`.
-      name: what is looked for in it.
-    Raises:
-      AttributeError: it is in none of the parts.
-    """
+    """What a module such as `tensorflow.python.ops.variables` has in one of its parts now. AttributeError: in none."""
     for part in SPLIT.get(base.removeprefix("tensorflow.python."), "").split():
         module = importlib.import_module(f"tensorflow.python.{part}")
         if name in vars(module):

@@ -145,13 +145,15 @@ class Findings:
 def print_table(findings: Findings, files: list[str]) -> None:
     """The rates by module, as a table of Markdown."""
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-    for file, _, genuine, here, _ in findings.pairs(files):
-        counts[module_of(file)].update(["all", f"genuine {genuine}", *([here] if genuine == "pass" else [])])
-    print("| module | tests | genuine 1.15 passes | of these, here | rate |\n| --- | --- | --- | --- | --- |")
+    for file, _, genuine, here, cause in findings.pairs(files):
+        counted = here if here == "pass" or "is not available" not in cause else "missing"
+        counts[module_of(file)].update(["all", f"genuine {genuine}", *([counted] if genuine == "pass" else [])])
+    print("| module | tests | genuine 1.15 passes | of these, here | not supplied | rate |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for module, count in sorted(counts.items()):
         base = count["genuine pass"]
         rate = f"{100 * count['pass'] / base:.0f} %" if base else "-"
-        print(f"| `{module}` | {count['all']} | {base} | {count['pass']} | {rate} |")
+        print(f"| `{module}` | {count['all']} | {base} | {count['pass']} | {count['missing']} | {rate} |")
 
 
 def print_causes(findings: Findings, files: list[str], number: int) -> None:

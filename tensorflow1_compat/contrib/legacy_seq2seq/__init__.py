@@ -14,6 +14,5 @@ from tensorflow1_compat.contrib.legacy_seq2seq.models import (
     embedding_rnn_seq2seq,
     embedding_tied_rnn_seq2seq,
     model_with_buckets,
-    one2many_rnn_seq2seq,
     tied_rnn_seq2seq,
 )

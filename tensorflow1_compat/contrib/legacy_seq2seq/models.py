@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import tensorflow.compat.v1 as tf
 
@@ -84,25 +83,6 @@ def embedding_tied_rnn_seq2seq(
         return _decode(feed_previous, lambda feeds_back: tied_rnn_seq2seq(
             sources, wanted, cell, again if feeds_back else None, dtype
         ))  # fmt: skip
-
-
-def one2many_rnn_seq2seq(
-    encoder_inputs, decoder_inputs_dict, enc_cell, dec_cells_dict, num_encoder_symbols, num_decoder_symbols_dict,
-    embedding_size, feed_previous=False, dtype=None, scope=None,
-):  # fmt: skip
-    """One encoder and several decoders: dicts of outputs and of states, by the decoders' names."""
-    outputs, states = {}, {}
-    with tf.variable_scope(scope or "one2many_rnn_seq2seq", dtype=dtype) as scope:
-        _, state = _encode(enc_cell, encoder_inputs, num_encoder_symbols, embedding_size, scope.dtype)
-        for name, inputs in decoder_inputs_dict.items():
-            symbols = num_decoder_symbols_dict[name]
-            with tf.variable_scope(f"one2many_decoder_{name}"):
-                cell = OutputProjectionWrapper(dec_cells_dict[name], symbols)
-                decoder = functools.partial(
-                    decoders.embedding_rnn_decoder, inputs, state, cell, symbols, embedding_size, None
-                )
-                outputs[name], states[name] = _decode(feed_previous, decoder)
-    return outputs, states
 
 
 def model_with_buckets(
