@@ -13,7 +13,7 @@ import os
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
-from tensorflow1_compat.insides import SPLIT, inner_module
+from tensorflow1_compat.insides import SPLIT, inner_module, module_around
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
 
 __all__ = ["find_missing"]
@@ -63,6 +63,8 @@ def find_missing(name: str) -> str | None:
         else:
             parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
             defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
+            if parts[1:4:2] == ["contrib", "python"]:
+                defined |= _names_of(module_around(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return None  # a class, a function or an object: what it has is not in files
             return None if _is_below(old, NAMES) else old
