@@ -33,26 +33,26 @@ SPLIT: dict[str, str] = {
 _INNER = """
     adam_gs_optimizer adamax addsign alexnet alpha_dropout attention_wrapper basic_decoder batching beam_search_decoder
     beam_search_ops benchmarking bucket_ops bucketization_op checkpoint_convert checkpoint_ops classification common
-    confusion_matrix_ops containers contrib_estimator_predictor core_estimator_predictor core_rnn_cell crf
+    confusion_matrix_ops containers contrib_estimator_predictor core_estimator_predictor core_rnn_cell counter crf
     cross_entropy cudnn_rnn cudnn_rnn_ops data data_decoder data_provider dataset dataset_data_provider decoder
     dense_image_warp device_setter distort_image_ops drop_stale_gradient_optimizer early_stopping edit
-    elastic_average_optimizer embedding_ops encoders estimator evaluation external_optimizer fake_summary_writer
-    feature_column feature_column_ops feeding_queue_runner fold_batch_norms framework functional_rnn fused_rnn_cell
-    fwd_gradients gen_resampler_ops ggt graph_matcher graph_util grouping gru_ops head helper histogram_ops hparam
-    image_ops inception inception_v1 inception_v2 inception_v3 initializers input_to_ops interleave_ops
-    interpolate_spline iterator_ops kernel_tests lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer
-    learning loader logit_fns lookup_ops loss loss_ops loss_scale_manager loss_scale_optimizer losses lstm_ops
-    matrix_functions metric_learning metric_loss_ops metric_ops metrics model_analyzer model_average_optimizer
-    moving_average_optimizer multi_head multitask_optimizer_wrapper nadam_optimizer nets normalization ops optimizers
-    overfeat parallel_reader parsing_ops powersign predictor_factories prefetch_queue prefetching_ops prettyprint_ops
-    python python_state quant_ops quantize quantize_graph queues random_ops reader readers recurrent
-    reg_adagrad_optimizer regularizers replicate_model_fn resample resampler_ops resampling resnet_utils resnet_v1
-    resnet_v2 rev_block_lib rnn rnn_cell sampler sampling_ops saved_model saved_model_estimator saved_model_predictor
-    scaled_softplus scan_ops script_ops seq2seq sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay
-    single_image_random_dot_stereograms sliding slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops
-    sparsemax sparsemax_loss split_dependency summaries target_column tensor_util tfexample_decoder threadpool tools
-    tpu tpu_config tpu_estimator tpu_optimizer training tuner unique util_test utils variable_clipping_optimizer vgg
-    visualize weight_decay_optimizers writers
+    elastic_average_optimizer embedding_ops encoders enumerate_ops error_ops estimator evaluation export exporter
+    extenders external_optimizer fake_summary_writer feature_column feature_column_ops feeding_queue_runner
+    fold_batch_norms framework functional_rnn fused_rnn_cell fwd_gradients gen_resampler_ops get_single_element ggt
+    graph_matcher graph_util grouping gru_ops head helper histogram_ops hparam image_ops inception inception_v1
+    inception_v2 inception_v3 initializers input_to_ops interleave_ops interpolate_spline iterator_ops kernel_tests
+    lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer learning loader logit_fns lookup_ops loss loss_ops
+    loss_scale_manager loss_scale_optimizer losses lstm_ops matrix_functions metric_learning metric_loss_ops metric_ops
+    metrics model_analyzer model_average_optimizer moving_average_optimizer multi_head multitask_optimizer_wrapper
+    nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops powersign
+    predictor_factories prefetch_queue prefetching_ops prettyprint_ops python python_state quant_ops quantize
+    quantize_graph queues random_ops reader readers recurrent reg_adagrad_optimizer regularizers replicate_model_fn
+    resample resampler_ops resampling resnet_utils resnet_v1 resnet_v2 rev_block_lib rnn rnn_cell sampler sampling_ops
+    saved_model saved_model_estimator saved_model_predictor scaled_softplus scan_ops script_ops seq2seq
+    sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay single_image_random_dot_stereograms sliding
+    slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops sparsemax sparsemax_loss split_dependency
+    summaries target_column tensor_util tfexample_decoder threadpool tools tpu tpu_config tpu_estimator tpu_optimizer
+    training tuner unique util_test utils variable_clipping_optimizer vgg visualize weight_decay_optimizers writers
 """
 _inner = frozenset(_INNER.split())
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
-from tensorflow1_compat.insides import SPLIT, inner_module
+from tensorflow1_compat.insides import SPLIT, inner_module, module_around
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
 __all__ = ["Located", "defined_in", "exported_by", "find_missing", "locate", "locate_inside"]
@@ -101,6 +101,8 @@ def _follow(name: str) -> Located:
         else:
             parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
             defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
+            if parts[1:4:2] == ["contrib", "python"]:
+                defined |= _names_of(module_around(old))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
                 return Located(real, rest)  # a class, a function or an object: what it has is not in files
             if _is_below(old, NAMES) or _is_of_version_2(parts):

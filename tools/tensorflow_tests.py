@@ -76,7 +76,7 @@ def run_file(path: str, command: list[str], environment: dict[str, str], limit_s
                     process.wait()
             output.seek(0)
             text = output.read().decode(errors="replace")
-        if report.exists():
+        if report.exists() and report.stat().st_size:  # it is opened at the start
             return of_report(report)
         found = {name: [_STATUS[word], end if word == "RUN" else ""] for word, name in _LINE.findall(text)}
         return found or {"": ["fail", f"{end}: {cause_of(text)}"]}

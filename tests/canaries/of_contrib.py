@@ -102,6 +102,12 @@ def _():
     expect(float(optimizer.loss_scale) == 8.0, "the scale is another one")
 
 
+@canary_of(contrib.test_utilities)
+def _():
+    decorated = contrib.test_utilities().run_in_graph_and_eager_modes(lambda self: None)
+    expect(callable(decorated), "it decorates no methods")
+
+
 @canary_of(contrib.modules_with_fewer_names)
 def _():
     for module, names in contrib.modules_with_fewer_names().items():

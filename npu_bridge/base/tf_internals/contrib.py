@@ -18,6 +18,13 @@ def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
     return tensor_util.constant_value_as_shape(tensor)
 
 
+def test_utilities() -> types.ModuleType:
+    """What TensorFlow's own tests are written with (`tensorflow.python.framework.test_util`, TF 2.15)."""
+    from tensorflow.python.framework import test_util
+
+    return test_util
+
+
 def accept_whole_floats() -> None:
     """Lets a size be a whole float, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
     from tensorflow.python.framework import tensor_shape

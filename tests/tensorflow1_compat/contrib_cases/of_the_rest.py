@@ -155,15 +155,14 @@ def case_names_that_few_scripts_used_say_what_to_use():
         ("integrate", "tfp.math.ode"),
         ("learn.preprocessing", "Tokenizer"),
         ("model_pruning.python.pruning", "tensorflow-model-optimization"),
+        ("distributions.Poisson", "tensorflow-probability==0.23"),
+        ("eager.python.saver", "tf.GradientTape"),
+        ("learn.python.learn.estimators", "tf.estimator"),
         ("opt.AddSignOptimizer", "tf.train.AdamOptimizer"),
+        ("opt.python.training.shampoo.ShampooOptimizer", "LARSOptimizer"),
         ("opt.ExternalOptimizerInterface", "scipy.optimize.minimize"),
         ("opt.PowerSignOptimizer", "tf.train.AdamOptimizer"),
         ("opt.ScipyOptimizerInterface", "scipy.optimize.minimize"),
-        ("opt.get_cosine_decay_fn", "tf.train.cosine_decay"),
-        ("opt.get_linear_decay_fn", "tf.train.polynomial_decay"),
-        ("opt.get_restart_decay_fn", "tf.train.cosine_decay_restarts"),
-        ("training.bucket", "group_by_window"),
-        ("training.bucket_by_sequence_length", "tf.data.experimental.bucket_by_sequence_length"),
     ):
         try:
             proxies.proxy(f"tensorflow.contrib.{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # fmt: off
 # A table: a line for each case, as far as it fits.
+import collections
 import os
 import tempfile
 
@@ -232,6 +233,28 @@ _GE = (
     ("reroute_ts", lambda a, b, c, d: [ge.reroute_ts([a * 9.0], [b]), c, d]),
     ("reroute_ts", lambda a, b, c, d: [ge.reroute_ts([a * 9.0], [a], can_modify=[d.op]), c, d]),
     ("swap_ts", lambda a, b, c, d: [ge.swap_ts([a], [b], cannot_modify=[b.op]), c, d]),
+    ("graph_replace", lambda a, b, c, d: sorted(ge.graph_replace(
+        collections.OrderedDict(y=d, x=c), {b: a * 7.0}).items())),
+    ("get_walks_intersection_ops", lambda a, b, c, d: names(ge.get_walks_intersection_ops([a.op], [d.op],
+        within_ops=[a.op, d.op, c.op]))),
+    ("get_walks_union_ops", lambda a, b, c, d: sorted(names(ge.get_walks_union_ops([c.op], [b.op])))),
+    ("get_ops_ios check_cios", lambda a, b, c, d: [sorted(names(ge.get_ops_ios(b.op))), ge.check_cios(True)]),
+    ("compute_boundary_ts", lambda a, b, c, d: [names(each) for each in ge.compute_boundary_ts([b.op, c.op])]),
+    ("get_name_scope_ops", lambda a, b, c, d: sorted(names(ge.get_name_scope_ops(tf.get_default_graph(), "inner")))),
+    ("select_ops_and_ts", lambda a, b, c, d: [sorted(names(each)) for each in ge.select_ops_and_ts(
+        "^inner/", "(?#ts)^d", graph=tf.get_default_graph())]),
+    ("can_be_regex make_regex", lambda a, b, c, d: [ge.can_be_regex("a"), ge.can_be_regex(3), (
+        ge.make_regex("a+").pattern)]),
+    ("ControlOutputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), sorted((op.name, names(then))
+        for op, then in ge.ControlOutputs(tf.get_default_graph()).get_all().items())]),
+    ("get_tensors get_generating_ops get_consuming_ops", lambda a, b, c, d: [sorted(names(found)) for found in (
+        ge.get_tensors(tf.get_default_graph()), ge.get_generating_ops([b, c]), ge.get_consuming_ops([b]))]),
+    ("placeholder_name make_placeholder_from_tensor make_placeholder_from_dtype_and_shape", lambda a, b, c, d: [
+        ge.placeholder_name(b), ge.placeholder_name(b, "to"), ge.placeholder_name(None, "to"), names([
+            ge.make_placeholder_from_tensor(b), ge.make_placeholder_from_dtype_and_shape(tf.int32, [2])])]),
+    ("make_view_from_scope SubGraphView", lambda a, b, c, d: [view(each) for each in (
+        ge.make_view_from_scope("inner", tf.get_default_graph()), ge.sgv(b.op, c.op, d.op).remap([0], [c, d]),
+        ge.sgv(b.op, c.op, d.op).remap_outputs([]).remove_unused_ops(), ge.sgv(b.op).remap_outputs_to_consumers())]),
     ("add_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), names(d.op.control_inputs)]),
     ("remove_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), ge.remove_control_inputs(
         d.op, [b.op]), names(d.op.control_inputs)]),

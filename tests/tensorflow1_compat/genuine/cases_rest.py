@@ -101,6 +101,11 @@ def mutable(table):
         return table.lookup(tf.constant([4, 7], tf.int64)), table.size()
 
 
+case("sparsemax.sparsemax sparsemax.sparsemax_loss", lambda: [
+    tf.contrib.sparsemax.sparsemax(x(3, 5)), tf.contrib.sparsemax.sparsemax_loss(x(3, 5), (
+        tf.contrib.sparsemax.sparsemax(x(3, 5))), tf.one_hot([1, 0, 4], 5))])
+
+
 # Hyperparameters and placement.
 def parameters(text=""):
     made = training.HParams(rate=0.1, steps=10, name="x", flag=True, layers=[1, 2])
@@ -118,6 +123,8 @@ case("training.HParams: methods", lambda: [
     parameters("steps=3").set_hparam("steps", 4)])
 wrong("training.HParams: set", lambda: parameters().set_hparam("steps", 1.5))
 wrong("training.HParams: taken", lambda: parameters().add_hparam("rate", 1))
+case("training.HParams: text", lambda: [str(parameters()), repr(parameters()), str(
+    parameters(str(parameters("rate=3"))))])
 case("training.parse_values", lambda: training.parse_values("a=1,b=[2,3],c[1]=5", {"a": float, "b": int, "c": int}))
 case("training.RandomStrategy", lambda: [training.RandomStrategy(3, 5)(tf.constant(1).op) for _ in range(3)])
 case("training.GreedyLoadBalancingStrategy training.byte_size_load_fn", lambda: placed())
@@ -235,6 +242,8 @@ for _name, _make, _count in (
     ("group_by_window", lambda: count().apply(data.group_by_window(lambda i: i % 2, lambda _, w: w.batch(4), 4)), 2),
     ("group_by_reducer data.Reducer", lambda: count().apply(data.group_by_reducer(lambda i: i % 2, data.Reducer(
         lambda _: np.int64(0), lambda a, b: a + b, lambda a: a))), 2),
+    ("sliding_window_batch", lambda: count().apply(data.sliding_window_batch(3, window_shift=2, window_stride=1)), 2),
+    ("sliding_window_batch", lambda: count().apply(data.sliding_window_batch(2, 1, window_stride=3)), 3),
     ("enumerate_dataset", lambda: count().apply(data.enumerate_dataset(5)), 6),
     ("parallel_interleave", lambda: count().apply(data.parallel_interleave(
         lambda i: tf.data.Dataset.from_tensors(i).repeat(2), 2)), 12),

@@ -240,6 +240,24 @@ for _options in ({}, {"feed_previous": True, "update_embedding_for_previous": Fa
     case(f"legacy_seq2seq.embedding_attention_decoder: {len(_options)}",
          lambda o=_options: old.embedding_attention_decoder(
              words(), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), 4, 3, **o))
+for _options in ({}, {"feed_previous": True}, {"feed_previous": tf.constant}, {"output_projection": True}):
+    def whole(name, *sizes, **options):
+        if "output_projection" in options:
+            options["output_projection"] = (x(4, 5), x(5))
+        if callable(options.get("feed_previous")):
+            options["feed_previous"] = tf.constant(True)
+        return getattr(old, name)(words(), words(2), rnn.GRUCell(4), *sizes, **options)
+
+    for _name, _sizes in (("embedding_rnn_seq2seq", (4, 5, 3)), ("embedding_attention_seq2seq", (4, 5, 3)),
+                          ("embedding_tied_rnn_seq2seq", (5, 3))):
+        case(f"legacy_seq2seq.{_name}: {sorted(_options)} {_options.get('feed_previous')}"[:60],
+             lambda f=whole, n=_name, s=_sizes, o=_options: f(n, *s, **o))
+case("legacy_seq2seq.tied_rnn_seq2seq", lambda: old.tied_rnn_seq2seq(parts(2, 4), parts(2, 4, n=2), rnn.GRUCell(4)))
+for _each in (False, True):
+    case(f"legacy_seq2seq.model_with_buckets: {_each}", lambda e=_each: old.model_with_buckets(
+        words(4), words(3), words(3), [tf.ones([2])] * 3, [(2, 2), (4, 3)], lambda source, target: (
+            old.embedding_rnn_seq2seq(source, target, rnn.GRUCell(4), 4, 5, 3)), per_example_loss=e))
+wrong("legacy_seq2seq.model_with_buckets", lambda: old.model_with_buckets(words(1), [], [], [], [(2, 2)], None))
 wrong("legacy_seq2seq.attention_decoder", lambda: old.attention_decoder([], x(2, 4), x(2, 5, 3), rnn.GRUCell(4)))
 wrong("legacy_seq2seq.attention_decoder: heads",
       lambda: old.attention_decoder(parts(2, 3), x(2, 4), x(2, 5, 3), rnn.GRUCell(4), num_heads=0))

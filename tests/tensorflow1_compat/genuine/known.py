@@ -55,5 +55,6 @@ NOT_COVERED = {
      "TPUEstimator TPUEstimatorSpec Topology batch_parallel bfloat16_scope core cross_replica_sum device_assignment "
      "initialize_system outside_compilation replicate rewrite shard shutdown_system"): "the genuine ones need a TPU",
     ("training", "FeedingQueueRunner"): "Estimator's own",
+    ("training", "bucket bucket_by_sequence_length"): "queues of examples: `contrib_cases/of_training.py`",
     ("slim", "bucketize"): "a name that TF-Slim exports by accident",
 }  # fmt: skip

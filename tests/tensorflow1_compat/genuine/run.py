@@ -18,8 +18,8 @@ AREAS = ("cells", "sequences", "layers", "optimizers", "metrics", "graphs", "res
 MODULES = (
     "autograph", "checkpoint", "cluster_resolver", "crf", "cudnn_rnn", "data", "distribute", "estimator", "framework",
     "graph_editor", "image", "layers", "legacy_seq2seq", "lookup", "losses", "metrics", "mixed_precision", "nn", "opt",
-    "predictor", "quantize", "recurrent", "resampler", "rnn", "seq2seq", "signal", "slim", "staging", "stateless",
-    "summary", "tfprof", "tpu", "training", "util",
+    "predictor", "quantize", "recurrent", "resampler", "rnn", "seq2seq", "signal", "slim", "sparsemax", "staging",
+    "stateless", "summary", "tfprof", "tpu", "training", "util",
 )  # fmt: skip
 
 

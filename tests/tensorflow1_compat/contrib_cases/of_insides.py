@@ -1,0 +1,138 @@
+"""Modules inside of contrib and of TensorFlow, attributes of its time, queues of examples, shared tables."""
+
+from __future__ import annotations
+
+import tempfile
+import types
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tensorflow1_compat import old_attributes, proxies
+from tensorflow1_compat.contrib import image, lookup, sparsemax, testing, training
+from tensorflow1_compat.installed import find_missing
+from tests.tensorflow1_compat.contrib_cases.common import close, value
+
+INSIDES = (
+    "nn.python.ops.alpha_dropout.alpha_dropout",
+    "opt.python.training.nadam_optimizer.NadamOptimizer",
+    "framework.python.ops.add_arg_scope",
+    "rnn.python.ops.rnn_cell.AttentionCellWrapper",
+    "rnn.python.ops.lstm_ops._block_lstm",
+    "seq2seq.python.ops.beam_search_ops.gather_tree",
+    "layers.python.layers.embedding_ops.safe_embedding_lookup_sparse",
+    "graph_editor.select.get_ops_ios",
+    "slim.python.slim.nets.vgg.vgg_16",
+)
+
+
+def case_insides_of_contrib():
+    for name in INSIDES:
+        full = f"tensorflow.contrib.{name}"
+        module, _, leaf = full.rpartition(".")
+        assert callable(proxies.proxy(module).take(leaf)), name
+        assert find_missing(full) is None, name
+    inside = proxies.proxy("tensorflow.contrib.nn.python.ops").take("alpha_dropout")
+    short = proxies.proxy("tensorflow.contrib.nn").take("alpha_dropout")
+    assert isinstance(inside, types.ModuleType) and inside.alpha_dropout is short
+    function = proxies.proxy("tensorflow.contrib.framework.python.ops").take("arg_scope")
+    assert function is proxies.proxy("tensorflow.contrib.framework.python.ops.arg_scope").arg_scope
+    assert find_missing("tensorflow.contrib.opt.python.training.nadam_optimizer.NoSuch") is not None
+    assert find_missing("tensorflow.contrib.opt.python.training.no_such") is not None
+
+
+def case_names_of_split_modules():
+    for name, what in (
+        ("ops.variables.VariableV1", tf.Variable),
+        ("ops.variables.RefVariable", type(tf.Variable(1.0, use_resource=False))),
+        ("ops.control_flow_ops.while_loop", tf.while_loop),
+        ("ops.array_ops.stack", tf.stack),
+        ("framework.ops.Tensor", tf.Tensor),
+        ("ops.random_ops.random_crop", tf.random_crop),
+    ):
+        module, _, leaf = f"tensorflow.python.{name}".rpartition(".")
+        assert proxies.proxy(module).take(leaf) is what, name
+        assert find_missing(f"tensorflow.python.{name}") is None, name
+    assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
+
+
+def case_old_attributes():
+    old_attributes.give()
+    old_attributes.give()  # once more changes nothing
+    inputs = tf.keras.layers.Input((3,))
+    assert inputs._keras_shape == (None, 3) and inputs._uses_learning_phase is False
+    inputs._keras_shape = (5, 3)
+    assert inputs._keras_shape == (5, 3) and inputs.shape.as_list() == [None, 3]
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), use_bias=False)])
+    model.set_weights([np.eye(2)])
+    x = np.array([[1.0, 0], [0, 1], [3, 2]])
+    assert model.predict_classes(x).tolist() == [0, 1, 0]
+    close(model.predict_proba(x), x)
+    one = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
+    assert one.predict_classes(np.array([[0.2, 0.1], [0.4, 0.4]])).tolist() == [[0], [1]]
+    assert model.layers[0].apply(inputs[:, :2]).shape.as_list() == [None, 2]
+
+
+def case_buckets():
+    length = tf.train.range_input_producer(12, num_epochs=1, shuffle=False).dequeue() % 4 + 1
+    word = tf.SparseTensor(tf.cast(tf.range(length)[:, None], tf.int64), tf.fill([length], length), [4])
+    lengths, found = training.bucket_by_sequence_length(
+        length, {"row": tf.fill([length], length), "sparse": word}, 2, [3], dynamic_pad=True,
+        allow_smaller_final_batch=True,
+    )  # fmt: skip
+    assert lengths.shape.as_list() == [None] and found["row"].shape.as_list() == [None, None]
+    assert found["sparse"].shape.rank == 2
+    seen = []
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        while len(seen) < 12:
+            sizes, rows, words = session.run([lengths, found["row"], found["sparse"]])
+            assert (sizes >= 3).all() or (sizes < 3).all(), "one bucket a batch"
+            assert rows.shape == (len(sizes), sizes.max()) and len(words.values) == sizes.sum()
+            seen += sizes.tolist()
+        coordinator.request_stop()
+        coordinator.join(threads)
+    assert sorted(seen) == sorted([1, 2, 3, 4] * 3)
+    for bad in ([], [3, 3], ["a"]):
+        try:
+            training.bucket_by_sequence_length(length, [length], 2, bad)
+        except (TypeError, ValueError) as error:
+            assert "bucket_boundaries" in str(error)
+        else:
+            raise AssertionError(bad)
+
+
+def case_tables_of_one_name_are_one():
+    first, second = (
+        lookup.HashTable(lookup.KeyValueTensorInitializer(["a"], [at]), 0, shared_name="t") for at in (7, 8)
+    )
+    found = value([first.lookup(tf.constant(["a"])), second.lookup(tf.constant(["a"]))])
+    assert found[0] == found[1] and found[0] in (7, 8)
+
+
+def case_colours_need_three_channels():
+    for shape, kind in (((2, 3), ValueError), ((4, 2, 4), tf.errors.InvalidArgumentError)):
+        try:
+            image.adjust_hsv_in_yiq(tf.zeros(shape), 0.1)
+        except kind as error:
+            assert "adjust_hsv_in_yiq" in str(error)
+        else:
+            raise AssertionError(shape)
+
+
+def case_sparsemax_of_what_is_no_number():
+    found = value(sparsemax.sparsemax(tf.constant([[0.0, np.nan, 1], [-np.inf, 0, 0], [np.inf, 0, 0]])))
+    assert np.isnan(found[0]).all() and np.isnan(found[2]).all()
+    close(found[1], [0, 0.5, 0.5])
+
+
+def case_event_files():
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.summary.FileWriter(folder, tf.get_default_graph()) as writer:
+            writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag="x", simple_value=2)]), 3)
+        (event,) = testing.latest_summaries(folder)
+        assert event.step == 3 and event.summary.value[0].simple_value == 2
+        assert len(testing.latest_events(folder)) > 1
