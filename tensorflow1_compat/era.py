@@ -110,6 +110,7 @@ def _era_of(name: str) -> int:
     for prefix in _VERSION_1:
         if name.startswith(prefix):
             return 1 if _is_in(ONLY_1, name[len(prefix) :]) else 0
+    name = name.replace("tensorflow_core.", "tensorflow.", 1)
     if not name.startswith("tensorflow."):
         return 0
     rest = name[len("tensorflow.") :]

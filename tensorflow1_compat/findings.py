@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import itertools
+import os
+import pathlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from npu_bridge.base import environment
 from npu_bridge.base.reading import open_file
 from tensorflow1_compat import removed_names
 from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
-from tensorflow1_compat.reading import TAKE_OPTIONS, FileFacts, Use, read_tree
-from tensorflow1_compat.tables import NAMES
+from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_file, read_tree
+from tensorflow1_compat.signatures import complaint_about
+from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 
 __all__ = ["Finding", "Survey", "survey"]
 
-_TENSORFLOW = ("tensorflow.", "keras.", "npu_bridge.npu_init.tf.")
+FATAL = ("cannot work", "needed")  # kinds that stop a script
+_TENSORFLOW = ("tensorflow.", "tensorflow_core.", "keras.", "npu_bridge.npu_init.tf.")
 _OWN = ("npu_bridge.", "npu_device.", "hccl.")
 _PARAMETER = re.compile(r"""parameter_map\s*\[\s*['"](\w+)['"]\s*\]""")
+_SET_FOR_RANKS = (*environment.RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_SIZE")
+_INSTALLED_AS = {
+    "Crypto": "pycryptodome", "PIL": "pillow", "cv2": "opencv-python-headless", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+_KNOWN_TO_WORK = {
+    "PIL", "absl", "cv2", "google", "hccl", "horovod", "keras", "matplotlib", "npu_bridge", "npu_device", "numpy",
+    "pandas", "scipy", "six", "sklearn", "tensorboard", "tensorflow", "tensorflow_addons", "tensorflow_core",
+    "tensorflow_estimator", "tf_slim", "tqdm",
+}  # fmt: skip
+_DEEPEST, _MOST_FOLDERS = 4, 500
 _TAKES_OPTIONS = re.compile(rf"({'|'.join(TAKE_OPTIONS)})$")
 
 
@@ -27,21 +47,28 @@ class Finding(NamedTuple):
     """One thing that was found.
 
     Attributes:
-      kind: "cannot work", "ignored", "healed", "contrib", "option" or "npu".
+      kind: "cannot work", "needed", "ignored", "healed", "contrib", "option" or "npu".
       what: the name.
       remark: what it is here, or what to do.
       place: where it is used first.
+      changes_numbers: whether the training has other numbers by it than it has on an NPU, or in float32.
     """
 
     kind: str
     what: str
     remark: str
     place: Place
+    changes_numbers: bool = False
 
     @property
     def is_fatal(self) -> bool:
         """Whether the script cannot work as it is."""
-        return self.kind == "cannot work"
+        return self.kind in FATAL
+
+    @property
+    def severity(self) -> str:
+        """What it means for the script: it stops it, changes numbers, or is harmless."""
+        return "stops it" if self.is_fatal else "changes numbers" if self.changes_numbers else "harmless"
 
 
 class Survey(NamedTuple):
@@ -58,7 +85,9 @@ class Survey(NamedTuple):
     findings: list[Finding]
 
 
-def survey(script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = ()) -> Survey:
+def survey(
+    script: str, roots: Sequence[str], era: int = 0, options: Iterable[Any] = (), of_precision: Iterable[Any] = ()
+) -> Survey:
     """Reads a script and its modules.
 
     Args:
@@ -66,15 +95,19 @@ def survey(script: str, roots: Sequence[str], era: int = 0, options: Iterable[An
       roots: its source tree.
       era: 1 or 2 for TensorFlow 1 or 2; 0 lets the text decide.
       options: the options that it may set (`npu_bridge.options.OPTIONS`).
+      of_precision: those of them that change numbers.
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
+    change = {option.name for option in of_precision}
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
     for facts in files:
-        for finding in (*_of_syntax(facts), *_of_options(facts, known), *_of_names(facts, era)):
+        for finding in (*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)):
             found.setdefault((finding.kind, finding.what), finding)
+    for finding in (*_of_packages(files, roots), *_of_variables(files)):
+        found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 
 
@@ -101,6 +134,8 @@ def _of_names(facts: FileFacts, era: int) -> Iterator[Finding]:
 def _of_our_name(use: Use) -> Iterator[Finding]:
     if find_missing(use.name) is not None and not use.is_guarded:
         yield Finding("cannot work", use.name, "npu_bridge has no such name", use.place)
+    elif (complaint := _complaint_about(use)) is not None:
+        yield Finding("cannot work", f"{use.name}(...)", f"it {complaint}", use.place)
     else:
         yield Finding("npu", use.name, "", use.place)
 
@@ -111,18 +146,92 @@ def _of_tensorflow_name(use: Use) -> Iterator[Finding]:
     if missing is not None:
         kind = "ignored" if use.is_guarded else "cannot work"
         yield Finding(kind, short, advice_for(missing), use.place)
+    elif (complaint := _complaint_about(use)) is not None:
+        yield Finding("cannot work", f"{short}(...)", f"it {complaint}", use.place)
     elif use.name in NAMES:
         yield Finding("contrib", short, f"is {NAMES[use.name].replace(':', '.')} here", use.place)
     elif ".contrib." in use.name:
         yield Finding("contrib", ".".join(short.split(".")[:4]), "", use.place)
 
 
-def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
+def _complaint_about(use: Use) -> str | None:
+    """Why a call cannot work; one inside `try` may fail."""
+    return None if use.call is None or use.is_guarded else complaint_about(use.name, use.call)
+
+
+def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
+    """Packages that are imported and neither installed nor part of the project."""
+    for facts in files:
+        for use in facts.uses:
+            package = use.name.partition(".")[0]
+            if use.is_import and not use.is_guarded and not _is_there(package, roots):
+                fix = _INSTALLED_AS.get(package, package)
+                remark = f"it is not installed: pip install {fix}, or name its folder with --tree"
+                yield Finding("needed", f"package {package}", remark, use.place)
+            elif use.is_import and not use.is_guarded and (folder := _folder_of_helper(package)):
+                if folder not in map(os.path.abspath, roots):
+                    remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
+                    yield Finding("needed", f"package {package}", remark, use.place)
+
+
+@functools.cache
+def _folder_of_helper(package: str) -> str | None:
+    """The folder of an installed package that is itself written for TensorFlow 1; None for all others."""
+    spec = importlib.util.find_spec(package) if package not in _KNOWN_TO_WORK else None
+    if spec is None or not spec.origin or not spec.submodule_search_locations or package in sys.stdlib_module_names:
+        return None
+    folder = os.path.dirname(spec.origin)
+    files = itertools.islice(pathlib.Path(folder).glob("**/*.py"), _MOST_FOLDERS)
+    if not any("tensorflow" in module for file in files for module, _ in read_file(str(file)).modules):
+        return None
+    return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
+
+
+def _is_there(package: str, roots: Sequence[str]) -> bool:
+    known = package in sys.stdlib_module_names or package in MODULES or package in OF_1.same
+    if known or importlib.util.find_spec(package) is not None:
+        return True
+    # A script may add any folder of its project to sys.path.
+    return any(package in _modules_below(root) for root in roots)
+
+
+@functools.cache
+def _modules_below(root: str) -> frozenset[str]:
+    """Names of the folders and files around a script: its own folder, those below, and those beside it."""
+    found: set[str] = set()
+    above = os.path.dirname(root)
+    for folder, depth in ((root, _DEEPEST), (above, 2)):
+        for at, folders, names in itertools.islice(os.walk(folder), _MOST_FOLDERS):
+            found.update(folders)
+            found.update(name.partition(".")[0] for name in names if name.endswith((".py", ".so")))
+            if at[len(folder) :].count(os.sep) >= depth:
+                folders.clear()
+    return frozenset(found)
+
+
+def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:
+    """Environment variables that are read without a default, and that neither a launcher nor the project sets."""
+    set_by_project = {name for facts in files for name, line in facts.variables.items() if line == SET}
+    if ANY in set_by_project:
+        return
+    for facts in files:
+        for name, line in facts.variables.items():
+            if (
+                line != SET
+                and name not in set_by_project
+                and name not in _SET_FOR_RANKS
+                and environment.read_variable(name) is None
+            ):
+                remark = "it is not set, and the script reads it without a default"
+                yield Finding("needed", f"environment variable {name}", remark, Place(facts.path, line))
+
+
+def _of_options(facts: FileFacts, known: dict[str, Any], change: set[str]) -> Iterator[Finding]:
     """Options that are written out: keywords of configurations, and keys of `parameter_map`."""
     written: list[tuple[str, int]] = []
     for use in facts.uses:
-        if use.is_call and _TAKES_OPTIONS.search(use.name):
-            written += [(keyword, use.place.line) for keyword in use.keywords]
+        if use.call is not None and _TAKES_OPTIONS.search(use.name):
+            written += [(keyword, use.place.line) for keyword in use.call.keywords]
     if facts.error is None:
         with open_file(facts.path, errors="replace") as file:
             for number, line in enumerate(file, start=1):
@@ -134,4 +243,5 @@ def _of_options(facts: FileFacts, known: dict[str, Any]) -> Iterator[Finding]:
         elif option.effect.level == "recorded":
             yield Finding("ignored", f"option {name}", option.effect.note or "checked and kept without effect", place)
         else:
-            yield Finding("option", f"option {name}", f"{option.effect.level}. {option.effect.note}".strip(), place)
+            remark = f"{option.effect.level}. {option.effect.note}".strip()
+            yield Finding("option", f"option {name}", remark, place, option.name in change)

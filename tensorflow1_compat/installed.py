@@ -10,12 +10,15 @@ import ast
 import functools
 import importlib.util
 import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
-from tensorflow1_compat.tables import INSIDES, MODULES, NAMES
+from tensorflow1_compat.insides import SPLIT, inner_module
+from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
-__all__ = ["find_missing"]
+__all__ = ["Located", "defined_in", "exported_by", "find_missing", "locate", "locate_inside"]
 
 _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
@@ -32,20 +35,56 @@ _ANYTHING = "*"
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.ExceptHandler)
 
 
+class Located(NamedTuple):
+    """Where a name is defined, as far as modules can be followed.
+
+    Attributes:
+      module: the module.
+      inside: the rest of the name, inside that module.
+      missing: the shortest part of the name that is not there, or None.
+    """
+
+    module: str
+    inside: tuple[str, ...] = ()
+    missing: str | None = None
+
+
 def find_missing(name: str) -> str | None:
     """The shortest part of a name that is not there, as far as modules can be followed; None if all of it is."""
-    for same in ("npu_bridge.npu_init.tf", "tensorflow.compat.v1", "tensorflow._api.v1"):
+    return _follow(name).missing
+
+
+def locate(name: str) -> Located | None:
+    """Where a name is defined; None if it is missing."""
+    found = _follow(name)
+    return None if found.missing else found
+
+
+def locate_inside(name: str) -> Located | None:
+    """The same for a name as installed files write it: there, `keras` is what is installed."""
+    if name.startswith("tensorflow.compat.v1."):
+        return locate(name)
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if _file_of(module := ".".join(parts[:length])):
+            return Located(module, tuple(parts[length:]))
+    return None
+
+
+@functools.cache
+def _follow(name: str) -> Located:
+    for same in OF_1.same:
         if name == same or name.startswith(f"{same}."):
             name = "tensorflow" + name[len(same) :]
     parts = name.split(".")
-    real: str | None = MODULES.get(parts[0], parts[0])
+    real: str = MODULES.get(parts[0], parts[0])
     real = _API.get(parts[0], real)
     for number in range(1, len(parts)):
-        old = ".".join(parts[: number + 1])
+        old, rest = ".".join(parts[: number + 1]), tuple(parts[number:])
         if old in NAMES:
             place, _, inside = NAMES[old].partition(":")
             if inside or _file_of(place) is None:
-                return None
+                return Located(place, (*filter(None, inside.split(".")), *rest[1:]))
             real = place
         elif old in MODULES or old in _API:
             real = _API.get(old) or _API.get(MODULES[old]) or MODULES[old]
@@ -57,12 +96,22 @@ def find_missing(name: str) -> str | None:
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):
             continue
+        elif parts[number] not in _names_of(real) and (inner := inner_module(old)):
+            real = inner
         else:
-            defined = _names_of(real)
+            parts_of_real = SPLIT.get((real or "").removeprefix("tensorflow.python."), "").split()
+            defined = _names_of(real).union(*(_names_of(f"tensorflow.python.{part}") for part in parts_of_real))
             if parts[number] in defined or _ANYTHING in defined or parts[number].startswith("__"):
-                return None  # a class, a function or an object: what it has is not in files
-            return None if _is_below(old, NAMES) else old
-    return None
+                return Located(real, rest)  # a class, a function or an object: what it has is not in files
+            if _is_below(old, NAMES) or _is_of_version_2(parts):
+                return Located(real, rest)
+            return Located(real, rest, missing=old)
+    return Located(real)
+
+
+def _is_of_version_2(parts: list[str]) -> bool:
+    """Whether a name below a module of `tf` is there in TensorFlow 2 alone: scripts get it from there."""
+    return len(parts) > 2 and parts[0] == "tensorflow" and parts[2] in _names_of(f"tensorflow._api.v2.{parts[1]}")
 
 
 def _is_below(name: str, table: dict[str, str]) -> bool:
@@ -94,23 +143,73 @@ def _file_of(module: str) -> str | None:
 
 @functools.cache
 def _names_of(module: str) -> frozenset[str]:
-    """What a module's file defines at its top, also inside conditions; with `*` where there may be more."""
+    """What a module defines at its top, also inside conditions; with `*` where there may be more."""
+    return frozenset(_index_of(module))
+
+
+def defined_in(module: str, name: str) -> list[ast.FunctionDef | ast.ClassDef | ast.Assign | str | None]:
+    """What defines a name at the top of a module: nodes of its text, or the full name it is imported from.
+
+    None stands for what defines it in another way.
+    """
+    return list(_index_of(module).get(name, ()))
+
+
+@functools.cache
+def _index_of(module: str) -> dict[str, list[Any]]:
     path = _file_of(module)
     if path is None or not path.endswith(".py"):
-        return frozenset([_ANYTHING])
+        return {_ANYTHING: []}
     with open_file(path, "rb") as file:
         source = file.read()
-    if path.endswith("_pb2.py") or b"globals()" in source:
-        return frozenset([_ANYTHING])
+    if path.endswith("_pb2.py"):
+        return {_ANYTHING: []}
+    package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     tree = ast.parse(source)
-    found: set[str] = set()
-    for node in search(tree.body, lambda node: ast.iter_child_nodes(node) if isinstance(node, _COMPOUND) else ()):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-            found.add(_ANYTHING if node.name == "__getattr__" else node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.update((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
-            found.update(_ANYTHING if name == "__getattr__" else name for name in names)
-    return frozenset(found)
+    # What the files of TensorFlow's interface do with `globals()` adds no name that is not in them.
+    adds_names = b"globals()" in source and not module.startswith("tensorflow._api.")
+    found: dict[str, list[Any]] = {_ANYTHING: []} if adds_names else {}
+    for top in tree.body:
+        defined = [pair for node in search([top], _parts) for pair in _definitions(node, package)]
+        for name, _ in [] if isinstance(top, _COMPOUND) else defined:
+            found.pop(name, None)  # what comes later counts, where it is not one of two ways
+        for name, what in defined:
+            found.setdefault(_ANYTHING if name == "__getattr__" else name, []).append(what)
+    return found
+
+
+def _parts(node: ast.AST) -> Iterable[ast.AST]:
+    return ast.iter_child_nodes(node) if isinstance(node, _COMPOUND) else ()
+
+
+def _definitions(node: ast.AST, package: str) -> Iterator[tuple[str, Any]]:
+    """Names that a statement defines, each with what `defined_in` gives for it."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+        yield node.name, node
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            yield name, alias.name if alias.asname else name
+    elif isinstance(node, ast.ImportFrom):
+        above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        module = ".".join(filter(None, [above, node.module]))
+        for alias in node.names:
+            for name in exported_by(module) if alias.name == "*" else [alias.name]:
+                yield alias.asname or name, f"{module}.{name}"
+    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        is_plain = isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in targets)
+        for name in {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}:
+            yield name, node if is_plain else None
+
+
+def exported_by(module: str) -> list[str]:
+    """What `from module import *` binds."""
+    found = locate(module)
+    index = _index_of(found.module if found and not found.inside else module)
+    for node in index.get("__all__", ()):
+        try:
+            return list(ast.literal_eval(node.value))
+        except (ValueError, AttributeError):  # it is computed
+            return [_ANYTHING]
+    return [name for name in index if not name.startswith("_")]

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from tensorflow1_compat import journal
+from tensorflow1_compat.insides import inner_module
 from tensorflow1_compat.tables import GONE, OF_1, Tables
 
 __all__ = ["advice_for", "describe", "import_error", "shortened"]
@@ -47,6 +48,8 @@ def shortened(name: str) -> str:
 def advice_for(name: str, neighbours: Iterable[str] = (), tables: Tables = OF_1) -> str:
     """A sentence that names the nearest replacement."""
     parts = name.split(".")
+    if inner_module(".".join(parts[:4])):  # the insides of contrib: known by the short name
+        parts[3:-1] = []
     for length in range(len(parts), 0, -1):
         known = GONE.get(".".join(parts[:length]))
         if known:

@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from tensorflow1_compat import journal, missing, removed_names
+from tensorflow1_compat.insides import inner_module, module_around, moved
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
 from tensorflow1_compat.tree import SourceTree
 
@@ -31,7 +32,10 @@ MENTIONS: dict[str, set[str]] = {}
 for _key in _REMOVED:
     MENTIONS.setdefault(_key.partition(".")[0], set()).add(_key.rpartition(".")[2])
 del MENTIONS["numpy"]
-ROOTS = frozenset({*_TENSORFLOW_ROOTS, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)})
+_OWN_NAME = "tensorflow_core"  # what the files of TensorFlow 1.15 are in
+ROOTS = frozenset(
+    {*_TENSORFLOW_ROOTS, _OWN_NAME, "npu_bridge", "npu_ops", *(name.partition(".")[0] for name in _BELOW_REMOVED)}
+)
 
 _proxies: dict[str, ModuleProxy] = {}
 _tree: SourceTree | None = None
@@ -52,6 +56,8 @@ def is_plain(name: str) -> bool:
         return True
     if root in _TENSORFLOW_ROOTS or name in _tables.modules:
         return False
+    if root == _OWN_NAME:
+        return root not in _tables.same
     if root == "npu_bridge":
         return f"{name}.tf" not in _tables.same
     return not _has_removed_names(name)
@@ -173,7 +179,25 @@ def _find(at: ModuleProxy, name: str) -> Any:
             raise _Absent from None
     if full in _tables.modules or full in removed_names.GONE_MODULES:
         return proxy(full)
-    return _dressed(full, _in_base(full, base, name))
+    inner = inner_module(full)
+    try:
+        value = _in_base(full, base, name)
+    except _Absent:
+        value = None if inner else _around(full)
+    if inner is not None and not isinstance(value, types.ModuleType):
+        value = importlib.import_module(inner)
+    return _dressed(full, value)
+
+
+def _around(full: str) -> Any:
+    """What an inside of contrib has from a neighbour, or had itself, and is in the module of contrib here."""
+    parts = full.split(".")
+    if not full.startswith(f"{_CONTRIB}.") or len(parts) < 5 or parts[3] != "python":
+        raise _Absent
+    try:
+        return getattr(importlib.import_module(module_around(full)), parts[-1])
+    except AttributeError:
+        raise _Absent from None
 
 
 def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
@@ -194,7 +218,10 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
         except ModuleNotFoundError as error:
             if not candidate.startswith(error.name or "\n"):
                 raise
-    return _of_version_2(full)
+    try:
+        return moved(base.__name__, name)
+    except AttributeError:
+        return _of_version_2(full)
 
 
 def _of_version_2(full: str) -> Any:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
+from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 
-__all__ = ["FileFacts", "Use", "read_file", "read_tree"]
+__all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "read_file", "read_tree"]
 
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
+
+SET, ANY = 0, "*"
+_LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 # Classes of `npu_bridge.npu_init` whose keywords are options.
 TAKE_OPTIONS = (
@@ -29,6 +34,20 @@ TAKE_OPTIONS = (
 )
 
 
+class Call(NamedTuple):
+    """How something is called.
+
+    Attributes:
+      positional: number of arguments without a name, or None where `*rest` hides it.
+      keywords: names of the others.
+      is_open: whether `**more` brings names that the text does not say.
+    """
+
+    positional: int | None
+    keywords: tuple[str, ...]
+    is_open: bool
+
+
 class Use(NamedTuple):
     """A module or a dotted name in a file.
 
@@ -37,8 +56,7 @@ class Use(NamedTuple):
       place: where it is used.
       is_import: it is imported rather than looked up.
       is_guarded: it is inside a `try` that has handlers, so it may be missing.
-      is_call: it is called right there.
-      keywords: of the call.
+      call: what it is called with, where it is called right there.
       alias: what the first word of it stands for.
     """
 
@@ -46,8 +64,7 @@ class Use(NamedTuple):
     place: Place
     is_import: bool
     is_guarded: bool
-    is_call: bool = False
-    keywords: tuple[str, ...] = ()
+    call: Call | None = None
     alias: str = ""
 
 
@@ -59,17 +76,27 @@ class FileFacts(NamedTuple):
       uses: in the order of the file.
       modules: (name, level) of all that it imports, `from a import b` also as `a.b`.
       error: why it cannot be compiled, or None.
+      aliases: what its names stand for, as far as they are modules or come from modules.
+      variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
+        sets some by names that are not written out.
     """
 
     path: str
     uses: list[Use]
     modules: list[tuple[str, int]]
     error: SyntaxError | None = None
+    aliases: dict[str, str] = {}
+    variables: dict[str, int] = {}
 
 
-def read_file(path: str) -> FileFacts:
+def read_file(
+    path: str, bound_by: Callable[[str, int], dict[str, str] | None] = lambda module, level: None
+) -> FileFacts:
     """Reads one file; a file that is no Python 3 has an `error` and nothing else.
 
+    Args:
+      path: of the file.
+      bound_by: for a module and the level of its import, the aliases that it binds; None if it is not of the tree.
     Raises:
       OSError: it cannot be read, or is not a regular file.
     """
@@ -82,9 +109,9 @@ def read_file(path: str) -> FileFacts:
     except (SyntaxError, ValueError, RecursionError) as error:
         problem = error if isinstance(error, SyntaxError) else SyntaxError(str(error), (path, 1, 0, ""))
         return FileFacts(path, [], [], problem)
-    reader = _Reader(path)
+    reader = _Reader(path, tree, bound_by)
     reader.visit(tree)
-    return FileFacts(path, reader.uses, reader.modules)
+    return FileFacts(path, reader.uses, reader.modules, None, reader.aliases, reader.variables)
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
@@ -94,21 +121,46 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
       script: the script's path.
       roots: folders in which modules are looked for, that of the script first.
     """
+    tree = _Tree(roots)
     start = os.path.abspath(script)
-    read: dict[str, FileFacts] = {}
-    known = {os.path.realpath(start): start}  # a file that has several names is read under the first one
+    tree.known[os.path.realpath(start)] = start
+    for path in itertools.islice(search([start], tree.imported_by), _MOST_FILES):
+        yield tree.read(path)
 
-    def imported(path):
-        for name, level in read[path].modules:
-            folder = path
-            for _ in range(level):
-                folder = os.path.dirname(folder)
-            for file in _files_of(name, [folder] if level else roots):
-                yield known.setdefault(os.path.realpath(file), file)
 
-    for path in itertools.islice(search([start], imported), _MOST_FILES):
-        read[path] = read_file(path)
-        yield read[path]
+class _Tree:
+    """The files of a script's tree, each read once."""
+
+    def __init__(self, roots: Sequence[str]):
+        self.known: dict[str, str] = {}  # a file that has several names is read under the first one
+        self._roots = roots
+        self._facts: dict[str, FileFacts] = {}
+        self._being_read: set[str] = set()
+
+    def read(self, path: str) -> FileFacts:
+        if path not in self._facts:
+            self._being_read.add(path)
+            self._facts[path] = read_file(path, functools.partial(self._bound_by, path))
+            self._being_read.discard(path)
+        return self._facts[path]
+
+    def imported_by(self, path: str) -> Iterator[str]:
+        for name, level in self.read(path).modules:
+            yield from self._files(path, name, level)
+
+    def _files(self, path: str, name: str, level: int) -> list[str]:
+        folder = path
+        for _ in range(level):
+            folder = os.path.dirname(folder)
+        found = _files_of(name, [folder] if level else self._roots)
+        return [self.known.setdefault(os.path.realpath(file), file) for file in found]
+
+    def _bound_by(self, path: str, name: str, level: int) -> dict[str, str] | None:
+        files = self._files(path, name, level)
+        if not files:
+            return None
+        file = files[-1]
+        return {} if file in self._being_read or len(self._facts) >= _MOST_FILES else self.read(file).aliases
 
 
 def _files_of(name: str, folders: Sequence[str]) -> list[str]:
@@ -130,18 +182,21 @@ def _files_of(name: str, folders: Sequence[str]) -> list[str]:
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, path: str):
+    def __init__(self, path: str, tree: ast.Module, bound_by: Callable[[str, int], dict[str, str] | None]):
         self.uses: list[Use] = []
         self.modules: list[tuple[str, int]] = []
+        self.aliases: dict[str, str] = {}
+        self.variables: dict[str, int] = {}
         self._path = path
-        self._aliases: dict[str, str] = {}
+        self._bound_by = bound_by
+        self._bound_here = _bound_in(tree)
         self._guards = 0
         self._call: ast.Call | None = None
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self.modules.append((alias.name, 0))
-            self._aliases[alias.asname or alias.name.partition(".")[0]] = (
+            self.aliases[alias.asname or alias.name.partition(".")[0]] = (
                 alias.name if alias.asname else alias.name.partition(".")[0]
             )
             self._use(alias.name, node, is_import=True)
@@ -149,17 +204,22 @@ class _Reader(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         self.modules.append((module, node.level))
+        bound = self._bound_by(module, node.level)
         for alias in node.names:
             full = f"{module}.{alias.name}".strip(".")
             self.modules.append((full, node.level))
-            if node.level:
-                continue
             if alias.name == "*":
-                if module == "npu_bridge.npu_init":
-                    self._aliases.update({name: f"{module}.{name}" for name in ("tf", *TAKE_OPTIONS)})
-                self._use(module, node, is_import=True)
-            else:
-                self._aliases[alias.asname or alias.name] = full
+                names = (_names_in(module) if bound is None and not node.level else bound) or {}
+                self.aliases.update(
+                    (name, full) for name, full in names.items() if name[0] != "_" and name not in self._bound_here
+                )
+                if not node.level:
+                    self._use(module, node, is_import=True)
+            elif bound and alias.name in bound:  # it stands for what it stands for there
+                self.aliases[alias.asname or alias.name] = bound[alias.name]
+                self._use(full, node, is_import=True)
+            elif not node.level:
+                self.aliases[alias.asname or alias.name] = full
                 self._use(full, node, is_import=True)
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -177,10 +237,12 @@ class _Reader(ast.NodeVisitor):
         """`flags = tf.flags` gives another alias."""
         name = self._dotted(node.value)
         if name and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            self._aliases[node.targets[0].id] = name
+            self.aliases[node.targets[0].id] = name
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        if self._dotted(node.func) in ("os.environ.update", "os.environ.setdefault", "os.putenv"):
+            self.variables[ANY] = SET
         self._call = node
         self.generic_visit(node)
 
@@ -192,26 +254,61 @@ class _Reader(ast.NodeVisitor):
         first = node.value
         while isinstance(first, ast.Attribute):
             first = first.value
-        self._use_at(name, node, self._aliases[first.id])
+        self._use_at(name, node, self.aliases[first.id])
 
     def visit_Name(self, node: ast.Name) -> None:
-        known = self._aliases.get(node.id, "")
+        known = self.aliases.get(node.id, "")
         if "." in known:
             self._use_at(known, node, known)
 
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """`os.environ["NAME"]` needs the variable; one that is set anywhere in the file is not needed."""
+        if self._dotted(node.value) == "os.environ":
+            name = node.slice.value if isinstance(node.slice, ast.Constant) else ANY
+            if isinstance(node.ctx, ast.Store):
+                self.variables[name] = SET
+            elif isinstance(name, str) and name != ANY and not self._guards:
+                self.variables.setdefault(name, node.lineno)
+        self.generic_visit(node)
+
     def _use_at(self, name: str, node: ast.expr, alias: str) -> None:
         call = self._call if self._call is not None and self._call.func is node else None
-        keywords = tuple(keyword.arg for keyword in call.keywords if keyword.arg) if call else ()
-        self._use(name, node, is_call=call is not None, keywords=keywords, alias=alias)
+        self._use(name, node, call=call and _call_of(call), alias=alias)
 
     def _dotted(self, node: ast.expr) -> str | None:
         parts = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self._aliases:
+        if not isinstance(node, ast.Name) or node.id not in self.aliases:
             return None
-        return ".".join([self._aliases[node.id], *reversed(parts)])
+        return ".".join([self.aliases[node.id], *reversed(parts)])
 
     def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
         self.uses.append(Use(name, Place(self._path, node.lineno), is_import, self._guards > 0, **more))
+
+
+def _call_of(node: ast.Call) -> Call:
+    is_starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+    keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
+    return Call(None if is_starred else len(node.args), keywords, len(keywords) < len(node.keywords))
+
+
+def _bound_in(tree: ast.Module) -> set[str]:
+    """Names that a file binds itself, other than by imports: a star does not decide what they are."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+    return bound
+
+
+def _names_in(module: str) -> dict[str, str]:
+    """What `from module import *` binds, for installed modules of which names are looked at."""
+    if not module.startswith(_LOOKED_AT):
+        return {}
+    return {name: f"{module}.{name}" for name in exported_by(module)}

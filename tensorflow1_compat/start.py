@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.tf_internals.contrib import accept_whole_floats
-from tensorflow1_compat import journal, proxies, spawn
+from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import OF_2
@@ -74,5 +74,6 @@ def switch_v2_off() -> None:
     try:
         tf.disable_v2_behavior()
         accept_whole_floats()
+        old_attributes.give()
     finally:
         logger.setLevel(level)

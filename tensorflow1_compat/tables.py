@@ -28,13 +28,10 @@ MODULES: dict[str, str] = {
     # The insides of contrib.
     f"{_OLD}.framework.python.framework.checkpoint_utils": "tensorflow.python.training.checkpoint_utils",
     f"{_OLD}.framework.nest": "tensorflow.python.util.nest",
-    f"{_OLD}.framework.python.ops": f"{_CONTRIB}.framework",
     f"{_OLD}.framework.python.ops.arg_scope": "tf_slim.ops.arg_scope",
     f"{_OLD}.framework.python.ops.audio_ops": "tensorflow.python.ops.gen_audio_ops",
     f"{_OLD}.framework.python.ops.variables": "tf_slim.ops.variables",
     f"{_OLD}.image.ops": "tensorflow.python.ops",
-    f"{_OLD}.layers.python": "tf_slim",
-    f"{_OLD}.layers.python.layers": f"{_CONTRIB}.layers",
     f"{_OLD}.layers.python.layers.initializers": "tf_slim.layers.initializers",
     f"{_OLD}.layers.python.layers.layers": "tf_slim.layers.layers",
     f"{_OLD}.layers.python.layers.normalization": "tf_slim.layers.normalization",
@@ -43,16 +40,15 @@ MODULES: dict[str, str] = {
     f"{_OLD}.layers.python.layers.utils": "tf_slim.layers.utils",
     f"{_OLD}.layers.python.ops.sparse_ops": "tf_slim.layers.sparse_ops",
     f"{_OLD}.learn.python.learn.monitored_session": "tensorflow.python.training.monitored_session",
+    f"{_OLD}.lookup.lookup_ops": f"{_CONTRIB}.lookup",
     f"{_OLD}.losses.python.metric_learning": "tf_slim.losses.metric_learning",
     f"{_OLD}.mixed_precision": "npu_bridge.estimator.contrib_mixed_precision",
     f"{_OLD}.metrics.python.ops.metric_ops": "tf_slim.metrics.metric_ops",
     f"{_OLD}.rnn.ops.gen_lstm_ops": "tensorflow.python.ops.gen_rnn_ops",
     f"{_OLD}.rnn.python.ops.core_rnn_cell": f"{_CONTRIB}.rnn.wrappers",
+    f"{_OLD}.rnn.python.ops.lstm_ops": f"{_CONTRIB}.rnn.blocks",
     f"{_OLD}.rnn.python.ops.rnn_cell": f"{_CONTRIB}.rnn.cells",
     f"{_OLD}.seq2seq.python.ops.attention_wrapper": f"{_CONTRIB}.seq2seq.attention_wrapper",
-    f"{_OLD}.seq2seq.python.ops.basic_decoder": f"{_CONTRIB}.seq2seq.decoder",
-    f"{_OLD}.seq2seq.python.ops.beam_search_decoder": f"{_CONTRIB}.seq2seq.beam_search",
-    f"{_OLD}.seq2seq.python.ops.beam_search_ops": f"{_CONTRIB}.seq2seq.beam_search",
     f"{_OLD}.seq2seq.python.ops.decoder": f"{_CONTRIB}.seq2seq.decoder",
     f"{_OLD}.seq2seq.python.ops.helper": f"{_CONTRIB}.seq2seq.helper",
     f"{_OLD}.slim.nets": "tf_slim.nets",
@@ -61,13 +57,8 @@ MODULES: dict[str, str] = {
     f"{_OLD}.slim.python.slim.nets": "tf_slim.nets",
     f"{_OLD}.tpu.python.ops.tpu_ops": f"{_CONTRIB}.tpu.ops",
     f"{_OLD}.tpu.python.tpu": "tensorflow.python.tpu",
-    f"{_OLD}.training.python.training": f"{_CONTRIB}.training",
     f"{_OLD}.training.python.training.evaluation": "tf_slim.training.evaluation",
-    f"{_OLD}.training.python.training.hparam": f"{_CONTRIB}.training.hparam",
     f"{_OLD}.training.python.training.training": "tf_slim.training.training",
-    f"{_OLD}.opt.python.training.lazy_adam_optimizer": f"{_CONTRIB}.opt.adams",
-    f"{_OLD}.opt.python.training.nadam_optimizer": f"{_CONTRIB}.opt.adams",
-    f"{_OLD}.opt.python.training.weight_decay_optimizers": f"{_CONTRIB}.opt.weight_decay",
     f"{_OLD}.distribute.python": "tensorflow.python.distribute",
     f"{_OLD}.image.ops.gen_image_ops": "tensorflow.python.ops.gen_image_ops",
     f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
@@ -82,6 +73,9 @@ MODULES: dict[str, str] = {
     "tensorflow.python.training.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
     "tensorflow.tools.graph_transforms": "tensorflow1_compat.graph_transforms",
     "tensorflow.python.training.tracking": "tensorflow.python.trackable",
+    "tensorflow.python.training.tracking.graph_view": "tensorflow.python.checkpoint.graph_view",
+    "tensorflow.python.training.tracking.util": "tensorflow.python.checkpoint.checkpoint",
+    "tensorflow.python.training.saving.functional_saver": "tensorflow.python.checkpoint.functional_saver",
     "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
     _INNER_KERAS: "keras.src",
     f"{_INNER_KERAS}._impl": "keras.src",
@@ -92,6 +86,8 @@ MODULES: dict[str, str] = {
     f"{_INNER_KERAS}.preprocessing": f"{_KERAS}.preprocessing",
     f"{_INNER_KERAS}.models": f"{_KERAS}.models",
     f"{_INNER_KERAS}.optimizers": f"{_KERAS}.optimizers",
+    f"{_INNER_KERAS}.keras_parameterized": "keras.src.testing_infra.test_combinations",
+    f"{_INNER_KERAS}.testing_utils": "keras.src.testing_infra.test_utils",
     f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
@@ -112,30 +108,22 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.
     MODULES[f"{_root}.optimizer_v2"] = "keras.src.optimizers.legacy"
     MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = "keras.src.optimizers.legacy.optimizer_v2"
 
-# Insides of contrib whose names are all in the module itself here; packages above any inside are that module as well.
-_IN_MODULE_ITSELF = """
-    image.python.ops.distort_image_ops image.python.ops.image_ops losses.python.losses lookup.lookup_ops
-    metrics.python.metrics rnn.python.ops.rnn tpu.python.tpu.tpu tpu.python.tpu.tpu_config
-    tpu.python.tpu.tpu_estimator tpu.python.tpu.tpu_optimizer cudnn_rnn.python.ops.cudnn_rnn_ops
-    cudnn_rnn.python.layers.cudnn_rnn crf.python.ops.crf data.python.ops saved_model.python.saved_model.reader
-"""
-for _key in (*MODULES, *(f"{_OLD}.{_inside}" for _inside in _IN_MODULE_ITSELF.split())):
-    if _key.startswith(f"{_OLD}."):
-        _parts = _key.split(".")
-        for _length in range(4, len(_parts) + 1):
-            MODULES.setdefault(".".join(_parts[:_length]), f"{_CONTRIB}.{_parts[2]}")
-
 # "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported when asked for.
 _V1 = "tensorflow.compat.v1"
 _PYTHON = "tensorflow.python"
 NAMES: dict[str, str] = {
     "tensorflow.app.flags": f"{_V1}:flags",
     "tensorflow.app.UsageError": "absl.app:UsageError",
+    "tensorflow.python.layers.base.InputSpec": "keras.src.engine.input_spec:InputSpec",
     "tensorflow.nn.conv2d_transpose": "tensorflow1_compat.known_shapes:conv2d_transpose",
     "tensorflow.summary.all_summary_ops": f"{_CONTRIB}.summary:all_summary_ops",
     "tensorflow.summary.always_record_summaries": f"{_CONTRIB}.summary:always_record_summaries",
     "tensorflow.summary.create_file_writer": f"{_CONTRIB}.summary:create_file_writer",
+    f"{_OLD}.framework.python.ops.arg_scope": f"{_CONTRIB}.framework:arg_scope",
     f"{_OLD}.framework.nest.is_sequence": f"{_PYTHON}.util.nest:is_nested",
+    f"{_OLD}.image.python.ops.dense_image_warp._interpolate_bilinear": (
+        "tensorflow_addons.image.dense_image_warp:interpolate_bilinear"
+    ),
     f"{_OLD}.rnn.python.ops.rnn_cell._Linear": f"{_CONTRIB}.rnn.linear:_Linear",
     f"{_OLD}.slim.embed_sequence": f"{_CONTRIB}.layers:embed_sequence",
     f"{_OLD}.tpu.tpu": f"{_CONTRIB}.tpu",
@@ -144,32 +132,18 @@ NAMES: dict[str, str] = {
         f"{_PYTHON}.distribute.distribute_lib:get_replica_context"
     ),
     f"{_PYTHON}.eager.context.list_devices": f"{_V1}.config:list_logical_devices",
-    f"{_PYTHON}.framework.graph_util.convert_variables_to_constants": (
-        f"{_V1}.graph_util:convert_variables_to_constants"
+    f"{_PYTHON}.framework.test_util.run_in_graph_and_eager_modes": (
+        "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
     ),
-    f"{_PYTHON}.framework.ops.IndexedSlices": f"{_V1}:IndexedSlices",
-    f"{_PYTHON}.framework.ops.Tensor": f"{_V1}:Tensor",
-    f"{_PYTHON}.framework.ops.convert_to_tensor_v2": f"{_PYTHON}.framework.tensor_conversion:convert_to_tensor_v2",
-    f"{_PYTHON}.framework.ops.convert_to_tensor_v2_with_dispatch": (
-        f"{_PYTHON}.framework.tensor_conversion:convert_to_tensor_v2_with_dispatch"
-    ),
-    f"{_PYTHON}.framework.ops.register_tensor_conversion_function": f"{_V1}:register_tensor_conversion_function",
     f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
     f"{_PYTHON}.math_ops": f"{_PYTHON}.ops.math_ops",
-    f"{_PYTHON}.ops.array_ops.stack": f"{_V1}:stack",
-    f"{_PYTHON}.ops.array_ops.unstack": f"{_V1}:unstack",
     f"{_PYTHON}.ops.control_dependencies": f"{_V1}:control_dependencies",
-    f"{_PYTHON}.ops.control_flow_ops.Assert": f"{_V1}:Assert",
-    f"{_PYTHON}.ops.control_flow_ops.case": f"{_V1}:case",
-    f"{_PYTHON}.ops.control_flow_ops.cond": f"{_V1}:cond",
-    f"{_PYTHON}.ops.control_flow_ops.while_loop": f"{_V1}:while_loop",
     f"{_PYTHON}.ops.convert_to_tensor": f"{_V1}:convert_to_tensor",
     f"{_PYTHON}.ops.gen_nn_ops._max_pool_grad": f"{_PYTHON}.ops.gen_nn_ops:max_pool_grad",
     f"{_PYTHON}.ops.gradients_impl._AggregateIndexedSlicesGradients": (
         f"{_PYTHON}.eager.backprop_util:AggregateIndexedSlicesGradients"
     ),
     f"{_PYTHON}.ops.variable_scope.variable": f"{_V1}:Variable",
-    f"{_PYTHON}.ops.variables.is_variable_initialized": f"{_V1}:is_variable_initialized",
     f"{_PYTHON}.pywrap_tensorflow.NewCheckpointReader": f"{_V1}.train:NewCheckpointReader",
     f"{_PYTHON}.state_ops": f"{_PYTHON}.ops.state_ops",
     f"{_PYTHON}.summary.FileWriter": f"{_V1}.summary:FileWriter",
@@ -216,12 +190,17 @@ GONE: dict[str, str] = {
     "tensorflow.unpack": "tf.unstack",
     f"{_OLD}.cloud": "tf.data with a client of the service: there is no BigTable here",
     f"{_OLD}.coder": "the package tensorflow-compression",
+    f"{_OLD}.compiler": "jit_compile of tf.function, or global_jit_level of a session's options, for XLA",
+    f"{_OLD}.distribute": "tf.distribute, or npu-run -np N and the distribution of an NPUOptimizer",
+    f"{_OLD}.distributions": "tensorflow_probability.distributions (pip install tensorflow-probability==0.23)",
+    f"{_OLD}.eager": "tf.GradientTape, tf.function and tf.train.Checkpoint",
     f"{_OLD}.factorization": "tf.estimator.experimental.KMeans, or scikit-learn for the rest",
     f"{_OLD}.ffmpeg": "the package tensorflow-io, or tf.audio for WAV files",
     f"{_OLD}.gan": "the package tensorflow-gan",
     f"{_OLD}.hadoop": "the package tensorflow-io",
     f"{_OLD}.integrate": "scipy.integrate.solve_ivp in a tf.py_func, or tfp.math.ode of tensorflow-probability",
     f"{_OLD}.kafka": "the package tensorflow-io",
+    f"{_OLD}.learn": "tf.estimator, or tf.data for its readers",
     f"{_OLD}.learn.preprocessing": "tf.keras.preprocessing.text.Tokenizer",
     f"{_OLD}.model_pruning": "the package tensorflow-model-optimization",
     f"{_OLD}.opt.AddSignOptimizer": "tf.train.AdamOptimizer",
@@ -231,9 +210,6 @@ GONE: dict[str, str] = {
     f"{_OLD}.opt.PowerSignOptimizer": "tf.train.AdamOptimizer",
     f"{_OLD}.opt.ScipyOptimizerInterface": "scipy.optimize.minimize, given the loss and tf.gradients of it",
     f"{_OLD}.opt.ShampooOptimizer": "LARSOptimizer or AdamWOptimizer of this module",
-    f"{_OLD}.opt.get_cosine_decay_fn": "tf.train.cosine_decay",
-    f"{_OLD}.opt.get_linear_decay_fn": "tf.train.polynomial_decay",
-    f"{_OLD}.opt.get_restart_decay_fn": "tf.train.cosine_decay_restarts",
     f"{_OLD}.quantize.python": "tf.contrib.quantize.create_training_graph: its rewriter is another one here",
     f"{_OLD}.reduce_slice_ops": "tf.math.segment_sum and its relatives",
     f"{_OLD}.rpc": "tf.py_func with a client of the service",
@@ -245,8 +221,6 @@ GONE: dict[str, str] = {
     f"{_OLD}.timeseries": "the package tensorflow-probability",
     f"{_OLD}.training.SequenceQueueingStateSaver": "tf.data and the state of tf.nn.dynamic_rnn",
     f"{_OLD}.training.batch_sequences_with_states": "tf.data and the state of tf.nn.dynamic_rnn",
-    f"{_OLD}.training.bucket": "tf.data.experimental.group_by_window",
-    f"{_OLD}.training.bucket_by_sequence_length": "tf.data.experimental.bucket_by_sequence_length",
 }
 
 
@@ -276,5 +250,7 @@ OF_1 = Tables(
         "tensorflow.keras.__version__": "2.2.4-tf",
         "tensorflow.version.VERSION": "1.15.0",
     },
-    {"tensorflow.compat.v1": "tensorflow", "tensorflow._api.v1": "tensorflow", "npu_bridge.npu_init.tf": "tensorflow"},
+    dict.fromkeys(
+        ("tensorflow.compat.v1", "tensorflow._api.v1", "tensorflow_core", "npu_bridge.npu_init.tf"), "tensorflow"
+    ),
 )

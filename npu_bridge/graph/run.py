@@ -8,20 +8,26 @@ loop, or on one side of a condition, cannot be fetched.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.search import search
 from npu_bridge.graph.control_flow import Depth, by_depth
-from npu_bridge.graph.operators import computed_ops, list_elements
-from npu_bridge.graph.variables import changes_variable, trained_variables, variable_behind
+from npu_bridge.graph.operators import computed_ops, list_elements, producers
+from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, trained_variables, variable_behind
 
 TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
 # Names of gradients on their way: those of this package, and of Horovod's optimizers. A transfer in the forward pass,
 # as batch normalization over ranks has one, is none of them.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
+_PASSING = ("Cast", "Identity")
+# Ours: a smaller constant may be a weight of the loss; a scale is read, cast and perhaps kept in bounds.
+_LEAST_CONSTANT_SCALE = 16
+_MOST_OPS_OF_SCALE = 12
 
 
 class Run:
@@ -74,21 +80,36 @@ class Run:
 
     @functools.cached_property
     def trains(self) -> bool:
-        """Whether it is a training step, as far as its operators tell: it counts steps, or has gradients at work."""
+        """Whether it is a training step, as far as its operators tell: it counts steps, or has gradients at work.
+
+        An optimizer that is written out in assignments is told by gradients that were noted (`note_gradients`).
+        """
         if any(sends_gradients(op.name, op.type) for op in self.ops):
             return True
         global_step = tf.compat.v1.train.get_global_step(self._graph)
         counted = (variable_behind(op.inputs[0]) for op in self.ops if op.type in _INCREMENTS)
-        return bool(global_step is not None and global_step.op.name in counted) or bool(
-            trained_variables(self._graph, self.ops, assignments_count=False)
+        return (
+            (global_step is not None and global_step.op.name in counted)
+            or bool(trained_variables(self._graph, self.ops, assignments_count=False))
+            or self._assigns_gradients()
         )
+
+    def _assigns_gradients(self) -> bool:
+        """Whether trainable variables are assigned what is computed from a gradient."""
+        gradients = _kept_with(self._graph).gradients
+        if not gradients or not self.trained:
+            return False
+        assigning = [
+            op for op in self.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in self.trained
+        ]
+        return any(op in gradients for op in search(assigning, lambda op: producers(op.inputs)))
 
     @functools.cached_property
     def loss(self) -> tf.Tensor | None:
-        """The last scalar given to `note_gradients` whose gradients it computes; None without one."""
+        """The last scalar given to `note_gradients` whose gradients it computes, without a scale; None without one."""
         computed = set(self.ops)
         losses = [loss for loss, gradients in _kept_with(self._graph).losses if gradients & computed]
-        return losses[-1] if losses else None
+        return _without_scale(losses[-1]) if losses else None
 
 
 def run_of(graph: tf.Graph, fetches: Any, feeds: Any = None) -> Run:
@@ -112,8 +133,10 @@ def note_gradients(ys: Any, gradients: Any) -> None:
     """Remembers scalars that gradients are taken of, for `Run.loss`; made for `watch_gradients`."""
     made = frozenset(part.op for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None)
     for tensor in tf.nest.flatten(ys):
-        if isinstance(tensor, tf.Tensor) and tensor.shape.rank == 0:
-            _kept_with(tensor.graph).losses.append((tensor, made))
+        if isinstance(tensor, tf.Tensor):
+            _kept_with(tensor.graph).gradients |= made
+            if tensor.shape.rank == 0:
+                _kept_with(tensor.graph).losses.append((tensor, made))
 
 
 def sends_gradients(name: str, kind: str) -> bool:
@@ -128,12 +151,34 @@ class _Kept:
         self.version: int | None = None
         self.runs: dict[tuple, Run] = {}
         self.losses: list[tuple[tf.Tensor, frozenset[tf.Operation]]] = []
+        self.gradients: set[tf.Operation] = set()
 
 
 def _kept_with(graph: Any) -> _Kept:
     if not hasattr(graph, "_npu_bridge_runs"):
         graph._npu_bridge_runs = _Kept()  # part of the graph, as its operators hold it: it ends with the graph
     return graph._npu_bridge_runs
+
+
+def _without_scale(loss: tf.Tensor) -> tf.Tensor:
+    """What a loss scale was multiplied with: a factor that is a power of two, or kept in a variable called a scale."""
+    scaled = loss
+    while scaled.op.type in _PASSING:
+        scaled = scaled.op.inputs[0]
+    factors = tuple(scaled.op.inputs) if scaled.op.type == "Mul" else ()
+    for model, factor in (factors, factors[::-1]) if factors else ():
+        if model.shape.rank == 0 and _is_loss_scale(factor):
+            return _without_scale(model)
+    return loss
+
+
+def _is_loss_scale(factor: tf.Tensor) -> bool:
+    value = tf.get_static_value(factor)
+    if value is not None:
+        return value.size == 1 and value >= _LEAST_CONSTANT_SCALE and math.frexp(value)[0] == 0.5
+    behind = list(search([factor.op], lambda op: producers(op.inputs)))
+    variables = [op.name for op in behind if op.type in VARIABLE_TYPES]
+    return len(behind) < _MOST_OPS_OF_SCALE and bool(variables) and all("scale" in name for name in variables)
 
 
 def _has_plain_value(graph, tensor) -> bool:

@@ -1,4 +1,4 @@
-"""`npu-run check script.py`, the command: whether a script can work here, from its text or by running it."""
+"""`npu-run check script.py`, the command around the checks in `tensorflow1_compat/findings.py`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ __all__ = ["facts_of", "make_page"]
 
 _TITLES = {
     "cannot work": "cannot work here",
+    "needed": "needed, and not here",
     "healed": "made to work in the script's own files",
     "contrib": "of TensorFlow 1.15, supplied by npu_bridge",
     "npu": "of the NPU interface",
@@ -35,7 +36,8 @@ def facts_of(script: str, found: Survey, entries: list[Entry] = ()) -> dict[str,
 
 
 def _row(each: Finding | Entry) -> dict[str, str]:
-    return {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
+    row = {"kind": each.kind, "what": each.what, "remark": each.remark, "place": str(each.place)}
+    return row | ({"severity": each.severity} if hasattr(each, "severity") else {})
 
 
 def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
@@ -47,6 +49,7 @@ def make_page(script: str, found: Survey, entries: list[Entry] = ()) -> str:
         if rows:
             lines += ["", f"{title}:"]
             lines += [f"  {each.place}: {each.what}{f': {each.remark}' if each.remark else ''}" for each in rows]
-    count = len(blocks["cannot work"])
-    verdict = f"{count} name(s) or file(s) cannot work." if count else "Nothing was found that cannot work."
-    return "\n".join([*lines, "", verdict])
+    count, needed = len(blocks["cannot work"]), len(blocks["needed"])
+    verdict = [f"{count} name(s) or file(s) cannot work."] if count else []
+    verdict += [f"{needed} package(s) or variable(s) have to be there first."] if needed else []
+    return "\n".join([*lines, "", " ".join(verdict) or "Nothing was found that cannot work."])

@@ -1,4 +1,7 @@
-"""The commands of `npu-run` in groups, a line for each, and what is near a word that is neither command nor script."""
+"""The commands of `npu-run` in groups; a new one is a line here and a module in this folder.
+
+Also what is near a word that is neither command nor script.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,13 +24,18 @@ __all__ = ["record", "replay"]
 SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]
 _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
+_FLOAT32 = {"precision_mode": "must_keep_origin_dtype", "precision_mode_v2": None}
 
 
 @click.command(cls=ScriptCommand)
 @click.option("-o", "--out", default="recorded", show_default=True, metavar="DIR", help="Folder for what is recorded.")
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps to record.")
+@click.option("--float32", is_flag=True, help="Keep every operator's dtype, whatever precision SCRIPT asks for.")
+@click.option("--tensors", is_flag=True, help="Record what every operator of these steps computes, too.")
 @launcher_options
-def record(out: str, steps: int, launcher: list[str], script: str, arguments: tuple[str, ...]):
+def record(
+    out: str, steps: int, float32: bool, tensors: bool, launcher: list[str], script: str, arguments: tuple[str, ...]
+):
     """Records how SCRIPT starts to train: initial weights, and what its first steps read and draw at random.
 
     Values are taken by their names in the graph, as numpy files that any machine can read. The script ends after the
@@ -37,7 +43,8 @@ def record(out: str, steps: int, launcher: list[str], script: str, arguments: tu
     """
     with ending_on(LaunchError), own_output(out, "--out", "npu-run record") as own:
         own.clear("rank_*", "run", SNIPPET)
-        _record(os.path.abspath(out), steps, [*launcher, script], arguments)
+        trial = Trial(os.path.join(os.path.abspath(out), "run"), 0, steps=steps, record=os.path.abspath(out))
+        _record(trial._replace(tensors=tensors), float32, [*launcher, script], arguments)
 
 
 @click.command(cls=ScriptCommand)
@@ -58,15 +65,15 @@ def replay(out: str | None, recorded: str, launcher: list[str], script: str, arg
             sys.exit(_replay(recorded, os.path.join(out, "run"), [*launcher, script, *arguments]))
 
 
-def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) -> None:
-    trial = Trial(folder=os.path.join(out, "run"), seed=0, steps=steps, record=out)
-    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _ONE_STEP)
+def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence[str]) -> None:
+    out = trial.record
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command, *arguments], _imposed(float32))
     found = [read_json(path, within=out) for path in sorted(Path(out).glob("rank_*/record.json"))]
     if code or not found:
         why = f"the script ended with exit code {code}" if code else "no session run trained"
         raise LaunchError(
-            f"{why}. Expected a script that trains through sessions or an Estimator, not model.fit or eager code; "
-            f"nothing was recorded."
+            f"{why}. Expected a script that trains through sessions, an Estimator or model.fit of Keras, not eager "
+            f"code; nothing was recorded."
         )
     shutil.copyfile(Path(__file__).parent / "trials" / SNIPPET, os.path.join(out, SNIPPET))
     shown, facts = os.path.relpath(out), found[0]
@@ -78,6 +85,10 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
     echo(f"record: {facts['steps']} steps on {len(found)} rank(s): initial weights, {counts}; in {shown}")
     for name, why in facts["not_recorded"].items():
         echo(f"record: not recorded: {name}, as {why}")
+    if not facts["weights_after"]:
+        echo("record: not recorded: the last weights, as they could not be read at the end of the training")
+    for line in _races_of(facts):
+        echo(f"record: not repeatable: {line}")
     echo(
         f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a "
         f"machine without this package, copy "
@@ -85,6 +96,17 @@ def _record(out: str, steps: int, command: list[str], arguments: Sequence[str]) 
         f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
         f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
     )
+
+
+def _imposed(float32: bool) -> dict[str, Any]:
+    return {**_ONE_STEP, **_FLOAT32} if float32 else _ONE_STEP
+
+
+def _races_of(facts: dict[str, Any]) -> list[str]:
+    return [
+        f"a step writes {name} ({writer}) while {other} reads or writes it, in no order"
+        for name, (writer, other) in facts.get("races", {}).items()
+    ]
 
 
 def _check_record(folder: str) -> None:
@@ -100,18 +122,24 @@ def _check_record(folder: str) -> None:
 
 
 def _replay(recorded: str, run: str, command: list[str]) -> int:
-    code = run_trial(Trial(folder=run, seed=0, replay=recorded), [*_QUIET * is_quiet(), *command], _ONE_STEP)
+    trial = Trial(folder=run, seed=0, replay=recorded)
+    facts = read_json(os.path.join(recorded, "rank_0", "record.json"), within=recorded)
+    code = run_trial(trial, [*_QUIET * is_quiet(), *command], _imposed(bool(facts.get("is_float32"))))
     paths = sorted(Path(run).glob("replay_rank_*.json"))
     if code or not paths:
         why = f"the script ended with exit code {code}" if code else "it trained fewer steps than were recorded"
         raise LaunchError(f"{why}; nothing was compared.")
     verdicts = [read_json(path, within=run) for path in paths]
     steps = f"{verdicts[0]['steps']} steps on {len(paths)} rank(s)"
-    differences = [(rank, text) for rank, facts in enumerate(verdicts) for text in facts["differences"]]
+    differences = [(rank, text) for rank, verdict in enumerate(verdicts) for text in verdict["differences"]]
     if not differences:
         echo(f"replay: {steps}: losses and weights are those of the record, bit for bit")
         return 0
     for rank, text in differences[:10]:
         echo(f"replay: rank {rank}: {text}")
-    echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
+    races = _races_of(facts)
+    if races:
+        echo(f"replay: {steps}: not repeatable, not even where it was recorded: {'; '.join(races)}")
+    else:
+        echo(f"replay: {steps}: {len(differences)} losses or weights differ from the record")
     return 1

@@ -59,10 +59,10 @@ class SourceChoice(NamedTuple):
 
     def survey(self, script: str) -> Survey:
         """What can be said about a script without running it."""
-        from npu_bridge.options import OPTIONS
+        from npu_bridge.options import OPTIONS, table_precision
         from tensorflow1_compat.findings import survey  # only now: every start of a script passes by here
 
-        return survey(script, self.find_roots(script), self.era, OPTIONS)
+        return survey(script, self.find_roots(script), self.era, OPTIONS, table_precision.OPTIONS)
 
     def enter(self, script: str, rank: int) -> bool:
         """In a rank, before the script runs: lets its files see TensorFlow 1.15 if it is written for that.

@@ -1,7 +1,4 @@
-"""The table of all options, put together from the modules `table_*.py`.
-
-A new option goes into the `table_*.py` module of its topic and nowhere else.
-"""
+"""The table of all options; a new option goes into the `table_*.py` module of its topic and nowhere else."""
 
 from __future__ import annotations
 

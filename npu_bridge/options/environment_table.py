@@ -37,7 +37,7 @@ _PROGRESS = works("Read before every training run with accelerate_train_mode.")
 _FALLBACK = recorded("Read when the option is not set; recorded like it.")
 
 _DOCUMENTED = (
-    ("JOB_ID", "Name of the task.", recorded("Optional.")),
+    ("JOB_ID", "Name of the task.", works("Filled when missing, for scripts that read it.")),
     (
         "ASCEND_DEVICE_ID",
         "Device of this process.",
@@ -69,6 +69,7 @@ _DOCUMENTED = (
 _OTHERS = (
     ("TF_CONFIG", "Cluster and task of this process.", works("Read by tf.estimator; checked by NPURunConfig.")),
     ("DEVICE_ID", "Old name of the device.", works("Filled like ASCEND_DEVICE_ID.")),
+    ("DEVICE_INDEX", "Number of the device in the cluster.", works("Filled from the launcher's rank when missing.")),
     ("AOE_MODE", "aoe_mode when that is not set.", _FALLBACK),
     (
         "PROFILING_MODE",

@@ -150,7 +150,7 @@ def format_ending(
     place += f" up to step {end}" if start else ""
     about = [f"trained {format_steps(end - start)}{place} in {format_secs(secs)}"]
     if summary.first_loss is not None and summary.last_loss is not None:
-        about.append(_losses(history, summary.first_loss, summary.last_loss))
+        about.append(_losses(summary.first_loss, summary.last_loss, len(_last_losses(history))))
     if summary.skipped_steps or summary.loss_scale is not None:
         about.append(f"skipped {format_steps(summary.skipped_steps)}")
     pace = []
@@ -179,9 +179,8 @@ def _last_losses(history: History) -> list[float]:
     return [row.loss for row in (applied or known)[-LAST_LOSS_STEPS:] if row.loss is not None]
 
 
-def _losses(history: History, first: float, last: float) -> str:
+def _losses(first: float, last: float, steps: int) -> str:
     """The first loss and the last, which says how many steps it is a mean of."""
-    steps = len(_last_losses(history))
     of = f" (mean of the last {steps} steps)" if steps > 1 else ""
     return f"loss {format_loss(first)} -> {format_loss(last)}{of}"
 

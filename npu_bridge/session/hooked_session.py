@@ -35,6 +35,9 @@ class HookOfTraining(tf.estimator.SessionRunHook):
     training: Run
     is_over = False
 
+    def before_close(self, session: tf.compat.v1.Session) -> None:
+        """A session that has trained is about to close."""
+
 
 class WatchOfTraining:
     """Stands around `Session.run` of all sessions of a process, and calls hooks, in order, around the runs that train.
@@ -59,6 +62,33 @@ class WatchOfTraining:
             return _hooked_run(run, self._hooks, session, fetches, feed_dict, options, run_metadata)
         finally:
             del self._inside.session
+
+    def make_callable(self, make: Callable, session: Any, options: Any) -> Callable:
+        """A session's `_make_callable_from_options`: what Keras trains through in a graph becomes runs with hooks."""
+        call, asked = make(session, options), [*options.fetch, *options.target]
+        if options.tensor_connection:
+            return call
+
+        def run_or_call(*values, run_metadata=None):
+            graph = session.graph
+            elements = [graph.as_graph_element(name) for name in asked]
+            if hasattr(self._inside, "session") or not run_of(graph, elements, list(options.feed)).trains:
+                return call(*values, run_metadata=run_metadata)
+            feeds = dict(zip(options.feed, values))
+            return session.run(elements, feeds, options.run_options, run_metadata)[: len(options.fetch)]
+
+        return run_or_call
+
+    def close(self, close: Callable, session: Any) -> None:
+        """A session's `close`: the last time that hooks can ask for its variables."""
+        if session in self._begun and not hasattr(self._inside, "session"):
+            self._inside.session = session
+            try:
+                for hook in self._hooks:
+                    hook.before_close(session)
+            finally:
+                del self._inside.session
+        close(session)
 
     def end(self) -> None:
         """When the script is over."""

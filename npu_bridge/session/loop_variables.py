@@ -58,6 +58,7 @@ def load_loop_variables(session: Any, variables: dict[str, tf.Variable], steps_p
 
     `iterations_per_loop` gets one less than the training steps in a run.
     """
+    steps_per_run = environment.imposed_options().get("iterations_per_loop", steps_per_run)
     session = plain_session(session)
     for name, value in zip(LOOP_VARIABLES, (steps_per_run - 1, 0, 0, 1)):
         initializer = variables[name].initializer

@@ -103,3 +103,25 @@ def read_batch_features(
 def reduce_dataset(dataset, reducer):
     """All elements of a dataset put together by a `Reducer`, whose `finalize_func` is not called, as in 1.15."""
     return dataset.reduce(reducer.init_func(tf.constant(0, tf.int64)), reducer.reduce_func)
+
+
+def sliding_window_batch(window_size, stride=None, window_shift=None, window_stride=1):
+    """Batches of `window_size` elements that overlap.
+
+    Args:
+      window_size: elements in a batch.
+      stride, window_shift: how many elements further the next batch begins; two names of one argument.
+      window_stride: how many elements further the next element of a batch is.
+
+    Raises:
+      ValueError: neither or both of `stride` and `window_shift` are given.
+    """
+    if (stride is None) == (window_shift is None):
+        raise ValueError("sliding_window_batch: Must specify either `stride` or `window_shift`, one of the two.")
+    shift = stride if window_shift is None else window_shift
+
+    def batched(*window):
+        window = window[0] if len(window) == 1 else window
+        return Dataset.zip(packed_element(window, [each.batch(window_size) for each in flat_element(window)]))
+
+    return lambda dataset: dataset.window(window_size, shift, window_stride, drop_remainder=True).flat_map(batched)

@@ -116,6 +116,11 @@ def adjust_hsv_in_yiq(image, delta_hue=0, scale_saturation=1, scale_value=1, nam
     """Hue turned by `delta_hue` radians, saturation and value scaled, in the YIQ colour space: [..., 3]."""
     with tf.name_scope(name, "adjust_hsv_in_yiq"):
         image = tf.convert_to_tensor(image)
+        if image.shape.rank is not None and image.shape.rank < 3:
+            raise ValueError(f"adjust_hsv_in_yiq: Shape must be at least rank 3; got {image.shape}.")
+        if image.shape.rank is not None and image.shape[-1] not in (3, None):
+            wrong = f"adjust_hsv_in_yiq: input must have 3 channels but instead has {image.shape[-1]} channels"
+            raise tf.errors.InvalidArgumentError(None, None, wrong)
         flat = tf.image.convert_image_dtype(image, tf.float32)
         hue = tf.cast(delta_hue, tf.float32)
         part, scale = tf.cast(scale_saturation, tf.float32) * scale_value, tf.cast(scale_value, tf.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.lookup_ops import (
     HasherSpec,
-    HashTable,
     IdTableWithHashBuckets,
     InitializableLookupTableBase,
     KeyValueTensorInitializer,
@@ -25,6 +24,22 @@ LookupInterface = tf.lookup.StaticHashTable.__mro__[-3]
 index_table_from_file = lookup_ops().index_table_from_file
 MutableHashTable = tf.lookup.experimental.MutableHashTable
 MutableDenseHashTable = tf.lookup.experimental.DenseHashTable
+
+
+class HashTable(lookup_ops().HashTable):
+    """`tf.lookup.StaticHashTable` that tables of one `shared_name` share, across graphs and sessions of a server."""
+
+    def __init__(self, initializer, default_value, shared_name=None, name=None):
+        self._given_name = shared_name
+        super().__init__(initializer, default_value, name)
+
+    @property
+    def _shared_name(self):
+        return self._given_name or self._own_name
+
+    @_shared_name.setter
+    def _shared_name(self, name):
+        self._own_name = name
 
 
 def index_table_from_tensor(

@@ -19,7 +19,10 @@ def alpha_dropout(x, keep_prob, noise_shape=None, seed=None, name=None):
     """Dropout that keeps mean and variance of self-normalising networks (Klambauer and others)."""
     with tf.name_scope(name, "alpha_dropout", [x]):
         x = tf.convert_to_tensor(x)
-        if not tf.is_tensor(keep_prob) and keep_prob == 1:
+        known = tf.get_static_value(tf.convert_to_tensor(keep_prob, x.dtype))
+        if known is not None and (known.shape or not 0 < known <= 1):
+            raise ValueError(f"alpha_dropout: keep_prob has to be a number in (0, 1]; got {known}.")
+        if known == 1:
             return x
         dropped = -_DROPPED
         is_kept = tf.cast(tf.random_uniform(noise_shape or tf.shape(x), seed=seed) < keep_prob, x.dtype)

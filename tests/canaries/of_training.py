@@ -267,6 +267,27 @@ def _():
     expect(dataset is not None, "no data set can be shuffled")
 
 
+@canary_of(training.seed_all_operators)
+def _():
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import image_ops_impl, stateful_random_ops
+
+    before, modules = ops.Graph._create_op_internal, (image_ops_impl, stateful_random_ops)
+    configs = [module.config for module in modules]
+    try:
+        training.seed_all_operators(7)
+        drawn = [tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32) for _ in range(2)]
+        kept = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=5)
+        refused = [module.config.is_op_determinism_enabled() for module in modules]
+    finally:
+        ops.Graph._create_op_internal = before
+        for module, config in zip(modules, configs):
+            module.config = config
+    seeds = [(each.op.get_attr("seed"), each.op.get_attr("seed2")) for each in (*drawn, kept)]
+    expect(seeds[0][0] == seeds[1][0] == 7 and seeds[0] != seeds[1], f"operators have the seeds {seeds}")
+    expect(seeds[2] == (5, 0) and not any(refused), "a seed of the script is changed, or modules still refuse")
+
+
 def is_draw(op):
     return op.type in ("RandomStandardNormal", "RandomUniform", "TruncatedNormal")
 

@@ -86,7 +86,9 @@ def test_a_training_with_evaluations_reads_as_a_story(tmp_path, capsys):
         tf.estimator.TrainSpec(input_fn, max_steps=40),
         tf.estimator.EvalSpec(lambda: input_fn().take(3), throttle_secs=0, start_delay_secs=0),
     )
-    lines = [line for line in capsys.readouterr().err.splitlines() if "WARNING" not in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("  ") and "WARNING" not in line
+    ]
     told = [line for line in lines if line.startswith("evaluation")]
     told_at = [lines.index(line) for line in told]
     for line, step in zip(told, (20, 40)):
@@ -107,7 +109,7 @@ def test_rounds_have_one_line_each_and_a_name_is_told(tmp_path, capsys):
     for _ in range(2):
         estimator.train(input_fn, steps=2)
         estimator.evaluate(lambda: input_fn().take(1), name="short")
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("step", "WARNING"))]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(("step", "WARNING", "  "))]
     assert [line.split(" |")[0].split(" in ")[0] for line in lines] == [
         "trained 2 steps",
         *lines[1:4],  # pace, memory, and where the report is: the first time

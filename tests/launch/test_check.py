@@ -58,11 +58,13 @@ def test_a_script_that_works_is_described(tmp_path, monkeypatch):
     assert of["option precision_mode"]["kind"] == "option" and of["option precision_mode"]["place"] == "train.py:17"
     assert of["option enable_scope_fusion_passes"]["kind"] == "ignored" and "option not_this" not in of
     assert "option **" not in of
+    assert of["option precision_mode"]["severity"] == "changes numbers"
     assert of["numpy.int"] == {
         "kind": "healed",
         "what": "numpy.int",
         "remark": "builtins.int is used where it is gone",
         "place": "package/old.py:2",
+        "severity": "harmless",
     }
     assert {"time.clock", "numpy.float", "tf.contrib.training.HParams"} <= set(of)
     assert of["tf.contrib.nothing_of_that_name"]["kind"] == "ignored"
@@ -81,6 +83,67 @@ def test_what_cannot_work_is_named_and_ends_with_1(tmp_path, monkeypatch):
     assert "tf.train.AdamOptimiser" in fatal and "npu_bridge.npu_init.nothing" in fatal
     assert fatal["syntax of package/old.py:1"]["remark"].endswith("make it Python 3")
     assert len(fatal) == 4
+
+
+STARS = """
+from names import *
+from names import tf as again
+from npu_bridge.npu_init import *
+import os, sys
+from not_installed_anywhere import thing
+try:
+    import guarded_package
+except ImportError:
+    guarded_package = None
+import helper_of_tensorflow_1
+from lib_of_project import f
+session = tf.Session()
+session.run(os.environ["RANK_ID"] + os.environ["OF_NOBODY"] + os.environ.get("WITH_DEFAULT", ""))
+os.environ["SET_HERE"] = "1"
+print(os.environ["SET_HERE"])
+tf.contrib.layers.nosuch(1)
+again.nn.nosuch()
+optimizer = NPUOptimizer(tf.train.AdamOptimizer(rate=0.1), loss_scale=2)
+tf.placeholder(tf.float32, [1], "x", 4)
+tf.nn.dropout(*[1], keep_prob=0.5)
+tf.transpose(1, **{"axis": 2})
+slim = tf.contrib.slim
+with slim.arg_scope([slim.conv2d], kernel_size=3):
+    slim.conv2d(1, 2)
+tf.layers.dense(1)
+tf.nn.gelu(1)
+scope = "a name of its own, not that of the star"
+scope.upper()
+try:
+    tf.reduce_sum(1, of="what may fail")
+except TypeError:
+    pass
+"""
+
+
+def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.chdir(folder_with(tmp_path, STARS))
+    write_script(
+        tmp_path, "import tensorflow as tf\nfrom names_circle import *\nscope = tf.variable_scope\n", "names.py"
+    )
+    write_script(tmp_path, "from names import *\n", "names_circle.py")
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    write_script(tmp_path / "src" / "deep", "f = 1\n", "lib_of_project.py")
+    helper = tmp_path / "elsewhere" / "helper_of_tensorflow_1"
+    helper.mkdir(parents=True)
+    write_script(helper, "import tensorflow as tf\nx = tf.placeholder\n", "__init__.py")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    code, output = checked(tmp_path, "--json")
+    stops = {one["what"]: one["remark"] for one in json.loads(output)["findings"] if one["severity"] == "stops it"}
+    assert code == 1
+    assert stops.pop("package helper_of_tensorflow_1").endswith(f"start with npu-run --tree {helper}")
+    assert "pip install not_installed_anywhere" in stops.pop("package not_installed_anywhere")
+    assert "without a default" in stops.pop("environment variable OF_NOBODY")
+    assert "has no argument 'rate'; it has learning_rate" in stops.pop("tf.train.AdamOptimizer(...)")
+    assert "has no argument 'loss_scale'" in stops.pop("npu_bridge.npu_init.NPUOptimizer(...)")
+    assert stops.pop("tf.placeholder(...)") == "it takes 3 arguments without a name, not 4"
+    assert stops.pop("tf.layers.dense(...)") == "it needs the argument 'units'"
+    assert set(stops) == {"tf.contrib.layers.nosuch", "tf.nn.nosuch"}
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

@@ -102,12 +102,13 @@ def test_declared_device_prefers_the_newer_variable(monkeypatch):
 
 def test_missing_rank_variables_are_filled(monkeypatch):
     _set(monkeypatch, RANK_ID="7")
-    for name in ("RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID"):
+    names = ("RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
+    for name in names:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     environment.fill_rank_variables(Launched(3, 4, 1, 2))
-    filled = {name: os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID")}
-    assert filled == {"RANK_ID": "7", "RANK_SIZE": "4", "DEVICE_ID": "1", "ASCEND_DEVICE_ID": "1"}
+    filled = {name: os.environ[name] for name in ("RANK_ID", *names)}
+    assert list(filled.values()) == ["7", "4", "1", "1", "3", "10087"]
 
 
 def test_filling_keeps_out_of_a_cluster_manager_job(monkeypatch):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.training import training_util
 
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_estimator import NPUEstimator
@@ -89,7 +90,9 @@ def model_fn(features, labels, mode, params, config):
     tf1.summary.histogram("hidden", hidden)
     step = tf1.train.get_global_step()
     optimizer = tf1.train.AdamOptimizer(tf1.train.exponential_decay(0.05, step, 10, 0.9))
-    with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+    # Hooks read the step beside its update: before it or after it, and so save summaries one step earlier or later.
+    read_first = training_util._get_or_create_global_step_read()
+    with tf.control_dependencies([read_first, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]):
         train_op = optimizer.minimize(loss, step)
     return tf.estimator.EstimatorSpec(
         mode,

@@ -28,6 +28,9 @@ import tensorflow.python.ops.math_ops as math_ops
 facts["deep as"] = math_ops.add_n is tf.add_n
 from tensorflow.core.protobuf import config_pb2
 facts["core"] = config_pb2.ConfigProto is tf.ConfigProto
+from tensorflow_core.python.framework import ops as inner_ops
+import tensorflow_core.contrib.slim as inner_slim
+facts["tensorflow_core"] = inner_ops is ops and inner_slim is tf.contrib.slim
 import keras
 from tensorflow import keras as tf_keras
 from tensorflow.keras.layers import Dense

@@ -320,6 +320,29 @@ def change_seeds(change: Callable[[Callable, Any], Any]) -> None:
     random_seed.get_seed = functools.partial(change, random_seed.get_seed)
 
 
+def seed_all_operators(seed: int) -> None:
+    """From now on random operators that are made without a seed have one, other in each: determinism refuses them.
+
+    Seen in TF 2.15: `Graph._create_op_internal`; and `config` of the two modules that refuse by themselves, in which it
+    is asked for nothing else.
+    """
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import image_ops_impl, stateful_random_ops
+
+    make = ops.Graph._create_op_internal
+
+    @functools.wraps(make)
+    def made(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, *others, **keywords):
+        seeds = [attrs[key] for key in ("seed", "seed2") if attrs and key in attrs]
+        if len(seeds) == 2 and not any(each.i for each in seeds):
+            seeds[0].i, seeds[1].i = seed, len(self.get_operations()) + 1
+        return make(self, op_type, inputs, dtypes, input_types, name, attrs, *others, **keywords)
+
+    ops.Graph._create_op_internal = made
+    for module in (image_ops_impl, stateful_random_ops):
+        module.config = types.SimpleNamespace(is_op_determinism_enabled=lambda: False)
+
+
 def change_folders_of_estimators(module: types.ModuleType, choose: Callable[[str], str]) -> None:
     """From now on Estimators write to the folder that `choose` gives for theirs.
 

@@ -25,7 +25,7 @@ __all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_tri
 _INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
 _SCRIPT = "import sys\nfrom npu_bridge.launch.doctor.trial import main\n\nmain(sys.argv[1:])\n"
 # What says which rank a process is; the trial must not inherit it.
-_PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_ID", "ASCEND_DEVICE_ID")
+_PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_I", "ASCEND_DEVICE_ID")
 _HOROVOD_PLACEMENT = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 

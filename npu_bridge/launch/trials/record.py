@@ -2,10 +2,14 @@
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen), `kinds` of the recorded tensors by name
-  ("batch", "fed" or "random"), and `not_recorded`, what could not be: a list of names with the reason;
+- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor, `kinds`
+  of the recorded tensors by name ("batch", "fed" or "random"), `not_recorded`, what could not be: names with the
+  reason, `trained`, the variables that steps train, and `updates`, the operators that do, `races`, variables that a
+  step reads and writes in no order, with the two operators, and `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
-- `step_00000.npz` and so on: the values of the tensors by name.
+- `step_00000.npz` and so on: the values of the tensors by name;
+- `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
+  `types` of these operators in `record.json`.
 
 `.npz` are numpy's archives. Values of bfloat16 are saved as float32.
 """
@@ -21,15 +25,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from npu_bridge.base.environment import imposed_options
 from npu_bridge.base.files import new_file, write_whole
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.graphs import control_flow_context, operator_definition
+from npu_bridge.base.tf_internals.sessions import is_closed
 from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.graph.operators import list_elements
+from npu_bridge.graph.races import find_races
+from npu_bridge.graph.run import Run
+from npu_bridge.graph.variables import changes_variable, variable_behind
+from npu_bridge.launch.trials.replay_tf1 import name_of
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.dump_files import plain
 from npu_bridge.session.hooked_session import HookOfTraining
 
 _BATCHES = ("IteratorGetNext", "QueueDequeue", "PyFunc", "EagerPyFunc", "ReaderRead", "Unstage")
+_SOURCES = (tf.resource, tf.variant)
 _RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessParameterized", "StatelessMultinomial", "StatefulUniform")
 _RANDOM += ("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandomBinomial")
 
@@ -49,16 +61,19 @@ class Sources(NamedTuple):
 
 
 class RecordSteps(HookOfTraining):
-    """Writes the first steps of a process's first training session.
+    """Writes the first steps of a process's first training session, `with_tensors` all that they compute.
 
     Ranks: local; each writes its own folder.
     """
 
-    def __init__(self, folder: str, steps: int, rank: int):
-        self._folder = folder_of_rank(folder, rank)
+    def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool):
+        self._folder, self._with_tensors = folder_of_rank(folder, rank), with_tensors
         self._steps = steps
         self._session: Any = None
-        self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}}
+        self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
+        mode = imposed_options().get("precision_mode")
+        self._facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
+        self._last_run: Run | None = None
         self._secondary = Secondary(f"the record in {self._folder}")
         self._is_whole = True
 
@@ -73,40 +88,61 @@ class RecordSteps(HookOfTraining):
         if run_context.session is not self._session:
             return None
         sources = find_sources(self.training.ops, self.training.fed_names)
+        if self.training is not self._last_run:
+            self._last_run = self.training
+            self._facts["races"].update(find_races(self.training))
+            for key, names in (("updates", _updates_of(self.training)), ("trained", self.training.trained)):
+                self._facts[key] = sorted({*self._facts[key], *names})
         self._facts["kinds"].update(sources.kinds)
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:
             self._facts["not_recorded"]["iterations_per_loop"] = "a run trains several steps, and the last is seen"
-        loss = self.training.loss
         fetches: dict[str, Any] = {"values": sources.tensors}
-        return tf.estimator.SessionRunArgs({**fetches, "loss": loss} if loss is not None else fetches)
+        if self.training.loss is not None:
+            fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
+        if self._with_tensors:
+            names = self.training.values
+            tensors = [each for op in self.training.ops for each in op.outputs if each.name in names]
+            fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
+            self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
+        return tf.estimator.SessionRunArgs(fetches)
 
     def after_run(self, run_context, run_values):
         """Writes the step."""
         if run_context.session is not self._session or self._facts["steps"] >= self._steps:
             return
         graph = self._session.graph
-        for key, value in (run_context.original_args.feed_dict or {}).items():
-            tensor = graph.as_graph_element(key, allow_operation=False) if not isinstance(key, tf.Tensor) else key
-            if np.asarray(value).dtype.kind in "biuf":
-                run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
-                self._facts["kinds"][tensor.name] = "fed"
-            else:
-                self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
+        for key, given in (run_context.original_args.feed_dict or {}).items():
+            tensors = list_elements(graph, key)  # several for a sparse one
+            for tensor, value in zip(tensors, [given] if len(tensors) == 1 else given):
+                if _is_number(tensor.dtype):
+                    # TensorFlow, too, takes text for the number it says.
+                    run_values.results["values"][tensor.name] = np.asarray(value, tensor.dtype.as_numpy_dtype)
+                    self._facts["kinds"][tensor.name] = "fed"
+                else:
+                    self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
         self._save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
+        if self._with_tensors:
+            self._save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
         loss = run_values.results.get("loss")
         self._facts["losses"].append(None if loss is None else float(loss))
         self._facts["steps"] += 1
         if self._facts["steps"] == self._steps:
             self.end(self._session)
 
+    def before_close(self, session):
+        """Writes the last weights of a training that was shorter."""
+        if session is self._session:
+            self.end(session)
+
     def end(self, session):
         """Writes what there is, also of a training that was shorter."""
         if self._session is None or "weights_after" in self._facts:
             return
-        if session is not None:
-            self._save("weights_after.npz", read_weights(session))
-        self._facts["weights_after"] = session is not None
+        is_open = not is_closed(self._session)
+        if is_open:
+            self._save("weights_after.npz", read_weights(self._session))
+        self._facts["weights_after"] = is_open
         if self._is_whole:  # a record that lacks a step could not be replayed
             self._secondary.attempt(self._write_facts, now=True)
 
@@ -124,15 +160,21 @@ class RecordSteps(HookOfTraining):
             file.write(archive.getbuffer())
 
 
+def _updates_of(run: Run) -> set[str]:
+    """The operators that change what is trained: an evaluation has none of them."""
+    changing = [op for op in run.ops if changes_variable(op.type) and variable_behind(op.inputs[0]) in run.trained]
+    return {op.name for op in changing} or set(run.purpose)
+
+
 def folder_of_rank(folder: str, rank: int) -> str:
     """Where a rank's part of a record is."""
     return os.path.join(folder, f"rank_{rank}")
 
 
 def read_weights(session: Any) -> dict[str, np.ndarray]:
-    """Every variable of a session's graph that holds numbers, by name."""
+    """Every variable of a session's graph that holds numbers, by name: that of `loss_scale:0`, too, has the NPU's."""
     variables = session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    return session.run({variable.op.name: variable for variable in variables if _is_number(variable.dtype)})
+    return session.run({name_of(variable): variable for variable in variables if _is_number(variable.dtype)})
 
 
 def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset()) -> Sources:
@@ -141,6 +183,8 @@ def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset())
     for op in ops:
         kind = _kind_of(op.type)
         if kind is None:
+            if op.outputs and all(tensor.dtype in _SOURCES for tensor in op.outputs):
+                continue  # an iterator: what it gives is seen where it is taken
             inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
             hidden = sorted(name for name in inside if _kind_of(name) is not None)
             if hidden:

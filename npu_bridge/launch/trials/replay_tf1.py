@@ -32,7 +32,7 @@ class Replay(tf.train.SessionRunHook):
       folder: what `npu-run record` wrote.
       rank: whose batches to feed; weights are those of this rank, too.
     Attributes:
-      steps: how many steps were recorded; after them the hook ends the training.
+      steps: how many steps were recorded; one more ends the training, as the end of its data would.
       losses: those of the recorded steps, None where none was seen.
     Raises:
       IOError: nothing was recorded there for this rank.
@@ -43,14 +43,17 @@ class Replay(tf.train.SessionRunHook):
         with open(os.path.join(self._folder, "record.json")) as file:
             facts = json.load(file)
         self.steps, self.losses = facts["steps"], facts["losses"]
+        self._updates, self._trained = facts.get("updates", ()), facts.get("trained", ())
         self._step = 0
+        self._is_step = False
+        self._known = {}
         self._told = set()
 
     def load_weights(self, session):
         """Gives every recorded variable its first value."""
         saved = np.load(os.path.join(self._folder, "weights.npz"))
         with session.graph.as_default():
-            variables = {variable.op.name: variable for variable in tf.global_variables()}
+            variables = {name_of(variable): variable for variable in tf.global_variables()}
         self._tell("variables", set(saved.files) - set(variables))
         for name, variable in variables.items():
             if name not in saved.files:
@@ -77,21 +80,66 @@ class Replay(tf.train.SessionRunHook):
         self._tell("tensors", missing)
         return found
 
+    def is_step(self, graph, fetches):
+        """Whether a run of these is one of the steps that were recorded: evaluations are not."""
+        key = (graph.version, tuple(_elements(graph, fetches)))
+        if key not in self._known:
+            updates = self._updates_in(graph.get_operations())
+            self._known[key] = not updates or bool(updates & self.needed(graph, fetches))
+        return self._known[key]
+
+    def needed(self, graph, fetches):
+        """All operators that a run of these computes."""
+        waiting = _elements(graph, fetches)
+        found = set(waiting)
+        while waiting:
+            op = waiting.pop()
+            new = {tensor.op for tensor in op.inputs}.union(op.control_inputs) - found
+            found |= new
+            waiting.extend(new)
+        return found
+
+    def _updates_in(self, ops):
+        """What was recorded to change the weights; variables of another kind have kernels of another name."""
+        named = {op for op in ops if op.name in self._updates}
+        return named or {op for op in ops if "Apply" in op.type and op.inputs[0].op.name in self._trained}
+
     def after_create_session(self, session, coord):
         """Called by TensorFlow."""
         self.load_weights(session)
 
     def before_run(self, run_context):
         """Called by TensorFlow."""
-        return tf.train.SessionRunArgs(None, self.feeds(run_context.session.graph, self._step))
+        graph = run_context.session.graph
+        self._is_step = self.is_step(graph, run_context.original_args.fetches)
+        if not self._is_step:
+            return None
+        if self._step >= self.steps:
+            # A loop need not ask whether it should stop; every one knows the end of its data.
+            raise tf.errors.OutOfRangeError(None, None, f"replay: all {self.steps} recorded steps are done")
+        return tf.train.SessionRunArgs(None, self.feeds(graph, self._step))
 
     def after_run(self, run_context, run_values):
         """Called by TensorFlow."""
-        self._step += 1
-        if self._step >= self.steps:
-            run_context.request_stop()
+        self._step += self._is_step
 
     def _tell(self, what, missing):
         if missing - self._told:
             print(f"replay: this graph has no {what} named {', '.join(sorted(missing - self._told))}")
             self._told |= missing
+
+
+def name_of(variable):
+    """The name of a variable in a record: that of `loss_scale:0` is its own, whatever its operator is called."""
+    return variable.name.partition(":")[0]
+
+
+def _elements(graph, fetches):
+    """The operators behind anything `session.run` takes."""
+    if isinstance(fetches, dict):
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        return [op for part in fetches for op in _elements(graph, part)]
+    fetches = getattr(fetches, "op", fetches)  # also of what is made of several tensors
+    found = None if fetches is None else graph.as_graph_element(fetches)
+    return [] if found is None else [getattr(found, "op", found)]

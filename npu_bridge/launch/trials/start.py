@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import types
 from typing import Any, Callable
 
@@ -23,6 +24,8 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
 
         pin_seeds(trial.seed, rank)
     when_loaded("tensorflow", functools.partial(_prepare_tensorflow, trial, rank))
+    if imposed_options():
+        when_loaded("keras", lambda module: _let_sessions_read_options())
     end = watch_training(functools.partial(_choose_hooks, trial, rank))
     if trial.folder:
         # Where a script is ended early, what it writes itself is not what counts, nor in the way.
@@ -53,13 +56,19 @@ def watch_training(make_hooks: Callable[[], list]) -> Callable[[], None]:
         if watch.cache_info().currsize:
             watch().end()
 
-    put_around_sessions(run=lambda *arguments, **keywords: watch().run(*arguments, **keywords))
+    def of_watch(name: str) -> Callable:
+        return lambda *arguments, **keywords: getattr(watch(), name)(*arguments, **keywords)
+
+    def close(close_session: Callable, session: Any) -> None:
+        watch().close(close_session, session) if watch.cache_info().currsize else close_session(session)
+
+    put_around_sessions(run=of_watch("run"), make_callable_from_options=of_watch("make_callable"), close=close)
     return end
 
 
 def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> None:
-    if imposed_options():
-        importlib.import_module("npu_bridge.estimator")  # which lets sessions read options
+    if imposed_options() and "keras" not in sys.modules:  # which would be half loaded, if a script imports it first
+        _let_sessions_read_options()
     from npu_bridge.base.tf_internals.training import watch_gradients
     from npu_bridge.graph.run import note_gradients
 
@@ -70,6 +79,10 @@ def _prepare_tensorflow(trial: Trial, rank: int, module: types.ModuleType) -> No
         pin_seeds_of_tensorflow(trial.seed, rank)
     if trial.record or trial.replay:
         module.config.experimental.enable_op_determinism()
+
+
+def _let_sessions_read_options() -> None:
+    importlib.import_module("npu_bridge.estimator")
 
 
 def _choose_hooks(trial: Trial, rank: int) -> list:
@@ -85,7 +98,7 @@ def _choose_hooks(trial: Trial, rank: int) -> list:
     if trial.record:
         from npu_bridge.launch.trials.record import RecordSteps
 
-        chosen.append(RecordSteps(trial.record, trial.steps, rank))
+        chosen.append(RecordSteps(trial.record, trial.steps, rank, trial.tensors))
     if trial.folder:
         chosen.append(hooks.HistoryOfTrial(trial.folder))
     if trial.replay:

@@ -20,6 +20,7 @@ class Trial(NamedTuple):
       operators: path of a file to list the operators of the first training step in; "" for none.
       parameters: path of a file for the number of trained parameters; "" for none.
       record: absolute path of the folder to record the first `steps` steps in; "" for none.
+      tensors: whether to record what the operators of these steps compute, too.
       replay: absolute path of the folder to feed recorded steps from; "" for none.
     """
 
@@ -30,6 +31,7 @@ class Trial(NamedTuple):
     operators: str = ""
     parameters: str = ""
     record: str = ""
+    tensors: bool = False
     replay: str = ""
 
     def as_text(self) -> str:

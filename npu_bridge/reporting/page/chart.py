@@ -1,4 +1,4 @@
-"""Draws the charts of the report page as SVG."""
+"""Draws the charts of the report page as SVG, and says which there are."""
 
 from __future__ import annotations
 

@@ -45,20 +45,39 @@ def remove_squeezable_dimensions(predictions, labels, name=None):
 
 
 def with_shape(expected_shape, tensor):
-    """The tensor, checked to have this shape now where that is known, else when it is computed."""
+    """The tensor, checked to have this shape: now where both are known, else when it is computed.
+
+    Args:
+      expected_shape: whole numbers, a shape that may be known in part, or a tensor, which is not looked at before.
+    """
     tensor = tf.convert_to_tensor(tensor)
-    try:
-        expected_shape = tf.convert_to_tensor(expected_shape, name="shape")
-    except TypeError as error:
-        raise ValueError(f"with_shape: the shape of {tensor.name} has to be whole numbers; {error}") from None
-    if not expected_shape.dtype.is_integer:
-        raise ValueError(f"with_shape: the shape of {tensor.name} has to be whole numbers; got {expected_shape}.")
-    static = contrib.constant_shape(tf.cast(expected_shape, tf.int32))
-    if not tensor.shape.is_compatible_with(static):
-        raise ValueError(f"with_shape: {tensor.name} has the wrong shape. Expected {static}; got {tensor.shape}.")
-    if static.is_fully_defined() and tensor.shape.is_fully_defined():
+    static = expected_shape if isinstance(expected_shape, tf.TensorShape) else None
+    if static is None:
+        is_tensor = tf.is_tensor(expected_shape)
+        try:
+            expected = tf.convert_to_tensor(expected_shape, name="shape")
+        except TypeError as error:
+            raise ValueError(f"with_shape: Invalid dtype of the shape expected of {tensor.name}; {error}") from None
+        if not expected.dtype.is_integer:
+            raise ValueError(f"with_shape: Invalid dtype {expected.dtype.name} of the shape expected of {tensor.name}.")
+        if expected.shape.rank not in (1, None):
+            raise ValueError(f"with_shape: Invalid rank {expected.shape.rank} of the shape expected of {tensor.name}.")
+        static = tf.TensorShape(None) if is_tensor else tf.TensorShape(constant_value(expected).tolist())
+    else:
+        expected = tf.constant([-1 if size is None else size for size in static.as_list()])
+    if static.rank is not None and tensor.shape.is_fully_defined():
+        if not tensor.shape.is_compatible_with(static):
+            raise ValueError(f"with_shape: {tensor.name} has the wrong shape. Expected {static}; got {tensor.shape}.")
         return tensor
-    with tf.control_dependencies([tf.assert_equal(tf.shape(tensor), expected_shape)]):
+    actual = tf.shape(tensor, out_type=expected.dtype)
+    wanted = tf.where(expected < 0, actual, expected) if static.rank and not static.is_fully_defined() else expected
+    # Of another rank is wrong, which TensorFlow itself says where both ranks are known.
+    is_right = tf.raw_ops.Equal(
+        x=wanted, y=actual, incompatible_shape_error=None not in (static.rank, tensor.shape.rank)
+    )
+    is_right = tf.reduce_all(is_right) & tf.equal(tf.size(expected), tf.size(actual))
+    wrong = f"Wrong shape for {tensor.name} [expected] [actual]."
+    with tf.control_dependencies([tf.Assert(is_right, [wrong, expected, actual])]):
         checked = tf.identity(tensor)
     checked.set_shape(static)
     return checked

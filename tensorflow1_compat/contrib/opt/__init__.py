@@ -2,6 +2,7 @@
 
 from tensorflow1_compat.contrib.opt.adams import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
 from tensorflow1_compat.contrib.opt.lars import LARSOptimizer
+from tensorflow1_compat.contrib.opt.signs import get_cosine_decay_fn, get_linear_decay_fn, get_restart_decay_fn
 from tensorflow1_compat.contrib.opt.weight_decay import (
     AdamWOptimizer,
     DecoupledWeightDecayExtension,

@@ -95,14 +95,15 @@ class AdaMaxOptimizer(UpdatingOptimizer):
             self._zeros_slot(var, "m", self._name)
             self._zeros_slot(var, "v", self._name)
 
-    def _power(self):
-        return self._get_non_slot_variable("beta1_power", graph=tf.get_default_graph())
+    def _get_beta_accumulators(self):
+        graph = None if tf.executing_eagerly() else tf.get_default_graph()
+        return self._get_non_slot_variable("beta1_power", graph=graph)
 
     def _numbers(self, var):
         numbers = (("learning_rate", self._lr), ("beta1", self._beta1), ("beta2", self._beta2),
                    ("epsilon", self._epsilon))  # fmt: skip
         rate, beta1, beta2, epsilon = (self._number(name, number, var) for name, number in numbers)
-        return rate / (1 - tf.cast(self._power(), var.dtype.base_dtype)), beta1, beta2, epsilon
+        return rate / (1 - tf.cast(self._get_beta_accumulators(), var.dtype.base_dtype)), beta1, beta2, epsilon
 
     def _step(self, var, grad):
         rate, beta1, beta2, epsilon = self._numbers(var)
@@ -124,6 +125,6 @@ class AdaMaxOptimizer(UpdatingOptimizer):
 
     def _finish(self, update_ops, name_scope):
         with tf.control_dependencies(update_ops):
-            power = self._power()
+            power = self._get_beta_accumulators()
             moved = tf.assign(power, power * self._beta1, use_locking=self._use_locking)
         return tf.group(*update_ops, moved, name=name_scope)

@@ -68,7 +68,7 @@ class MovingAverageOptimizer(OptimizerAround):
         }  # fmt: skip
         for name_of_var, name_of_average in self._swapped_variable_name_map.items():
             if name_of_var in by_name and name_of_average not in by_name:
-                raise ValueError(f"MovingAverageOptimizer: {name_of_average} is missing from var_list.")
+                raise ValueError(f"MovingAverageOptimizer: Variable to swap {name_of_average} is not in var_list.")
             if name_of_var in by_name:
                 by_name[name_of_var], by_name[name_of_average] = by_name[name_of_average], by_name[name_of_var]
         return tf.train.Saver(by_name, name=name, **kwargs)

@@ -112,13 +112,27 @@ class LSTMBlockFusedCell(_LSTMBlock, LSTMBlockWrapper):
 
     def _call_cell(self, inputs, c_start, h_start, dtype, lengths):
         longest = tf.cast(tf.shape(inputs)[0] if lengths is None else tf.reduce_max(lengths), tf.int64)
-        w_ci, w_cf, w_co = self._peepholes or [tf.zeros([self._num_units], dtype)] * 3
-        _, cells, _, _, _, _, outputs = tf.raw_ops.BlockLSTM(
-            seq_len_max=longest, x=inputs, cs_prev=c_start, h_prev=h_start, w=self._kernel, b=self._bias, wci=w_ci,
-            wcf=w_cf, wco=w_co, forget_bias=self._forget_bias, cell_clip=self._cell_clip,
-            use_peephole=self._use_peephole,
+        _, cells, _, _, _, _, outputs = _block_lstm(
+            longest, inputs, self._kernel, self._bias, c_start, h_start, *(self._peepholes or [None] * 3),
+            self._forget_bias, self._cell_clip, self._use_peephole,
         )  # fmt: skip
         return cells, outputs
+
+
+def _block_lstm(
+    seq_len_max, x, w, b, cs_prev=None, h_prev=None, wci=None, wcf=None, wco=None, forget_bias=1.0, cell_clip=-1,
+    use_peephole=False, name=None,
+):  # fmt: skip
+    """All steps of an LSTM, `x` [time, batch, width] or a list over time: (i, cs, f, o, ci, co, h) of the operator."""
+    x = tf.stack(x) if isinstance(x, (list, tuple)) else x
+    units = tf.compat.dimension_value(w.shape[1]) // 4
+    start, peephole = tf.zeros([tf.shape(x)[1], units], x.dtype), tf.zeros([units], x.dtype)
+    wci, wcf, wco = (peephole if each is None else each for each in (wci, wcf, wco))
+    return tf.raw_ops.BlockLSTM(
+        seq_len_max=seq_len_max, x=x, cs_prev=start if cs_prev is None else cs_prev,
+        h_prev=start if h_prev is None else h_prev, w=w, b=b, wci=wci, wcf=wcf, wco=wco, forget_bias=forget_bias,
+        cell_clip=-1 if cell_clip is None else cell_clip, use_peephole=use_peephole, name=name,
+    )  # fmt: skip
 
 
 class GRUBlockCell(_OneState):

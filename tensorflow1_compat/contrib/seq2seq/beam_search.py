@@ -80,7 +80,9 @@ def gather_tree_from_array(t, parent_ids, sequence_length):
     mask = tf.transpose(tf.sequence_mask(sequence_length, time), [2, 0, 1])
     sorted_beams = tf.where(mask & (sorted_beams >= 0), sorted_beams, own)
     split = tf.reshape(t, [time, batch, beams, -1])
-    return tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), tf.shape(t))
+    found = tf.reshape(tf.gather(split, sorted_beams, axis=2, batch_dims=2), tf.shape(t))
+    found.set_shape(t.shape)
+    return found
 
 
 def _attention(cell_state):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat.contrib.rnn.loops import transpose_batch_time
@@ -41,6 +42,24 @@ class Helper(abc.ABC):
     @abc.abstractmethod
     def next_inputs(self, time, outputs, state, sample_ids, name=None):
         """(finished: bool [batch], next inputs, next state)."""
+
+
+def categorical_sample(logits, dtype=tf.int32, sample_shape=(), seed=None):
+    """Classes drawn by logits [batch, classes]: `sample_shape` + [batch]."""
+    shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(logits)[:1]], 0)
+    count = int(np.prod(sample_shape))
+    drawn = tf.reshape(tf.transpose(tf.random.categorical(logits, count, seed=seed, dtype=tf.int32)), shape)
+    drawn.set_shape(tf.TensorShape(sample_shape).concatenate(logits.shape[:1]))
+    return tf.cast(drawn, dtype)
+
+
+def bernoulli_sample(probs=None, logits=None, dtype=tf.int32, sample_shape=(), seed=None):
+    """1 with a probability, else 0: `sample_shape` + the shape of `probs` or `logits`."""
+    probs = tf.sigmoid(logits) if probs is None else tf.convert_to_tensor(probs)
+    shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(probs)], 0)
+    drawn = tf.random_uniform(shape, dtype=probs.dtype, seed=seed) < probs
+    drawn.set_shape(tf.TensorShape(sample_shape).concatenate(probs.shape))
+    return tf.cast(drawn, dtype)
 
 
 class CustomHelper(Helper):
@@ -237,7 +256,7 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
     def sample(self, time, outputs, state, name=None):
         """See `Helper`."""
         logits = outputs if self._temperature is None else outputs / self._temperature
-        return tf.cast(tf.reshape(tf.random.categorical(logits, 1, seed=self._seed), [-1]), tf.int32)
+        return categorical_sample(logits, seed=self._seed)
 
 
 class InferenceHelper(CustomHelper):

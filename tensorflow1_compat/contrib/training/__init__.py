@@ -22,6 +22,7 @@ from tf_slim.training.training import (
 )
 
 from tensorflow1_compat.contrib.slim import patches
+from tensorflow1_compat.contrib.training.bucketing import bucket, bucket_by_sequence_length
 from tensorflow1_compat.contrib.training.devices import GreedyLoadBalancingStrategy, RandomStrategy, byte_size_load_fn
 from tensorflow1_compat.contrib.training.hparam import HParams, parse_values
 

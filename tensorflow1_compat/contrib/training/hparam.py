@@ -20,12 +20,12 @@ def _parsed(text: str, kind: type, name: str):
             return words[text.lower()] if text.lower() in words else bool(int(text))
         return kind(text)
     except (KeyError, ValueError):
-        raise ValueError(f"HParams: {name}={text!r} is not a value of type {kind.__name__}.") from None
+        raise ValueError(f"HParams: Could not parse {name}={text!r} as {kind.__name__}.") from None
 
 
 def _fitting(value, kind: type, name: str):
     """A value as the type that a hyperparameter has, where nothing is lost by it. ValueError where it is."""
-    if value is None or kind is type(None):
+    if value is None or kind is type(None) or isinstance(value, kind) and kind not in (int, float, bool, str, bytes):
         return value
     wrong = ValueError(f"HParams: {name} has type {kind.__name__}; got {value!r} of type {type(value).__name__}.")
     if issubclass(kind, (str, bytes)):
@@ -39,6 +39,10 @@ def _fitting(value, kind: type, name: str):
     if issubclass(kind, numbers.Number) and not isinstance(value, numbers.Number):
         raise wrong
     return kind(value)
+
+
+def _twice(name: str) -> ValueError:
+    return ValueError(f"HParams: Multiple assignments to variable '{name}' in one text.")
 
 
 def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> dict:
@@ -66,18 +70,18 @@ def parse_values(values: str, type_map: dict, ignore_unknown: bool = False) -> d
         if name not in type_map:
             if ignore_unknown:
                 continue
-            raise ValueError(f"HParams: unknown hyperparameter {name!r}. Expected one of {sorted(type_map)}.")
+            raise ValueError(f"HParams: Unknown hyperparameter type for {name}. Expected one of {sorted(type_map)}.")
         kind = type_map[name]
         if index is not None:
             if match["list"] is not None:
-                raise ValueError(f"HParams: {name}[{index}] takes one value; got [{match['list']}].")
+                raise ValueError(f"HParams: Assignment of a list to a list index. {name}[{index}] takes one value.")
             places = found.setdefault(name, {})
             if not isinstance(places, dict) or int(index) in places:
-                raise ValueError(f"HParams: {name} is set twice in {values!r}.")
+                raise _twice(f"{name}[{index}]" if isinstance(places, dict) else name)
             places[int(index)] = _parsed(match["value"], kind, name)
             continue
         if name in found:
-            raise ValueError(f"HParams: {name} is set twice in {values!r}.")
+            raise _twice(name)
         if match["list"] is not None:
             words = [word for word in match["list"].split(",") if word.strip()]
             found[name] = [_parsed(word, kind, name) for word in words]
@@ -121,7 +125,7 @@ class HParams:
         """A new value for a hyperparameter. ValueError where it is of another kind."""
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list and not (is_list and isinstance(value, tuple)):
-            raise ValueError(f"HParams: {name} is {'a list' if is_list else 'a single value'}; got {value!r}.")
+            raise ValueError(f"HParams: Must {'' if is_list else 'not '}pass a list for {name}; got {value!r}.")
         setattr(self, name, [_fitting(each, kind, name) for each in value] if is_list else _fitting(value, kind, name))
 
     def del_hparam(self, name):
@@ -188,7 +192,7 @@ class HParams:
         return key in self._hparam_types
 
     def __str__(self):
-        return str(sorted(self.values().items()))
+        return ",".join(f"{name}={value}" for name, value in self.values().items())
 
     def __repr__(self):
-        return f"HParams({self})"
+        return f"HParams({sorted(self.values().items())})"

@@ -65,6 +65,63 @@ with tf.train.MonitoredTrainingSession(hooks=[replay]) as session:
 assert losses == replay.losses, (losses, replay.losses)
 print("the same", len(losses))
 """
+# A loop that evaluates between steps, and never asks whether it should stop.
+UNASKED = HOOKED.replace(
+    "while not session.should_stop():", "for _ in range(9):\n        session.run(loss, {targets: np.ones(8)})"
+)
+# What a BERT does, after one's first import has loaded Keras and with it TensorFlow.
+BY_HAND = """
+from tensorflow.keras.layers import Dense
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+dataset = tf.data.Dataset.range(64).map(lambda i: tf.random_uniform([8]) + tf.cast(i, tf.float32)).repeat().batch(8)
+features = tf.data.make_one_shot_iterator(dataset).get_next() / 64.0
+targets = tf.placeholder(tf.float32, [8, 1])
+noise = tf.raw_ops.RandomUniform(shape=[8, 1], dtype=tf.float32)  # has no seed, as some of NPU scripts have none
+begin, size, _ = tf.image.sample_distorted_bounding_box([8, 8, 3], tf.zeros([1, 1, 4]), min_object_covered=0.1)
+kernel = tf.get_variable("kernel", [8, 1])
+loss = tf.reduce_mean((tf.matmul(features, kernel) + noise - targets) ** 2) + 0.0 * tf.cast(begin[0], tf.float32)
+(gradient,) = tf.gradients(loss * 1024.0, [kernel])
+moment = tf.get_variable("kernel/adam_m", initializer=tf.zeros([8, 1]), trainable=False)
+step = tf.train.get_or_create_global_step()
+moved = 0.9 * moment + 0.1 * gradient / 1024.0
+train = tf.group(kernel.assign(kernel - 0.1 * moved), moment.assign(moved))
+train = tf.group(train, step.assign(step + 1))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(3):
+        print("loss", session.run([loss, train], {targets: [["1.5"]] * 8})[0])
+        session.run(loss, {targets: np.ones([8, 1])})
+"""
+FIT = """
+import numpy as np
+import tensorflow as tf
+tf.contrib  # of version 1
+draw = np.random.RandomState(0)
+model = tf.keras.Sequential([tf.keras.layers.Dense(3, activation="relu", input_shape=(2,)), tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(draw.randn(32, 2), np.ones([32, 1]), epochs=2, batch_size=4, verbose=0)
+"""
+MIXED = """
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+features = tf.data.make_one_shot_iterator(tf.data.Dataset.range(64).repeat()).get_next()
+kernel = tf.get_variable("kernel", initializer=tf.constant([[1.0], [0.5]]))
+loss = tf.square(tf.reduce_sum(tf.matmul([[1.0, 2049.0]], kernel)) - tf.cast(features, tf.float32))
+manager = ExponentialUpdateLossScaleManager(init_loss_scale=256.0, incr_every_n_steps=1000)
+train = NPULossScaleOptimizer(tf.train.GradientDescentOptimizer(1e-9), manager).minimize(loss)
+config = tf.ConfigProto()
+custom = config.graph_options.rewrite_options.custom_optimizers.add()
+custom.name = "NpuOptimizer"
+custom.parameter_map["precision_mode"].s = tf.compat.as_bytes("allow_mix_precision")
+with tf.Session(config=npu_config_proto(config_proto=config)) as session:
+    session.run(tf.global_variables_initializer())
+    train = util.set_iteration_per_loop(session, train, 10)
+    for _ in range(3):
+        session.run(train)
+"""
 
 
 @pytest.fixture
@@ -104,7 +161,7 @@ def test_another_training_is_told(recorded, command, tmp_path):
 
 
 def test_pure_tensorflow_replays_it(recorded, warm_python, tmp_path):
-    for text in (ELSEWHERE, HOOKED):
+    for text in (ELSEWHERE, HOOKED, UNASKED):
         script = write_script(tmp_path, SESSION + text, "elsewhere.py")
         ended = warm_python.run([script, 5], cwd=tmp_path)
         assert "the same 3" in ended.stdout, ended.stdout + ended.stderr
@@ -126,6 +183,54 @@ def test_what_cannot_be_recorded_is_said(command, tmp_path):
     write_script(tmp_path, LOOP)
     code, output = command(record, "--steps", 2, "train.py")
     assert code == 0 and "not recorded: while/random_normal/RandomStandardNormal:0, as it is inside a loop" in output
+
+
+def test_an_optimizer_of_assignments_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, BY_HAND)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "not recorded" not in output, output + trials.printed
+    facts = json.loads((tmp_path / "recorded/rank_0/record.json").read_text())
+    printed = [float(line.split()[1]) for line in trials.printed.splitlines() if line.startswith("loss ")]
+    assert facts["losses"] == pytest.approx(printed, rel=1e-6) and len(printed) == 3, "without the scale"
+    assert facts["updates"] == ["Assign"] and facts["kinds"]["Placeholder:0"] == "fed"
+    assert sorted(set(facts["kinds"].values())) == ["batch", "fed", "random"] and "RandomUniform:0" in facts["kinds"]
+    assert np.load(tmp_path / "recorded/rank_0/weights_after.npz")["global_step"] == 3, "the training was shorter"
+    code, output = command(replay, "recorded", "train.py")
+    assert code == 0, output + trials.printed
+
+
+def test_fit_of_keras_in_a_graph_is_recorded(command, trials, tmp_path):
+    write_script(tmp_path, FIT)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "5 steps" in output and "3 fed tensors" in output, output + trials.printed
+    write_script(tmp_path, FIT.replace("RandomState(0)", "RandomState(1)"))
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+
+
+def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
+    write_script(tmp_path, MIXED)
+    losses = []
+    for option in ([], ["--float32"]):
+        code, output = command(record, *option, "--steps", 3, "train.py")
+        assert code == 0 and "not recorded" not in output, output + trials.printed  # one step in each run
+        losses.append(json.loads((tmp_path / "recorded/rank_0/record.json").read_text())["losses"])
+    assert losses[1][0] == 1025.5**2 and losses[0][0] == 1025.0**2, "2049 is none of the numbers of float16"
+    assert np.load(tmp_path / "recorded/rank_0/weights.npz")["loss_scale"] == 256, "as it is called on an NPU"
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+
+
+def test_a_script_that_races_with_itself_is_told(command, tmp_path):
+    text = (SESSION + TRAINING).replace("Optimizer(0.01)", "Optimizer(0.01 / (1.0 + tf.cast(step, tf.float32)))")
+    text = text.replace("hidden =", "step = tf.train.get_or_create_global_step()\nhidden =", 1)
+    text = text.replace(
+        "(loss, tf.train.get_or_create_global_step())", "(loss)\ntrain = tf.group(train, step.assign(step + 1))"
+    )
+    write_script(tmp_path, text)
+    code, output = command(record, "--steps", 3, "train.py", 1)
+    assert code == 0 and "record: not repeatable: a step writes global_step (" in output, output
+    write_script(tmp_path, text.replace("0.01 /", "0.02 /"))
+    code, output = command(replay, "recorded", "train.py", 1)
+    assert code == 1 and "not repeatable, not even where it was recorded: a step writes global_step (" in output
 
 
 def test_the_same_folders_serve_again_and_what_others_have_put_there_stays(recorded, command, tmp_path):

@@ -1,4 +1,4 @@
-"""`tf.contrib.legacy_seq2seq`: decoders unrolled over lists of time steps."""
+"""Decoders over lists of time steps, and their losses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""Variables that one run reads and writes in no order: such a run does not even repeat itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from npu_bridge.graph.operators import consumers, needed_ops
+from npu_bridge.graph.run import Run
+from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, variable_behind
+
+_ALIASES = ("Identity", "RefIdentity")  # of a reference: they hand on its buffer, in which later operators look
+
+
+class Race(NamedTuple):
+    """Two operators without an order, names both, of which the first writes a variable."""
+
+    writer: str
+    other: str
+
+
+def find_races(run: Run) -> dict[str, Race]:
+    """The variables with such a pair, by name: one pair each. What only looks, as a summary does, does not count."""
+    ops = run.ops
+    writers: dict[str, list[tf.Operation]] = {}
+    readers: dict[str, list[tf.Operation]] = {}
+    computed = set(ops)
+    for op in ops:
+        for name, is_written in _uses(op):
+            if is_written:
+                writers.setdefault(name, []).append(op)
+            else:
+                readers.setdefault(name, []).extend(other for other in _readers(op) if other in computed)
+    watched = dict.fromkeys(op for name in writers for op in (*writers[name], *readers.get(name, ())))
+    all_writers = [op for ops_of_name in writers.values() for op in ops_of_name]
+    matters = _those_that_matter(ops, all_writers if run.loss is None else [*all_writers, run.loss.op])
+    before = _what_is_before(ops, list(watched))
+    bits = {op: 1 << number for number, op in enumerate(watched)}
+    found: dict[str, Race] = {}
+    for name, writing in writers.items():
+        for writer in writing:
+            others = [op for op in (*writing, *readers.get(name, ())) if op is not writer and op in matters]
+            for other in others:
+                if not (before[writer] & bits[other] or before[other] & bits[writer]):
+                    found.setdefault(name, Race(writer.name, other.name))
+    return found
+
+
+def _uses(op: tf.Operation) -> list[tuple[str, bool]]:
+    """The variables among an operator's inputs, and whether it writes them."""
+    if op.type in VARIABLE_TYPES or op.type == "IsVariableInitialized" or op.type == "VarIsInitializedOp":
+        return []
+    writes, arguments = changes_variable(op.type), op.op_def.input_arg
+    found = []
+    for position, tensor in enumerate(op.inputs):
+        name = variable_behind(tensor)
+        if name is not None and op.type not in ("Enter", "RefEnter", "Switch", "RefSwitch"):
+            is_handle = tensor.dtype == tf.resource or (position < len(arguments) and arguments[position].is_ref)
+            found.append((name, writes and is_handle))
+    return found
+
+
+def _readers(op: tf.Operation) -> list[tf.Operation]:
+    is_alias = op.type in _ALIASES and op.inputs[0].dtype != tf.resource
+    return [reader for user in consumers(op) for reader in _readers(user)] if is_alias else [op]
+
+
+def _those_that_matter(ops: Sequence[tf.Operation], results: Sequence[tf.Operation]) -> set[tf.Operation]:
+    needed = set(results)
+    for op in reversed(ops):
+        if op in needed:
+            needed.update(needed_ops(op))
+    return needed
+
+
+def _what_is_before(ops: Sequence[tf.Operation], watched: Sequence[tf.Operation]) -> dict[tf.Operation, int]:
+    """For every operator the watched ones that are sure to run before it, a bit for each."""
+    bits = {op: 1 << number for number, op in enumerate(watched)}
+    before: dict[tf.Operation, int] = {}
+    for op in ops:
+        known = 0
+        for other in needed_ops(op):
+            known |= before.get(other, 0) | bits.get(other, 0)
+        before[op] = known
+    return before

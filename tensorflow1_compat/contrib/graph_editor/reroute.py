@@ -1,0 +1,55 @@
+"""`tf.contrib.graph_editor.reroute`: other connections between operations."""
+
+from __future__ import annotations
+
+from npu_bridge.base.tf_internals import graphs
+from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op, make_list_of_t
+
+
+def add_control_inputs(op, cops):
+    """Lets an operation wait for others."""
+    graphs.add_control_inputs(op, make_list_of_op(cops))
+
+
+def remove_control_inputs(op, cops):
+    """Lets an operation wait for these others no more."""
+    gone = set(make_list_of_op(cops))
+    kept = [other for other in op.control_inputs if other not in gone]
+    graphs.remove_control_inputs(op)
+    graphs.add_control_inputs(op, kept)
+
+
+def reroute_ts(ts0, ts1, can_modify=None, cannot_modify=None):
+    """Lets the readers of tensors `ts1` read `ts0` instead.
+
+    Args:
+      ts0, ts1: tensors, in pairs.
+      can_modify, cannot_modify: readers that may, or may not, be changed.
+
+    Returns:
+      The number of inputs that were changed.
+    """
+    may = None if can_modify is None else set(make_list_of_op(can_modify))
+    may_not = set(make_list_of_op(cannot_modify or []))
+    count, news, olds = 0, make_list_of_t(ts0), make_list_of_t(ts1)
+    if len(news) != len(olds):
+        raise ValueError(f"reroute_ts: ts0 and ts1 have to be as long as each other; got {len(news)} and {len(olds)}.")
+    for new, old in zip(news, olds):
+        for reader in set(old.consumers()):
+            if reader in may_not or (may is not None and reader not in may):
+                continue
+            for place, each in enumerate(reader.inputs):
+                if each is old:
+                    graphs.update_input(reader, place, new)
+                    count += 1
+    return count
+
+
+def swap_ts(ts0, ts1, can_modify=None, cannot_modify=None):
+    """Lets the readers of both change sides."""
+    firsts, seconds, count = make_list_of_t(ts0), make_list_of_t(ts1), 0
+    readers = [(set(first.consumers()), set(second.consumers())) for first, second in zip(firsts, seconds)]
+    for first, second, (of_first, of_second) in zip(firsts, seconds, readers):
+        count += reroute_ts(first, second, list(of_second), cannot_modify)
+        count += reroute_ts(second, first, list(of_first - of_second), cannot_modify)
+    return count

@@ -1,0 +1,208 @@
+"""`tf.contrib.graph_editor.select`: operations and tensors by names, by neighbours, by ways through a graph."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow.compat.v1 as tf
+
+from npu_bridge.base.search import search as _search
+from tensorflow1_compat.contrib.graph_editor.util import ControlOutputs, make_list_of_op, make_list_of_t
+
+_OF_TENSORS = "(?#ts)"
+
+
+def can_be_regex(obj):
+    """Whether it is an expression: a string, or a compiled one."""
+    return isinstance(obj, (str, re.Pattern))
+
+
+def make_regex(obj):
+    """The compiled expression. ValueError where it is none."""
+    if not can_be_regex(obj):
+        raise ValueError(f"make_regex: expected a regular expression; got {obj!r}.")
+    return re.compile(obj)
+
+
+def _get_input_ts(ops):
+    """The tensors that operations read, each once."""
+    return _once(tensor for op in make_list_of_op(ops) for tensor in op.inputs)
+
+
+def _get_output_ts(ops):
+    """The tensors that operations make."""
+    return filter_ts(ops, True)
+
+
+def _once(tensors):
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def filter_ts(ops, positive_filter=None):
+    """Output tensors of operations that the filter (tensor -> bool) lets through."""
+    tensors = [tensor for op in make_list_of_op(ops) for tensor in op.outputs]
+    return [tensor for tensor in tensors if positive_filter in (None, True) or positive_filter(tensor)]
+
+
+def filter_ts_from_regex(ops, regex):
+    """Output tensors whose names the expression finds."""
+    pattern = re.compile(regex)
+    return filter_ts(ops, lambda tensor: pattern.search(tensor.name) is not None)
+
+
+def filter_ops(ops, positive_filter=None):
+    """Operations that the filter (operation -> bool) lets through."""
+    return [op for op in make_list_of_op(ops) if positive_filter in (None, True) or positive_filter(op)]
+
+
+def filter_ops_from_regex(ops, regex):
+    """Operations whose names the expression finds."""
+    pattern = re.compile(regex)
+    return filter_ops(ops, lambda op: pattern.search(op.name) is not None)
+
+
+def select_ops(*args, graph=None, positive_filter=None, restrict_ops_regex=None, **_):
+    """Operations named by objects and by expressions."""
+    graph, found = graph or tf.get_default_graph(), []
+    for arg in args:
+        ops = filter_ops_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_op(arg)
+        found += [op for op in filter_ops(ops, positive_filter) if op not in found]
+    if restrict_ops_regex:
+        found = filter_ops_from_regex(found, restrict_ops_regex)
+    return found
+
+
+def select_ts(*args, graph=None, positive_filter=None, **_):
+    """Tensors named by objects and by expressions."""
+    graph, found = graph or tf.get_default_graph(), []
+    for arg in args:
+        tensors = filter_ts_from_regex(graph, arg) if isinstance(arg, str) else make_list_of_t(arg)
+        found += [each for each in tensors if all(each is not other for other in found)
+                  and (positive_filter is None or positive_filter(each))]  # fmt: skip
+    return found
+
+
+def select_ops_and_ts(*args, **kwargs):
+    """(operations, tensors) named by objects and by expressions; those of tensors begin with `(?#ts)`."""
+
+    def names_tensors(arg):
+        return arg.startswith(_OF_TENSORS) if isinstance(arg, str) else tf.is_tensor(arg)
+
+    ops = select_ops(*(arg for arg in args if not names_tensors(arg)), **kwargs)
+    return ops, select_ts(*(arg for arg in args if names_tensors(arg)), **kwargs)
+
+
+def get_name_scope_ops(ops, scope):
+    """Operations in a name scope, those below it too."""
+    return filter_ops_from_regex(ops, f"^{re.escape(scope.rstrip('/'))}/")
+
+
+def check_cios(control_inputs=False, control_outputs=None, control_ios=None):
+    """(whether control inputs count, the control outputs), which `control_ios` gives both."""
+    return (True, control_ios) if control_ios is not None else (control_inputs, control_outputs)
+
+
+def _before(op, control_inputs=False):
+    return [tensor.op for tensor in op.inputs] + (list(op.control_inputs) if control_inputs else [])
+
+
+def _after(op, control_outputs=None):
+    found = [each for tensor in op.outputs for each in tensor.consumers()]
+    return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
+
+
+def get_ops_ios(ops, control_inputs=False, control_outputs=None, control_ios=None):
+    """The neighbours of operations: what they read, and what reads them."""
+    inputs, outputs = check_cios(control_inputs, control_outputs, control_ios)
+    near = [each for op in make_list_of_op(ops) for each in (*_before(op, inputs), *_after(op, outputs))]
+    return list(dict.fromkeys(near))
+
+
+def compute_boundary_ts(ops):
+    """(tensors read from outside, tensors that are read outside or not at all, tensors that are read inside)."""
+    ops = make_list_of_op(ops)
+    inside = set(ops)
+    made = [tensor for op in ops for tensor in op.outputs]
+    leaving = [each for each in made if not each.consumers() or any(op not in inside for op in each.consumers())]
+    kept = [each for each in made if any(op in inside for op in each.consumers())]
+    return [each for each in _get_input_ts(ops) if each.op not in inside], leaving, kept
+
+
+def _walk(seeds, neighbours, within_ops, stop_at=(), inclusive=True, within_ops_fn=None):
+    seeds = [each if isinstance(each, tf.Operation) else each.op for each in tf.nest.flatten(seeds)]
+    limits = None if within_ops is None else set(make_list_of_op(within_ops))
+    stops = set(stop_at)
+
+    def onwards(op):
+        near = [] if op in stops else neighbours(op)
+        near = [other for other in near if within_ops_fn is None or within_ops_fn(other)]
+        return [other for other in near if limits is None or other in limits]
+
+    found = list(_search(seeds, onwards))
+    return found if inclusive else [op for op in found if op not in seeds]
+
+
+def get_backward_walk_ops(
+    seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_inputs=False
+):
+    """Operations that the seeds (operations or tensors) depend on, in waves from the seeds."""
+    stops = {id(tensor) for tensor in stop_at_ts}
+
+    def before(op):
+        found = [tensor.op for tensor in op.inputs if id(tensor) not in stops]
+        return found + (list(op.control_inputs) if control_inputs else [])
+
+    return _walk(seed_ops, before, within_ops, (), inclusive, within_ops_fn)
+
+
+def get_forward_walk_ops(
+    seed_ops, inclusive=True, within_ops=None, within_ops_fn=None, stop_at_ts=(), control_outputs=None
+):
+    """Operations that depend on the seeds (operations, or tensors for their readers), in waves from the seeds."""
+    if tf.is_tensor(seed_ops) or (isinstance(seed_ops, (list, tuple)) and all(map(tf.is_tensor, seed_ops))):
+        seed_ops = list(dict.fromkeys(op for tensor in make_list_of_t(seed_ops) for op in tensor.consumers()))
+    stops = {id(tensor) for tensor in stop_at_ts}
+
+    def after(op):
+        found = [each for tensor in op.outputs if id(tensor) not in stops for each in tensor.consumers()]
+        return found + (ControlOutputs(op.graph).get(op) if control_outputs else [])
+
+    return _walk(seed_ops, after, within_ops, (), inclusive, within_ops_fn)
+
+
+def _both_walks(
+    forward_seed_ops, backward_seed_ops, forward_inclusive=True, backward_inclusive=True, within_ops=None,
+    within_ops_fn=None, control_inputs=False, control_outputs=None, control_ios=None,
+):  # fmt: skip
+    control_inputs, control_outputs = check_cios(control_inputs, control_outputs, control_ios)
+    forward = get_forward_walk_ops(
+        forward_seed_ops, forward_inclusive, within_ops, within_ops_fn, control_outputs=control_outputs
+    )
+    return forward, get_backward_walk_ops(
+        backward_seed_ops, backward_inclusive, within_ops, within_ops_fn, control_inputs=control_inputs
+    )
+
+
+def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
+    """Operations on the ways from the first seeds to the second ones; see `get_forward_walk_ops` for the others."""
+    forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    return [op for op in backward if op in set(forward)]
+
+
+def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
+    """Operations that depend on the first seeds, or on which the second ones depend."""
+    forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
+    return list(dict.fromkeys([*forward, *backward]))
+
+
+def get_within_boundary_ops(
+    ops, seed_ops, boundary_ops=(), inclusive=True, control_inputs=False, control_outputs=None, control_ios=None
+):
+    """Operations among `ops` around the seeds, up to the boundary."""
+    border = set(make_list_of_op(boundary_ops or []))
+
+    def near(op):
+        return get_ops_ios(op, control_inputs, control_outputs, control_ios)
+
+    found = set(_walk(seed_ops, near, make_list_of_op(ops), border))
+    return [op for op in make_list_of_op(ops) if op in found and (inclusive or op not in border)]

@@ -1,0 +1,90 @@
+"""`tf.contrib.graph_editor.subgraph`: parts of graphs with what goes in and comes out."""
+
+from __future__ import annotations
+
+import copy
+
+from tensorflow1_compat.contrib.graph_editor.select import get_backward_walk_ops, get_name_scope_ops, select_ops
+from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op
+
+
+class SubGraphView:
+    """A list of operations with the tensors that go in and come out.
+
+    Attributes:
+      ops: the operations.
+      inputs, outputs: tensors at the border.
+    """
+
+    def __init__(self, inside_ops=(), passthrough_ts=()):
+        self.ops = make_list_of_op(inside_ops)
+        inside = set(self.ops)
+        self.graph = self.ops[0].graph if self.ops else None
+        self.inputs, self.outputs = [], list(passthrough_ts)
+        for op in self.ops:
+            for tensor in op.inputs:
+                if tensor.op not in inside and all(tensor is not each for each in self.inputs):
+                    self.inputs.append(tensor)
+            for tensor in op.outputs:
+                readers = tensor.consumers()
+                if not readers or any(reader not in inside for reader in readers):
+                    self.outputs.append(tensor)
+        self._passthrough = list(passthrough_ts)
+
+    def remap(self, new_input_indices=None, new_output_indices=None):
+        """A view of the same operations with some of its inputs and outputs: by place, or the tensors themselves."""
+        made = copy.copy(self)
+        made.inputs, made.outputs = _chosen(self.inputs, new_input_indices), _chosen(self.outputs, new_output_indices)
+        return made
+
+    def remap_inputs(self, new_input_indices):
+        """`remap` of the inputs."""
+        return self.remap(new_input_indices)
+
+    def remap_outputs(self, new_output_indices):
+        """`remap` of the outputs."""
+        return self.remap(None, new_output_indices)
+
+    def remap_default(self, remap_inputs=True, remap_outputs=True):
+        """A view with the inputs and outputs that it began with."""
+        first, made = SubGraphView(self.ops, self._passthrough), copy.copy(self)
+        made.inputs = first.inputs if remap_inputs else self.inputs
+        made.outputs = first.outputs if remap_outputs else self.outputs
+        return made
+
+    def remap_outputs_make_unique(self):
+        """A view with each output once."""
+        return self.remap(None, list({id(tensor): tensor for tensor in self.outputs}.values()))
+
+    def remap_outputs_to_consumers(self):
+        """A view with each output once for each operation that reads it."""
+        unique = self.remap_outputs_make_unique().outputs
+        return self.remap(None, [tensor for tensor in unique for _ in tensor.consumers()])
+
+    def remove_unused_ops(self, control_inputs=True):
+        """A view without the operations that no output depends on."""
+        used = set(get_backward_walk_ops([each.op for each in self.outputs], True, self.ops,
+                                         control_inputs=control_inputs))  # fmt: skip
+        made = copy.copy(self)
+        made.ops = [op for op in self.ops if op in used]
+        return made
+
+
+def _chosen(tensors, places):
+    return tensors if places is None else [tensors[each] if isinstance(each, int) else each for each in places]
+
+
+def sgv(*args, **kwargs):
+    """A `SubGraphView` of operations named by objects and by expressions."""
+    return SubGraphView(select_ops(*args, **kwargs))
+
+
+make_view = sgv
+
+
+def sgv_scope(scope, graph):
+    """A `SubGraphView` of a name scope."""
+    return SubGraphView(get_name_scope_ops(graph, scope))
+
+
+make_view_from_scope = sgv_scope

@@ -1,0 +1,19 @@
+"""`tf.contrib.testing`: what is in event files."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+import tensorflow.compat.v1 as tf
+
+
+def latest_events(base_dir):
+    """The events of the newest event file of a folder."""
+    files = sorted(glob.glob(os.path.join(base_dir, "events.*")), key=os.path.getmtime)
+    return list(tf.train.summary_iterator(files[-1]))
+
+
+def latest_summaries(base_dir):
+    """Those of `latest_events` that have a summary."""
+    return [event for event in latest_events(base_dir) if event.HasField("summary")]

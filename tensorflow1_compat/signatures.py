@@ -1,0 +1,168 @@
+"""What installed functions and classes can be called with, told from their files alone: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from typing import NamedTuple
+
+from tensorflow1_compat.installed import defined_in, locate, locate_inside
+from tensorflow1_compat.reading import Call
+
+__all__ = ["complaint_about"]
+
+# Decorators that leave a signature as it is written; what another one makes of it is not known.
+_KEEP_SIGNATURES = (
+    "tf_export",
+    "keras_export",
+    "estimator_export",
+    "deprecated",
+    "deprecated_args",
+    "deprecated_endpoints",
+    "add_dispatch_support",
+    "register_unary_elementwise_api",
+    "register_binary_elementwise_api",
+    "dispatch_for_api",
+    "add_arg_scope",
+    "no_automatic_dependency_tracking",
+    "for_subclass_implementers",
+    "do_not_convert",
+    "do_not_doc_inheritable",
+    "contextmanager",
+    "register_keras_serializable",
+    "cache",
+    "lru_cache",
+)
+_MOST_STEPS = 12  # from a name through files that only hand it on
+
+
+class _Parameters(NamedTuple):
+    positional: list[str]
+    keywords: list[str]  # that can be passed by name
+    required: list[str]
+    takes_any_number: bool
+    takes_any_name: bool
+
+
+def complaint_about(name: str, call: Call) -> str | None:
+    """Why a call cannot work, in a few words; None where it can, or where the files do not say.
+
+    Args:
+      name: dotted, `tensorflow.nn.dropout`.
+      call: what it is called with.
+    """
+    found = locate(name)
+    if found is None:
+        return None
+    parameters = _parameters_of(found.module, *found.inside) if len(found.inside) == 1 else None
+    if parameters is None:
+        return None
+    if not parameters.takes_any_name:
+        for keyword in call.keywords:
+            if keyword not in parameters.keywords:
+                return f"has no argument {keyword!r}; it has {_listed(parameters.keywords)}"
+    if call.positional is None:
+        return None
+    if call.positional > len(parameters.positional) and not parameters.takes_any_number:
+        return f"takes {len(parameters.positional)} arguments without a name, not {call.positional}"
+    if call.is_open:
+        return None
+    given = {*parameters.positional[: call.positional], *call.keywords}
+    missing = [argument for argument in parameters.required if argument not in given]
+    return f"needs the argument {missing[0]!r}" if missing else None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "none"
+
+
+@functools.cache
+def _parameters_of(module: str, name: str) -> _Parameters | None:
+    found = _definition_of(module, name)
+    if found is None:
+        return None
+    module, node = found
+    if isinstance(node, ast.ClassDef):
+        return _parameters_of_class(module, node, _MOST_STEPS)
+    return _parameters_of_function(node)
+
+
+def _definition_of(
+    module: str, name: str, steps: int = _MOST_STEPS
+) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """The function or class that a name of a module stands for, with the module that defines it."""
+    nodes = defined_in(module, name)
+    if len(nodes) != 1 or steps == 0:
+        return None  # it may be one or the other
+    (node,) = nodes
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return module, node
+    if isinstance(node, str):
+        return _definition_inside(node, steps)
+    return _definition_of_expression(module, node.value, steps) if isinstance(node, ast.Assign) else None
+
+
+def _definition_inside(name: str, steps: int) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """The same for a full name as an installed file imports it."""
+    found = locate_inside(name)
+    if found is None or len(found.inside) != 1:
+        return None
+    return _definition_of(found.module, found.inside[0], steps - 1)
+
+
+def _definition_of_expression(module: str, value: ast.expr, steps: int):
+    """The same for `name`, or for `imported.module.name`."""
+    rest = []
+    while isinstance(value, ast.Attribute):
+        rest.insert(0, value.attr)
+        value = value.value
+    if not isinstance(value, ast.Name):
+        return None
+    if not rest:
+        return _definition_of(module, value.id, steps - 1)
+    nodes = defined_in(module, value.id)
+    return _definition_inside(".".join([nodes[0], *rest]), steps) if [*map(type, nodes)] == [str] else None
+
+
+def _parameters_of_function(node: ast.FunctionDef, is_method: bool = False) -> _Parameters | None:
+    if not all(_keeps_signature(decorator) for decorator in node.decorator_list):
+        return None
+    arguments = node.args
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [one.arg for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default is None]
+    keywords = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    if is_method:
+        own = positional[:1]  # self, or cls
+        positional, required, keywords = (
+            [one for one in names if one not in own] for names in (positional, required, keywords)
+        )
+    if any(_name_of(decorator) == "add_arg_scope" for decorator in node.decorator_list):
+        required = []  # they may come from the scope
+    return _Parameters(positional, keywords, required, arguments.vararg is not None, arguments.kwarg is not None)
+
+
+def _parameters_of_class(module: str, node: ast.ClassDef, steps: int) -> _Parameters | None:
+    """Those of `__init__` or `__new__`, its own or that of its first base that has one."""
+    if node.keywords or steps == 0 or not all(_keeps_signature(decorator) for decorator in node.decorator_list):
+        return None
+    methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    if maker := methods.get("__init__") or methods.get("__new__"):
+        return _parameters_of_function(maker, is_method=True)
+    for base in node.bases:
+        found = _definition_of_expression(module, base, steps)
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            return None
+        if parameters := _parameters_of_class(*found, steps - 1):
+            return parameters
+    return None
+
+
+def _keeps_signature(decorator: ast.expr) -> bool:
+    return _name_of(decorator) in _KEEP_SIGNATURES
+
+
+def _name_of(decorator: ast.expr) -> str:
+    while isinstance(decorator, ast.Call):
+        decorator = decorator.func
+    return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
