@@ -39,7 +39,7 @@ def warn_of_skips(scale: float | None) -> None:
     problem = f"more than {MOST_IN_A_ROW} steps in a row were skipped, so nothing is trained"
     got = "gradients with a NaN or Inf" + ("" if scale is None else f", at a loss scale of {scale:g}")
     fix = (
-        "Where the scale is too high, take DynamicLossScaleManager.apex(), which finds one; else LossScaleCollapseHook "
-        "among the hooks of a session or an Estimator ends the training and names the operator."
+        "If the scale is too high, take npu_bridge.amp.DynamicLossScaleManager.apex(), which finds one. Else put a "
+        "npu_bridge.reporting.LossScaleCollapseHook into the hooks of the session or Estimator: it names the operator."
     )
     say_once(logging.WARNING, message("loss scale", problem, "finite gradients on all ranks", got, fix))

@@ -39,7 +39,7 @@ class MetricsHook(StepHook):
     Args:
       writer: such as a `CsvWriter`; `metric_writers.py` says what it takes to be one.
       every_n_steps: steps between two entries; the first step has one, too. None: every step at first, then ever fewer,
-        sixty of the first hundred, one in a hundred after five thousand.
+        sixty of the first hundred, one in a hundred after five thousand; and the last step.
       loss: tensor or name, see `StepHook`.
       clock: seconds, never going backwards.
       most_steps: between two entries, where `every_n_steps` is None.
@@ -103,16 +103,17 @@ class MetricsHook(StepHook):
         self._skipped += observation.skipped
         is_due, steps = self._entries.is_due, steps_per_run(session)
         self._entries.count(steps, 0 if observation.skipped else steps)
-        if is_due:
-            values = {
-                "loss": observation.loss,
-                "loss_scale": observation.loss_scale,
-                "skipped_steps": self._skipped if "skipped" in self._fetches else None,
-                "learning_rate": observation.learning_rate,
-                _NORM: self._last_norm,
-            }
-            if self._entries.note(values, self._skipped, observation.precision):
-                self._entries.write(self.read_step(session))
+        values = {
+            "loss": observation.loss,
+            "loss_scale": observation.loss_scale,
+            "skipped_steps": self._skipped if "skipped" in self._fetches else None,
+            "learning_rate": observation.learning_rate,
+            _NORM: self._last_norm,
+        }
+        if not is_due:
+            self._entries.keep(values, self._skipped, observation.precision)
+        elif self._entries.note(values, self._skipped, observation.precision):
+            self._entries.write(self.read_step(session))
 
     def leave_out(self, secs: float) -> None:
         """Does not count some seconds since the last entry, which something else has taken, as an evaluation does."""
@@ -121,6 +122,7 @@ class MetricsHook(StepHook):
     def end(self, session):
         """Sees that everything is written."""
         if self._entries.writes:
+            self._entries.note_last()
             self._entries.write(self.read_step(session))
         self.close()
 
@@ -157,15 +159,31 @@ class MetricsCallback(tf.keras.callbacks.Callback):
             return
         is_due = self._entries.is_due
         self._entries.count(1, 1)
-        if is_due:
-            values = {**(logs or {}), **Numbers.of(self.model.optimizer)._asdict()}
-            step = values.pop("step")
-            self._entries.reach(step)
-            if self._entries.note(values, values["skipped_steps"] or 0):
-                self._entries.write(step)
+        if not is_due:
+            self._entries.keep(dict(logs or {}))
+            return
+        step, values = self._numbers()
+        values = {**(logs or {}), **values}
+        self._entries.reach(step)
+        if self._entries.note(values, values["skipped_steps"] or 0):
+            self._entries.write(step)
+
+    def on_test_begin(self, logs=None):
+        self._entries.pause()
+
+    def on_test_end(self, logs=None):
+        self._entries.go_on()
 
     def on_train_end(self, logs=None):
+        if self._entries.writes:
+            step, values = self._numbers()
+            self._entries.reach(step)
+            self._entries.note_last(values, values["skipped_steps"] or 0)
         self._entries.close()
+
+    def _numbers(self):
+        values = Numbers.of(self.model.optimizer)._asdict()
+        return values.pop("step"), values
 
 
 class _Entry(NamedTuple):
@@ -202,7 +220,7 @@ class _Entries:
         self.writes = False
         self._every_n_steps, self._most_steps = every_n_steps, most_steps
         self._clock = clock
-        self.paused = 0.0  # seconds that do not count
+        self.paused = self._paused_at = 0.0  # seconds that do not count, and since when
 
     def begin(self) -> None:
         self.writes = collective.current().rank == 0
@@ -213,11 +231,21 @@ class _Entries:
         self._waiting: list[_Entry] = []
         self._before: tuple[float, int, float] | None = None  # steps tried, runs and time of the latest entry
         self._written_at = -math.inf
+        self._last: _Entry | None = None  # a step that is not due, but that may be the last one
+
+    def pause(self) -> None:
+        """Stops the clock, as for a validation between two steps."""
+        self._paused_at = self._clock()
+
+    def go_on(self) -> None:
+        """Has the clock run again."""
+        self.paused += self._clock() - self._paused_at
 
     def start(self, step: int, samples: int | None = None) -> None:
         """Has the writer begin at a step; `samples` are those of one step."""
         self._write_unasked()
         self._known_step, self._updates, self._samples, self._before = step, 0, samples, None
+        self._last = None
         self._has_begun = False
         self._secondary.attempt(self._begin, step, now=True)
 
@@ -254,11 +282,26 @@ class _Entries:
 
     def note(self, values: dict[str, float | None], skipped: float, precision: str | None = None) -> bool:
         """Notes an entry; gives whether it is time to write."""
-        now = self._clock() - self.paused
-        memory = memory_now()
-        known = {**values, "memory_mb": None if memory is None else memory / 1e6}
-        self._waiting.append(_Entry(self._updates, self._runs, skipped, now, known, precision))
-        return now >= self._written_at + _SECS_BETWEEN_WRITES
+        self._last = None
+        entry = self._entry(values, skipped, precision)
+        self._waiting.append(_with_memory(entry))
+        return entry.time >= self._written_at + _SECS_BETWEEN_WRITES
+
+    def keep(self, values: dict[str, float | None], skipped: float = 0, precision: str | None = None) -> None:
+        """Keeps the numbers of a step that is not due, in case it is the last one."""
+        if self.writes and self._every_n_steps is None:
+            self._last = self._entry(values, skipped, precision)
+
+    def note_last(self, values: dict[str, float | None] | None = None, skipped: float | None = None) -> None:
+        """Notes what was kept of the last step; `values` and `skipped` are what is known of it besides."""
+        last, self._last = self._last, None
+        if last is not None:
+            known = last.skipped if skipped is None else skipped
+            last = last._replace(updates=self._updates, skipped=known, values={**last.values, **(values or {})})
+            self._waiting.append(_with_memory(last))
+
+    def _entry(self, values: dict[str, float | None], skipped: float, precision: str | None) -> _Entry:
+        return _Entry(self._updates, self._runs, skipped, self._clock() - self.paused, values, precision)
 
     def write(self, step: int) -> None:
         """Writes what has been noted, of each entry what is known and finite, and the pace since the one before."""
@@ -301,6 +344,11 @@ class _Entries:
     def _write_unasked(self) -> None:
         if self._waiting:
             self.write(self._known_step + round(self._updates * self._pace))
+
+
+def _with_memory(entry: _Entry) -> _Entry:
+    memory = memory_now()
+    return entry._replace(values={**entry.values, "memory_mb": None if memory is None else memory / 1e6})
 
 
 def _norm(gradients):

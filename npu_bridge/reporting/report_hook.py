@@ -219,6 +219,12 @@ class ReportCallback(tf.keras.callbacks.Callback):
         if self._writes and in_validation:
             self._history.append_evaluation(self._before.step, in_validation)
 
+    def on_test_begin(self, logs=None):
+        self._curves.on_test_begin(logs)
+
+    def on_test_end(self, logs=None):
+        self._curves.on_test_end(logs)
+
     def on_train_end(self, logs=None):
         self._curves.on_train_end(logs)
         if self._writes:
