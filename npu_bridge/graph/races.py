@@ -15,14 +15,19 @@ _ALIASES = ("Identity", "RefIdentity")  # of a reference: they hand on its buffe
 
 
 class Race(NamedTuple):
-    """Two operators without an order, names both, of which the first writes a variable."""
+    """Operators without an order.
+
+    Attributes:
+      writer: name of one that writes the variable.
+      others: names of those that read or write it, while it does.
+    """
 
     writer: str
-    other: str
+    others: list[str]
 
 
 def find_races(run: Run) -> dict[str, Race]:
-    """The variables with such a pair, by name: one pair each. What only looks, as a summary does, does not count."""
+    """The variables with such operators, by name. What only looks, as a summary does, does not count."""
     ops = run.ops
     writers: dict[str, list[tf.Operation]] = {}
     readers: dict[str, list[tf.Operation]] = {}
@@ -42,9 +47,9 @@ def find_races(run: Run) -> dict[str, Race]:
     for name, writing in writers.items():
         for writer in writing:
             others = [op for op in (*writing, *readers.get(name, ())) if op is not writer and op in matters]
-            for other in others:
-                if not (before[writer] & bits[other] or before[other] & bits[writer]):
-                    found.setdefault(name, Race(writer.name, other.name))
+            apart = [op for op in others if not (before[writer] & bits[op] or before[op] & bits[writer])]
+            if apart:
+                found.setdefault(name, Race(writer.name, [op.name for op in dict.fromkeys(apart)]))
     return found
 
 

@@ -19,7 +19,7 @@ from npu_bridge.launch.command_line import ScriptCommand, ending_on, launcher_op
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
 from npu_bridge.launch.repeat import folder_of
-from npu_bridge.launch.trial import run_trial
+from npu_bridge.launch.trial import FLOAT32, run_trial
 from npu_bridge.launch.trials.search import Found, Operator, OutOfRuns, smallest_kept
 from npu_bridge.launch.trials.trial import Trial
 
@@ -34,7 +34,6 @@ LOW_MODES = (
 )
 _STATE, _OPERATORS, _KEPT, _MIXLIST = "state.json", "operators.json", "kept.txt", "mixlist.json"
 _REFERENCES = 3
-_FULL = {"precision_mode": "must_keep_origin_dtype"}
 
 
 @click.command(cls=ScriptCommand)
@@ -163,7 +162,7 @@ class Bisection:
                 continue
             operators = os.path.join(self.folder, _OPERATORS) if number == 0 else ""
             trial = Trial(folder=folder, seed=0, rounding=number, steps=self._steps, operators=operators)
-            code = self._train(trial, _FULL)
+            code = self._train(trial, FLOAT32)
             if code:
                 raise LaunchError(
                     f"the script ended with exit code {code} in float32. What it printed is in "

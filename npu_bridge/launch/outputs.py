@@ -16,6 +16,7 @@ MADE_BY = {
     "npu-run": ("rank_[0-9]*.log", "repeat-[0-9]*/**", "timeline_rank_*.json", "tail.svg", "tail.json"),
     "npu-run record": (
         *(f"rank_[0-9]*/{name}" for name in ("record.json", "weights.npz", "weights_after.npz", "step_[0-9]*.npz")),
+        "rank_[0-9]*/tensors_[0-9]*.npz",
         "run/**",
         "replay_tf1.py",
     ),

@@ -16,7 +16,7 @@ from npu_bridge.base.terminal import echo
 from npu_bridge.launch.command_line import ScriptCommand, ending_on, is_quiet, launcher_options
 from npu_bridge.launch.errors import LaunchError
 from npu_bridge.launch.outputs import own_output
-from npu_bridge.launch.trial import run_trial
+from npu_bridge.launch.trial import FLOAT32, run_trial
 from npu_bridge.launch.trials.trial import Trial
 
 __all__ = ["record", "replay"]
@@ -24,7 +24,6 @@ __all__ = ["record", "replay"]
 SNIPPET = "replay_tf1.py"
 _QUIET = ["-q"]
 _ONE_STEP = {"iterations_per_loop": 1}  # of several steps in a run only the last one would be seen
-_FLOAT32 = {"precision_mode": "must_keep_origin_dtype", "precision_mode_v2": None}
 
 
 @click.command(cls=ScriptCommand)
@@ -99,13 +98,13 @@ def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence
 
 
 def _imposed(float32: bool) -> dict[str, Any]:
-    return {**_ONE_STEP, **_FLOAT32} if float32 else _ONE_STEP
+    return {**_ONE_STEP, **FLOAT32} if float32 else _ONE_STEP
 
 
 def _races_of(facts: dict[str, Any]) -> list[str]:
     return [
-        f"a step writes {name} ({writer}) while {other} reads or writes it, in no order"
-        for name, (writer, other) in facts.get("races", {}).items()
+        f"a step writes {name} ({writer}) while {others[0]} reads or writes it, in no order"
+        for name, (writer, others) in facts.get("races", {}).items()
     ]
 
 

@@ -13,10 +13,13 @@ from npu_bridge.base.environment import IMPOSED_OPTIONS
 from npu_bridge.base.secondary_files import GrowingFile
 from npu_bridge.launch.trials.trial import Trial
 
-__all__ = ["FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
+__all__ = ["FLOAT32", "FOLDER_MARK", "OUT", "arguments_in", "run_trial", "take_trial", "variables_of"]
 
 OUT = "NPU_RUN_OUT"  # the folder of the run, for scripts that write somewhere themselves
 FOLDER_MARK = "{out}"  # stands for it among a script's arguments
+# Imposed, every operator keeps its dtype.
+FLOAT32: dict[str, Any] = dict.fromkeys(("precision_mode_v2", "customize_dtypes", "accelerate_train_mode"))
+FLOAT32["precision_mode"] = "must_keep_origin_dtype"
 _TRIAL = "NPU_RUN_TRIAL"
 _CHUNK_BYTES = 65536
 

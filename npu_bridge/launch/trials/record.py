@@ -2,10 +2,10 @@
 
 A folder has `rank_<n>` for each rank with
 
-- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor, `kinds`
-  of the recorded tensors by name ("batch", "fed" or "random"), `not_recorded`, what could not be: names with the
-  reason, `trained`, the variables that steps train, and `updates`, the operators that do, `races`, variables that a
-  step reads and writes in no order, with the two operators, and `is_float32`, whether every operator kept its dtype;
+- `record.json`: `steps`, `losses` of the steps (null where none was seen) and `loss`, the name of their tensor; `kinds`
+  of the recorded tensors by name ("batch", "fed", "random" or "raced") and `not_recorded`, what could not be, with the
+  reason; `trained`, the variables that steps train, and `updates`, the operators that do; `races`, variables that a
+  step reads and writes in no order, with the operators; `is_float32`, whether every operator kept its dtype;
 - `weights.npz`: every variable of the graph by name, before the first step, and `weights_after.npz` after the last;
 - `step_00000.npz` and so on: the values of the tensors by name;
 - `tensors_00000.npz` and so on, where that is asked for: what the operators of a step compute, in their order, and
@@ -74,6 +74,7 @@ class RecordSteps(HookOfTraining):
         mode = imposed_options().get("precision_mode")
         self._facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
         self._last_run: Run | None = None
+        self._raced: list[tf.Operation] = []
         self._secondary = Secondary(f"the record in {self._folder}")
         self._is_whole = True
 
@@ -89,10 +90,15 @@ class RecordSteps(HookOfTraining):
             return None
         sources = find_sources(self.training.ops, self.training.fed_names)
         if self.training is not self._last_run:
-            self._last_run = self.training
-            self._facts["races"].update(find_races(self.training))
+            self._last_run, races = self.training, find_races(self.training)
+            self._facts["races"].update(races)
+            graph = self._session.graph
+            self._raced = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
             for key, names in (("updates", _updates_of(self.training)), ("trained", self.training.trained)):
                 self._facts[key] = sorted({*self._facts[key], *names})
+        for tensor in (each for op in self._raced for each in op.outputs):
+            if tensor.shape.rank == 0 and tensor.name in self.training.values:
+                sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
         self._facts["kinds"].update(sources.kinds)
         self._facts["not_recorded"].update(sources.missing)
         if steps_per_run(self._session) > 1:
@@ -102,7 +108,9 @@ class RecordSteps(HookOfTraining):
             fetches["loss"], self._facts["loss"] = self.training.loss, self.training.loss.name
         if self._with_tensors:
             names = self.training.values
-            tensors = [each for op in self.training.ops for each in op.outputs if each.name in names]
+            aliases = ("Const", "Identity")  # of a variable's buffer, in which the step's own update is seen
+            ops = (op for op in self.training.ops if op.type not in aliases)
+            tensors = [each for op in ops for each in op.outputs if each.name in names]
             fetches["tensors"] = {each.name: each for each in tensors if _is_number(each.dtype)}
             self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
         return tf.estimator.SessionRunArgs(fetches)

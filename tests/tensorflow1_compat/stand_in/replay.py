@@ -28,7 +28,7 @@ class Oracle:
         self._replay = Replay(RECORDED)
         with open(os.path.join(_RANK, "record.json")) as file:
             self._facts = json.load(file)
-        self._losses, self._drawn, self._session = [], set(), None
+        self._losses, self._scalars, self._drawn, self._session = [], [], set(), None
         self._is_inside = False
 
     def run(self, run, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -45,10 +45,8 @@ class Oracle:
             step = len(self._losses)
             feeds = {**(feed_dict or {}), **replay.feeds(graph, step)}
             self._note_drawn(graph, fetches, feeds)
-            names = [self._facts["loss"]] if self._facts["loss"] else []
-            more = {name: name for name in (*names, *self._tensors(step)) if has_tensor(graph, name)}
-            asked, seen = run(session, (fetches, more), feeds, options, run_metadata)
-            loss = [seen[name] for name in names if name in seen]
+            more = {name: name for name in self._tensors(step) if has_tensor(graph, name)}
+            asked, seen, loss = run(session, (fetches, more, self._loss(graph, fetches)), feeds, options, run_metadata)
             self._losses.append(float(loss[0]) if loss else None)
             if self._tensors(step):
                 np.savez(os.path.join(OUT, f"tensors_{step:05d}.npz"), **seen)
@@ -69,6 +67,18 @@ class Oracle:
             return session.run(elements, dict(zip(options.feed, values)))[: len(options.fetch)]
 
         return run_or_call
+
+    def note(self, ys, gradients):
+        """What gradients were taken of."""
+        if not isinstance(ys, (list, tuple)) and ys.shape.ndims == 0:
+            self._scalars.append((ys, {getattr(each, "op", None) for each in gradients}))
+
+    def _loss(self, graph, fetches):
+        """The loss by its name, or, as Keras has other names, the last scalar whose gradients are at work."""
+        if self._facts["loss"] and has_tensor(graph, self._facts["loss"]):
+            return [self._facts["loss"]]
+        needed = self._replay.needed(graph, fetches)
+        return [scalar for scalar, gradients in self._scalars if gradients & needed][-1:]
 
     def _tensors(self, step):
         path = os.path.join(_RANK, f"tensors_{step:05d}.npz")
@@ -110,6 +120,7 @@ def main():
     random.seed(_SEED)
     np.random.seed(_SEED)
     from tensorflow.python.client.session import BaseSession
+    from tensorflow.python.ops import gradients_util
 
     sys.path.append(HERE)
     import names
@@ -118,6 +129,14 @@ def main():
     del sys.modules["names"]
     names.install()
     oracle, run, make = Oracle(), BaseSession.run, BaseSession._make_callable_from_options
+    take = gradients_util._GradientsHelper
+
+    def noted(ys, *given, **named):
+        gradients = take(ys, *given, **named)
+        oracle.note(ys, gradients)
+        return gradients
+
+    gradients_util._GradientsHelper = noted
     BaseSession.run = lambda self, *given, **named: oracle.run(run, self, *given, **named)
     BaseSession._make_callable_from_options = lambda self, options: oracle.make_callable(make, self, options)
     sys.argv = sys.argv[3:]
