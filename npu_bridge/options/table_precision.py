@@ -46,9 +46,9 @@ _IN_V2 = {
 }
 _NO_HIF8 = "The dtype hifloat8 does not exist in TensorFlow; use mixed_bfloat16 or mixed_float16."
 _MODES = (
-    "Matrix and other operators really run in float16 or bfloat16; variables and their updates never do. On a "
-    "processor cube_fp16in_fp32out rounds what goes into a matrix operator and adds up in float32. On a GPU bfloat16 "
-    "stays float32, with a warning."
+    "Operators run in float16 or bfloat16. Variables and their updates keep their own dtype. On a CPU, "
+    "cube_fp16in_fp32out rounds the inputs of matrix operators and accumulates in float32. On a GPU, bfloat16 modes "
+    "run in float32, with a warning."
 )
 _IMPLEMENTATIONS = ("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all")
 _undocumented = functools.partial(Option, status="undocumented")
@@ -58,8 +58,8 @@ OPTIONS = (
         14,
         "precision_mode",
         Text(PRECISION_MODES, instead=_OF_V2),
-        "Network-wide precision, old names; excludes precision_mode_v2.",
-        works(f"{_MODES} allow_fp32_to_fp16 is a permission: a CPU stays in float32."),
+        "Precision mode of the network, older names. Cannot be combined with precision_mode_v2.",
+        works(f"{_MODES} allow_fp32_to_fp16 only permits float16; a CPU stays in float32."),
     ),
     _undocumented(
         15, "enable_reduce_precision", Boolean(), "Nothing reads it, on the NPU stack either.", default=False
@@ -68,7 +68,7 @@ OPTIONS = (
         29,
         "op_select_implmode",
         Text(_IMPLEMENTATIONS),
-        "Flavour of the kernels.",
+        "Kernel implementation: high precision or high performance.",
         status="deprecated",
         replaced_by="op_precision_mode",
     ),
@@ -76,46 +76,48 @@ OPTIONS = (
         30,
         "optypelist_for_implmode",
         Text(says="comma-separated operator types"),
-        "Operator types op_select_implmode applies to; needs it.",
+        "Operator types to which op_select_implmode applies.",
         status="deprecated",
         replaced_by="op_precision_mode",
     ),
-    _undocumented(37, "enable_compress_weight", Boolean(), "Compress weights for inference.", default=False),
+    _undocumented(37, "enable_compress_weight", Boolean(), "Compress the weights for inference.", default=False),
     _undocumented(
         38,
         "compress_weight_conf",
         Text(says="a path"),
-        "File naming the nodes to compress.",
-        refused("Excludes enable_compress_weight, which NPURunConfig always sends; a session may carry it alone."),
+        "File that lists the nodes to compress.",
+        refused(
+            "It conflicts with enable_compress_weight, which NPURunConfig always sets. A session may set it alone."
+        ),
     ),
     Option(
         52,
         "modify_mixlist",
         Text(says="the path of a JSON file"),
-        "File editing which operators mixed precision may reduce; needs a mixed precision mode.",
-        works("Edits the lists of TensorFlow's rewriter; names are TensorFlow's operator types."),
+        "File that changes the operator lists of mixed precision. Needs a mixed-precision mode.",
+        works("It changes the lists of TensorFlow's mixed-precision rewriter. Use TensorFlow's operator types."),
     ),
     Option(
         53,
         "op_precision_mode",
         Text(says="the path of an INI file"),
-        "File with the kernel precision of single operators.",
+        "File that sets the kernel precision of individual operators.",
     ),
     Option(
         60,
         "customize_dtypes",
         Text(says="the path of a text file"),
-        "File with the dtypes of single operators.",
+        "File that sets the dtypes of individual operators.",
         works(
-            "By operator name or type: float32, or the one low dtype of the run. Where a rule's dtypes differ, single "
-            "inputs and outputs are rounded, outside of functions."
+            "By operator name or type: float32, or the low-precision dtype of the run. If a rule mixes dtypes, the "
+            "inputs and outputs concerned are rounded, but not inside functions."
         ),
     ),
     _undocumented(
         66,
         "insert_op_file",
         RawBytes("It would change the model's inputs; put the pre-processing into the input_fn."),
-        "File of operators inserted in front of the inputs.",
+        "File of operators to insert before the model inputs.",
         refused("Any content is an error: it would change the model's inputs."),
         attribute="insert_op_file",
     ),
@@ -123,14 +125,14 @@ OPTIONS = (
         70,
         "deterministic",
         Integer(0, 1, enforced=False),
-        "1 makes operators bit-reproducible.",
+        "1: operators give the same bits in every run.",
         works(
-            "1 runs this session with TensorFlow's deterministic kernels, and gives a graph without a seed a fixed "
-            "one, each random operator without a seed one of its own. Other sessions stay as they are."
+            "1: this session uses TensorFlow's deterministic kernels. A graph without a seed gets a fixed one, and so "
+            "does each random operator without a seed. Other sessions are not affected."
         ),
         default=0,
     ),
-    _undocumented(71, "frozen_variable", Boolean(), "Fold variables to constants for inference.", default=False),
+    _undocumented(71, "frozen_variable", Boolean(), "Convert variables to constants for inference.", default=False),
     Option(
         74,
         "precision_mode_v2",
@@ -139,19 +141,19 @@ OPTIONS = (
             refused=dict.fromkeys(("mixed_hif8", "cube_hif8"), _NO_HIF8),
             instead={word: f"Write {mode!r} here." for word, mode in _IN_V2.items()},
         ),
-        "Network-wide precision, new names; excludes precision_mode.",
+        "Precision mode of the network, newer names. Cannot be combined with precision_mode.",
         works(f"{_MODES} mixed_hif8 and cube_hif8 are refused."),
     ),
     Option(
         82,
         "oo_constant_folding",
         Boolean(),
-        "Fold constants in the graph.",
-        works("False switches it off in TensorFlow's rewriter."),
+        "Constant folding in the graph.",
+        works("False turns it off in TensorFlow's graph optimizer."),
         default=True,
         accepts_none=True,
         strict_slot="skip",
     ),
-    _undocumented(87, "oo_level", Text(), "Level of graph optimisation.", default="O3", accepts_none=True),
-    _undocumented(88, "optimization_switch", Text(says="pass:on;pass:off"), "Switches of single graph passes."),
+    _undocumented(87, "oo_level", Text(), "Graph optimisation level.", default="O3", accepts_none=True),
+    _undocumented(88, "optimization_switch", Text(says="pass:on;pass:off"), "Turns individual graph passes on or off."),
 )

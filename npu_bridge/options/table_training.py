@@ -19,8 +19,8 @@ from npu_bridge.options.table import (
 )
 
 _BASE = works("As in tf.estimator.RunConfig.")
-_RANK_0 = "Ranks above 0 do not write: there the property reads"
-_BASE_STRATEGY = works("As in tf.estimator.RunConfig, within one rank; an optimizer averages over the ranks.")
+_RANK_0 = "Only rank 0 writes. On other ranks the property is"
+_BASE_STRATEGY = works("As in tf.estimator.RunConfig, within one rank. The optimizer averages across ranks.")
 _STRATEGY = TensorFlowObject(("distribute.Strategy", "compat.v1.distribute.Strategy"))
 _AUTO_OR_MANUAL = Text(("auto", "manual"), wrong_type=ValueError)
 _experimental = functools.partial(Option, owner=EXPERIMENTAL)
@@ -37,22 +37,22 @@ OPTIONS = (
         1,
         "iterations_per_loop",
         Integer(1),
-        "Training steps executed by one session.run.",
+        "Number of training steps in one session.run.",
         works(
-            "Fetched values and hooks are of the last step; whole loops only, so training may end up to a loop later. "
-            "NPUEstimator names the step; elsewhere util.set_iteration_per_loop or SetIterationsVarHook does."
+            "Fetches and hooks see the last step of a loop. Only whole loops run, so training may end up to one loop "
+            "late. NPUEstimator sets the loop up. Elsewhere, use util.set_iteration_per_loop or SetIterationsVarHook."
         ),
         default=1,
         attribute="iterations_per_loop",
     ),
-    _helper(2, "profiling_config", PROFILING, "Profiling switch and options."),
+    _helper(2, "profiling_config", PROFILING, "Settings of the profiler."),
     Option(3, "model_dir", Directory(), "Directory of checkpoints and summaries.", _BASE),
     Option(4, "tf_random_seed", Seed(), "Seed of the graph.", _BASE),
     Option(
         5,
         "save_summary_steps",
         Number(whole=True),
-        "Steps between summaries; 0 writes none.",
+        "Number of steps between summaries. 0 writes no summaries.",
         works(f"{_RANK_0} 0."),
         default=0,
         accepts_none=True,
@@ -61,7 +61,7 @@ OPTIONS = (
         6,
         "save_checkpoints_steps",
         Number(whole=True),
-        "Steps between checkpoints; 0 writes none; 100 when neither steps nor seconds are given.",
+        "Number of steps between checkpoints. 0 saves no checkpoints. If neither steps nor seconds are set: 100.",
         works(f"{_RANK_0} None."),
         absent=100,
     ),
@@ -69,21 +69,21 @@ OPTIONS = (
         7,
         "save_checkpoints_secs",
         Number(),
-        "Seconds between checkpoints; not meant for several ranks; excludes save_checkpoints_steps.",
+        "Seconds between checkpoints. Cannot be combined with save_checkpoints_steps. Not for multi-rank training.",
         works(f"{_RANK_0} None."),
     ),
     Option(
         8,
         "session_config",
         TensorFlowObject(("compat.v1.ConfigProto",)),
-        "Session settings; an NpuOptimizer entry in it is read too, and this object wins over it.",
-        works("Never changed in place."),
+        "Settings of the session. Options in its NpuOptimizer entry count as well; NPURunConfig overrides them.",
+        works("A copy is used. The object itself is not modified."),
     ),
     Option(
         9,
         "keep_checkpoint_max",
         Number(whole=True),
-        "Checkpoints kept; 0 or None keeps all.",
+        "Maximum number of recent checkpoints to keep. 0 or None keeps all.",
         _BASE,
         default=5,
         accepts_none=True,
@@ -92,7 +92,7 @@ OPTIONS = (
         10,
         "keep_checkpoint_every_n_hours",
         Number(above_zero=True),
-        "Hours between checkpoints that are never deleted.",
+        "Keep one checkpoint permanently every so many hours.",
         _BASE,
         default=10000,
         accepts_none=True,
@@ -101,7 +101,7 @@ OPTIONS = (
         11,
         "log_step_count_steps",
         Number(above_zero=True, whole=True),
-        "Steps between log lines with loss and steps per second.",
+        "Number of steps between log lines with the loss and the steps per second.",
         works(f"{_RANK_0} None."),
         default=100,
         accepts_none=True,
@@ -110,7 +110,7 @@ OPTIONS = (
         12,
         "distribute",
         TensorFlowObject(("compat.v1.distribute.experimental.ParameterServerStrategy",)),
-        "Parameter-server strategy, together with a cluster in TF_CONFIG and mix_compile_mode=True.",
+        "Parameter-server strategy. Needs a cluster in TF_CONFIG and mix_compile_mode=True.",
         works("Passed to tf.estimator.RunConfig for training and evaluation."),
         attribute="_experimental_distribute",
     ),
@@ -118,8 +118,8 @@ OPTIONS = (
         13,
         "enable_data_pre_proc",
         Boolean(),
-        "Move the dataset's GetNext to the device.",
-        recorded("tf.data already feeds the device."),
+        "Run the dataset's GetNext on the device.",
+        recorded("tf.data feeds the device."),
         default=True,
         attribute="enable_data_pre_proc",
         status="deprecated",
@@ -129,7 +129,7 @@ OPTIONS = (
         17,
         "mix_compile_mode",
         Boolean(only_bool=True),
-        "Let operators without a kernel on the device run in TensorFlow; needs iterations_per_loop=1.",
+        "Run operators without a device kernel in TensorFlow. Needs iterations_per_loop=1.",
         recorded("Every operator runs in TensorFlow."),
         default=False,
         attribute="mix_compile_mode",
@@ -140,20 +140,20 @@ OPTIONS = (
         Boolean(),
         "Overlap gradient all-reduce with the backward pass.",
         works(
-            "False starts no all-reduce before all gradients exist. NPUEstimator's model function knows it, and "
-            "any graph whose session is made before the optimizer."
+            "False delays every all-reduce until all gradients are computed. It takes effect in NPUEstimator, and in "
+            "any graph whose session exists before the optimizer."
         ),
         default=True,
     ),
-    _helper(21, "dump_config", DUMP, "What to dump of the tensors of chosen steps, and overflow detection."),
+    _helper(21, "dump_config", DUMP, "Tensor dumps and overflow detection."),
     Option(
         23,
         "is_tailing_optimization",
         Boolean(),
-        "Overlap the last all-reduce with work that does not need it; same value as in NPUOptimizer.",
+        "Overlap the last all-reduce with work that does not depend on it. Set the same value in NPUOptimizer.",
         works(
-            "NPUOptimizer's own parameter decides; a different value there is a warning. Graphs of other loss-scale "
-            "optimizers need only this one."
+            "The parameter of NPUOptimizer decides; a different value here draws a warning. With other loss-scale "
+            "optimizers, this option alone is enough."
         ),
         default=False,
         attribute="is_tailing_optimization",
@@ -163,7 +163,7 @@ OPTIONS = (
         "horovod_mode",
         Boolean(only_bool=True, wrong_type=ValueError),
         "The script broadcasts the initial variables itself.",
-        works("NPUEstimator then leaves the broadcast to the script."),
+        works("True: NPUEstimator does not broadcast."),
         default=False,
         attribute="horovod_mode",
         key=None,
@@ -172,17 +172,17 @@ OPTIONS = (
         25,
         "graph_run_mode",
         Integer(0, 1),
-        "Purpose of the graph: 0 online inference, 1 training.",
+        "Use of the graph. 0: online inference. 1: training.",
         recorded("The Estimator's mode decides."),
         default=1,
         attribute="graph_run_mode",
     ),
-    _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Profiles of inputs with dynamic dimensions.", recorded),
+    _helper(31, "dynamic_input_config", DYNAMIC_INPUT, "Shape profiles of dynamic inputs.", recorded),
     _undocumented(
         42,
         "hcom_multi_mode",
         Boolean(),
-        "Communication mode switch.",
+        "Selects the communication mode.",
         recorded("Communication is Horovod's."),
         default=False,
     ),
@@ -192,20 +192,20 @@ OPTIONS = (
         56,
         "hccl_timeout",
         Integer(0, 2147483647, enforced=False),
-        "Seconds a collective may take; 0 waits for ever.",
-        recorded("Horovod's own limits apply."),
+        "Timeout of a collective in seconds. 0: no timeout.",
+        recorded("Horovod's own timeouts apply."),
         variable="HCCL_EXEC_TIMEOUT",
     ),
     _undocumented(
-        59, "HCCL_algorithm", Text(), "Algorithm of the collectives.", recorded("Communication is Horovod's.")
+        59, "HCCL_algorithm", Text(), "Algorithm of collective communication.", recorded("Communication is Horovod's.")
     ),
-    _helper(62, "memory_config", MEMORY, "Memory policies.", recorded),
-    _helper(63, "experimental_config", EXPERIMENTAL, "Experimental switches."),
+    _helper(62, "memory_config", MEMORY, "Memory management settings.", recorded),
+    _helper(63, "experimental_config", EXPERIMENTAL, "Experimental settings."),
     _experimental(
         1,
         "logical_device_cluster_deploy_mode",
         Text(("LB", "SINGLE"), enforced=False),
-        "How models are placed on a cluster of devices.",
+        "Placement of models on a cluster of devices.",
         default="LB",
         key="experimental_logical_device_cluster_deploy_mode",
         accepts_none=True,
@@ -215,46 +215,56 @@ OPTIONS = (
     *(
         _experimental(position, name, Text(), doc, key=f"experimental_{name}", status="undocumented")
         for position, name, doc in (
-            (2, "logical_device_id", "Logical device for deployment mode SINGLE."),
-            (3, "model_deploy_mode", "How a model is deployed."),
-            (4, "model_deploy_devicelist", "Devices a model is deployed to."),
+            (2, "logical_device_id", "Logical device to use in deployment mode SINGLE."),
+            (3, "model_deploy_mode", "Deployment mode of a model."),
+            (4, "model_deploy_devicelist", "Devices to deploy a model to."),
         )
     ),
     _experimental(
         5,
         "graph_memory_optimize_config",
         Helper(GRAPH_MEMORY),
-        "Recomputation and slicing of the graph.",
+        "Recomputation and graph slicing.",
         recorded(f"Each field has its own line under {GRAPH_MEMORY}."),
         key=None,
         status="undocumented",
     ),
     _experimental(
-        6, "enable_graph_parallel", Boolean(), "Split the graph over devices.", absent=False, status="undocumented"
+        6,
+        "enable_graph_parallel",
+        Boolean(),
+        "Partition the graph across devices.",
+        absent=False,
+        status="undocumented",
     ),
     _experimental(
-        7, "graph_parallel_option_path", Text(), "File with options of graph parallelism.", status="undocumented"
+        7, "graph_parallel_option_path", Text(), "File with graph-parallelism options.", status="undocumented"
     ),
     _experimental(
         8,
         "graph_compiler_cache_dir",
         Text(says="an existing directory"),
-        "Directory where compiled graphs are kept.",
-        recorded("The directory must exist; nothing is written to it."),
+        "Cache directory for compiled graphs.",
+        recorded("The directory must exist. Nothing is written to it."),
     ),
-    _experimental(9, "resource_config_path", Text(), "File describing the resources.", status="undocumented"),
+    _experimental(9, "resource_config_path", Text(), "Resource description file.", status="undocumented"),
     _experimental(
         10,
         "accelerate_train_mode",
         Text(
             parse=parse_accelerate_train_mode, says="fast|step, fast|step|0.2..0.9, fast|loss|1.01..1.5, or fast1|..."
         ),
-        "Train the first part in float16 (fast) or bfloat16 (fast1), the rest in the configured precision.",
-        works("One switch in the live session; evaluation and prediction are never accelerated."),
+        "Train in float16 (fast) or bfloat16 (fast1) first, then switch to the configured precision.",
+        works("The live session switches once. Evaluation and prediction keep the configured precision."),
         key="experimental_accelerate_train_mode",
     ),
     _graph_memory(
-        1, "recompute", _AUTO_OR_MANUAL, "Recompute activations in the backward pass.", key=None, status="undocumented"
+        1,
+        "recompute",
+        _AUTO_OR_MANUAL,
+        "Recompute activations during the backward pass.",
+        key=None,
+        status="undocumented",
     ),
     _graph_memory(2, "graph_slice", _AUTO_OR_MANUAL, "Slice the graph to save memory.", status="undocumented"),
 )

@@ -37,7 +37,7 @@ class ProfilingConfig(DeclaredConfig):
 
         Args:
           enable_profiling: Profile the run.
-          profiling_options: What to collect and where to write it; read only when profiling is on.
+          profiling_options: What to record and where to write it. Used only if profiling is on.
         """
 
 class DumpConfig(DeclaredConfig):
@@ -61,14 +61,14 @@ class DumpConfig(DeclaredConfig):
         """Checks and keeps the options of DumpConfig.
 
         Args:
-          enable_dump: Dump tensors of operators; excludes enable_dump_debug; needs dump_path.
+          enable_dump: Dump the tensors of operators. Needs dump_path. Cannot be combined with enable_dump_debug.
           dump_path: Root directory of the dump.
-          dump_step: Steps to dump; all when not set.
-          dump_mode: Side of the operators to dump.
-          enable_dump_debug: Detect overflow; excludes enable_dump; needs dump_path.
-          dump_debug_mode: Class of overflow to detect. No effect here.
-          dump_data: Dump whole tensors or their statistics.
-          dump_layer: Operators to dump; all when not set.
+          dump_step: Steps to dump. If it is not set: all steps.
+          dump_mode: Dump the inputs or the outputs of operators, or both.
+          enable_dump_debug: Detect overflow. Needs dump_path. Cannot be combined with enable_dump.
+          dump_debug_mode: Type of overflow to detect. No effect here.
+          dump_data: Dump complete tensors, or statistics of them.
+          dump_layer: Operators to dump. If it is not set: all operators.
         """
 
 class MemoryConfig(DeclaredConfig):
@@ -87,10 +87,10 @@ class MemoryConfig(DeclaredConfig):
         """Checks and keeps the options of MemoryConfig.
 
         Args:
-          atomic_clean_policy: Clean workspaces in one sweep (0) or for each operator (1). No effect here.
-          static_memory_policy: Memory allocation: 0 dynamic, 2 growing static shapes, 3 growing dynamic shapes, 4 both; 1 is 2. No effect here.
-          memory_optimization_policy: Policy for saving memory. No effect here.
-          variable_use_1g_huge_page: Pages of variables: 0 default, 1 only 1 GiB, 2 1 GiB or else 2 MiB. No effect here.
+          atomic_clean_policy: How workspaces are cleared. 0: all at once. 1: for each operator. No effect here.
+          static_memory_policy: Memory allocation. 0: dynamic. 1 or 2: growing, for static shapes. 3: growing, for dynamic shapes. 4: both. No effect here.
+          memory_optimization_policy: Memory optimisation policy. No effect here.
+          variable_use_1g_huge_page: Page size for variables. 0: default. 1: 1 GiB only. 2: 1 GiB, otherwise 2 MiB. No effect here.
         """
 
 class DynamicInputConfig(DeclaredConfig):
@@ -109,10 +109,10 @@ class DynamicInputConfig(DeclaredConfig):
         """Checks and keeps the options of DynamicInputConfig.
 
         Args:
-          input_shape: Shapes of the inputs. No effect here.
-          dynamic_dims: Values the dynamic dimensions take together. No effect here.
-          dynamic_node_type: Where inputs come from: 0 a dataset, 1 placeholders. No effect here.
-          compile_hybrid_mode: 1 compiles dynamic and static profiles together; needs dynamic_node_type=1. No effect here.
+          input_shape: Input shapes. No effect here.
+          dynamic_dims: Profiles: the values of the dynamic dimensions that occur together. No effect here.
+          dynamic_node_type: Source of the inputs. 0: a dataset. 1: placeholders. No effect here.
+          compile_hybrid_mode: 1: compile dynamic and static profiles together. Needs dynamic_node_type=1. No effect here.
         """
 
 class GraphMemoryOptimizeConfig(DeclaredConfig):
@@ -129,7 +129,7 @@ class GraphMemoryOptimizeConfig(DeclaredConfig):
         """Checks and keeps the options of GraphMemoryOptimizeConfig.
 
         Args:
-          recompute: Recompute activations in the backward pass. No effect here.
+          recompute: Recompute activations during the backward pass. No effect here.
           graph_slice: Slice the graph to save memory. No effect here.
         """
 
@@ -155,16 +155,16 @@ class ExperimentalConfig(DeclaredConfig):
         """Checks and keeps the options of ExperimentalConfig.
 
         Args:
-          logical_device_cluster_deploy_mode: How models are placed on a cluster of devices. No effect here.
-          logical_device_id: Logical device for deployment mode SINGLE. No effect here.
-          model_deploy_mode: How a model is deployed. No effect here.
-          model_deploy_devicelist: Devices a model is deployed to. No effect here.
-          graph_memory_optimize_config: Recomputation and slicing of the graph. No effect here.
-          enable_graph_parallel: Split the graph over devices. No effect here.
-          graph_parallel_option_path: File with options of graph parallelism. No effect here.
-          graph_compiler_cache_dir: Directory where compiled graphs are kept. No effect here.
-          resource_config_path: File describing the resources. No effect here.
-          accelerate_train_mode: Train the first part in float16 (fast) or bfloat16 (fast1), the rest in the configured precision.
+          logical_device_cluster_deploy_mode: Placement of models on a cluster of devices. No effect here.
+          logical_device_id: Logical device to use in deployment mode SINGLE. No effect here.
+          model_deploy_mode: Deployment mode of a model. No effect here.
+          model_deploy_devicelist: Devices to deploy a model to. No effect here.
+          graph_memory_optimize_config: Recomputation and graph slicing. No effect here.
+          enable_graph_parallel: Partition the graph across devices. No effect here.
+          graph_parallel_option_path: File with graph-parallelism options. No effect here.
+          graph_compiler_cache_dir: Cache directory for compiled graphs. No effect here.
+          resource_config_path: Resource description file. No effect here.
+          accelerate_train_mode: Train in float16 (fast) or bfloat16 (fast1) first, then switch to the configured precision.
         """
 
 class NPURunConfig(tf.estimator.RunConfig):
@@ -279,94 +279,94 @@ class NPURunConfig(tf.estimator.RunConfig):
         """Checks and keeps the options of NPURunConfig.
 
         Args:
-          iterations_per_loop: Training steps executed by one session.run.
-          profiling_config: Profiling switch and options.
+          iterations_per_loop: Number of training steps in one session.run.
+          profiling_config: Settings of the profiler.
           model_dir: Directory of checkpoints and summaries.
           tf_random_seed: Seed of the graph.
-          save_summary_steps: Steps between summaries; 0 writes none.
-          save_checkpoints_steps: Steps between checkpoints; 0 writes none; 100 when neither steps nor seconds are given.
-          save_checkpoints_secs: Seconds between checkpoints; not meant for several ranks; excludes save_checkpoints_steps.
-          session_config: Session settings; an NpuOptimizer entry in it is read too, and this object wins over it.
-          keep_checkpoint_max: Checkpoints kept; 0 or None keeps all.
-          keep_checkpoint_every_n_hours: Hours between checkpoints that are never deleted.
-          log_step_count_steps: Steps between log lines with loss and steps per second.
-          distribute: Parameter-server strategy, together with a cluster in TF_CONFIG and mix_compile_mode=True.
-          enable_data_pre_proc: Move the dataset's GetNext to the device. No effect here.
-          precision_mode: Network-wide precision, old names; excludes precision_mode_v2.
+          save_summary_steps: Number of steps between summaries. 0 writes no summaries.
+          save_checkpoints_steps: Number of steps between checkpoints. 0 saves no checkpoints. If neither steps nor seconds are set: 100.
+          save_checkpoints_secs: Seconds between checkpoints. Cannot be combined with save_checkpoints_steps. Not for multi-rank training.
+          session_config: Settings of the session. Options in its NpuOptimizer entry count as well; NPURunConfig overrides them.
+          keep_checkpoint_max: Maximum number of recent checkpoints to keep. 0 or None keeps all.
+          keep_checkpoint_every_n_hours: Keep one checkpoint permanently every so many hours.
+          log_step_count_steps: Number of steps between log lines with the loss and the steps per second.
+          distribute: Parameter-server strategy. Needs a cluster in TF_CONFIG and mix_compile_mode=True.
+          enable_data_pre_proc: Run the dataset's GetNext on the device. No effect here.
+          precision_mode: Precision mode of the network, older names. Cannot be combined with precision_mode_v2.
           enable_reduce_precision: Nothing reads it, on the NPU stack either. No effect here.
-          variable_format_optimize: Keep variables in the device's own layout. No effect here.
-          mix_compile_mode: Let operators without a kernel on the device run in TensorFlow; needs iterations_per_loop=1. No effect here.
+          variable_format_optimize: Store variables in the device's native data layout. No effect here.
+          mix_compile_mode: Run operators without a device kernel in TensorFlow. Needs iterations_per_loop=1. No effect here.
           hcom_parallel: Overlap gradient all-reduce with the backward pass.
-          graph_memory_max_size: Memory limit of a graph; ignored on the NPU stack too. No effect here.
-          variable_memory_max_size: Memory limit of variables; ignored on the NPU stack too. No effect here.
-          dump_config: What to dump of the tensors of chosen steps, and overflow detection.
-          stream_max_parallel_num: Concurrency of the engines. No effect here.
-          is_tailing_optimization: Overlap the last all-reduce with work that does not need it; same value as in NPUOptimizer.
+          graph_memory_max_size: Memory limit of a graph. The NPU stack ignores it, too. No effect here.
+          variable_memory_max_size: Memory limit of variables. The NPU stack ignores it, too. No effect here.
+          dump_config: Tensor dumps and overflow detection.
+          stream_max_parallel_num: Number of parallel streams of each engine. No effect here.
+          is_tailing_optimization: Overlap the last all-reduce with work that does not depend on it. Set the same value in NPUOptimizer.
           horovod_mode: The script broadcasts the initial variables itself.
-          graph_run_mode: Purpose of the graph: 0 online inference, 1 training. No effect here.
-          op_debug_level: Debug files of the kernels. No effect here.
+          graph_run_mode: Use of the graph. 0: online inference. 1: training. No effect here.
+          op_debug_level: Level of kernel debug files. No effect here.
           enable_scope_fusion_passes: Scope fusion passes to enable. No effect here.
-          enable_exception_dump: Dump the data of a failing operator: 0 off, 1 full, 2 lite. No effect here.
-          op_select_implmode: Flavour of the kernels. No effect here.
-          optypelist_for_implmode: Operator types op_select_implmode applies to; needs it. No effect here.
-          dynamic_input_config: Profiles of inputs with dynamic dimensions. No effect here.
-          aoe_mode: Tuning job: 1 subgraphs, 2 operators, 4 gradient splitting. No effect here.
-          work_path: Working directory of tuning; read only with aoe_mode, then ./ by default. No effect here.
+          enable_exception_dump: Dump the data of an operator that fails. 0: off. 1: full. 2: brief. No effect here.
+          op_select_implmode: Kernel implementation: high precision or high performance. No effect here.
+          optypelist_for_implmode: Operator types to which op_select_implmode applies. No effect here.
+          dynamic_input_config: Shape profiles of dynamic inputs. No effect here.
+          aoe_mode: Tuning mode. 1: subgraphs. 2: operators. 4: gradient splitting. No effect here.
+          work_path: Working directory for tuning. Used only with aoe_mode; the default is then ./. No effect here.
           buffer_optimize: Buffer optimisation for inference. No effect here.
-          enable_small_channel: 1 for convolutions with at most 4 channels; graph_run_mode=0 makes it 1. No effect here.
-          fusion_switch_file: File switching single fusions on or off. No effect here.
-          enable_compress_weight: Compress weights for inference. No effect here.
-          compress_weight_conf: File naming the nodes to compress. Refused here.
-          op_compiler_cache_mode: Use of the cache of compiled kernels. No effect here.
-          op_compiler_cache_dir: Directory of the cache of compiled kernels. No effect here.
-          debug_dir: Directory of kernel debug files. No effect here.
-          hcom_multi_mode: Communication mode switch. No effect here.
-          dynamic_input: Inputs change their shape. No effect here.
-          dynamic_graph_execute_mode: How graphs with dynamic inputs run; read only when dynamic_input is True. No effect here.
+          enable_small_channel: 1: optimise convolutions with at most 4 channels. graph_run_mode=0 sets it to 1. No effect here.
+          fusion_switch_file: File that turns individual fusions on or off. No effect here.
+          enable_compress_weight: Compress the weights for inference. No effect here.
+          compress_weight_conf: File that lists the nodes to compress. Refused here.
+          op_compiler_cache_mode: Cache mode for compiled kernels. No effect here.
+          op_compiler_cache_dir: Cache directory for compiled kernels. No effect here.
+          debug_dir: Directory for kernel debug files. No effect here.
+          hcom_multi_mode: Selects the communication mode. No effect here.
+          dynamic_input: The input shapes vary. No effect here.
+          dynamic_graph_execute_mode: Execution mode of graphs with dynamic inputs. Used only with dynamic_input=True. No effect here.
           dynamic_inputs_shape_range: Shape ranges of dynamic inputs. No effect here.
           train_distribute: Strategy for training.
           eval_distribute: Strategy for evaluation.
-          local_rank_id: Rank whose process prepares the data of its host. No effect here.
-          local_device_list: Devices fed by that process.
-          session_device_id: Device of this session.
-          distribute_config: Cluster file of tuning; read only with aoe_mode. No effect here.
-          modify_mixlist: File editing which operators mixed precision may reduce; needs a mixed precision mode.
-          op_precision_mode: File with the kernel precision of single operators. No effect here.
-          device_type: Type of the engine's device. No effect here.
+          local_rank_id: Rank of the process that prepares the data for its host. No effect here.
+          local_device_list: Devices that get their data from this process.
+          session_device_id: Device that this session uses.
+          distribute_config: Cluster file for tuning. Used only with aoe_mode. No effect here.
+          modify_mixlist: File that changes the operator lists of mixed precision. Needs a mixed-precision mode.
+          op_precision_mode: File that sets the kernel precision of individual operators. No effect here.
+          device_type: Device type of the engine. No effect here.
           soc_config: Version of the chip. No effect here.
-          hccl_timeout: Seconds a collective may take; 0 waits for ever. No effect here.
-          op_wait_timeout: Seconds an operator may wait. No effect here.
-          op_execute_timeout: Seconds an operator may run. No effect here.
-          HCCL_algorithm: Algorithm of the collectives. No effect here.
-          customize_dtypes: File with the dtypes of single operators.
-          op_debug_config: File with memory and debug checks of the kernels. No effect here.
-          memory_config: Memory policies. No effect here.
-          experimental_config: Experimental switches.
-          topo_sorting_mode: Order of the graph's nodes. No effect here.
-          aoe_config_file: File restricting tuning to some operators. No effect here.
-          insert_op_file: File of operators inserted in front of the inputs. Refused here.
-          stream_sync_timeout: Milliseconds a stream may take to finish; -1 for no limit. No effect here.
-          event_sync_timeout: Milliseconds an event may take; -1 for no limit. No effect here.
-          external_weight: Store constant weights in files of their own. No effect here.
-          deterministic: 1 makes operators bit-reproducible.
-          frozen_variable: Fold variables to constants for inference. No effect here.
-          variable_placement: Where variables live; Host is meant for mix_compile_mode=True.
+          hccl_timeout: Timeout of a collective in seconds. 0: no timeout. No effect here.
+          op_wait_timeout: Wait timeout of an operator in seconds. No effect here.
+          op_execute_timeout: Execution timeout of an operator in seconds. No effect here.
+          HCCL_algorithm: Algorithm of collective communication. No effect here.
+          customize_dtypes: File that sets the dtypes of individual operators.
+          op_debug_config: File that configures memory checks and debugging of kernels. No effect here.
+          memory_config: Memory management settings. No effect here.
+          experimental_config: Experimental settings.
+          topo_sorting_mode: Sorting mode for the nodes of the graph. No effect here.
+          aoe_config_file: File that limits tuning to some operators. No effect here.
+          insert_op_file: File of operators to insert before the model inputs. Refused here.
+          stream_sync_timeout: Timeout of stream synchronisation in milliseconds. -1: no timeout. No effect here.
+          event_sync_timeout: Timeout of event synchronisation in milliseconds. -1: no timeout. No effect here.
+          external_weight: Store constant weights in separate files. No effect here.
+          deterministic: 1: operators give the same bits in every run.
+          frozen_variable: Convert variables to constants for inference. No effect here.
+          variable_placement: Where to place variables. Use Host only with mix_compile_mode=True.
           jit_compile: When kernels are compiled. No effect here.
-          precision_mode_v2: Network-wide precision, new names; excludes precision_mode.
-          ac_parallel_enable: 1 lets the two kinds of cores work in parallel. No effect here.
-          quant_dumpable: 1 keeps tensors before quantisation so that they can be dumped. No effect here.
-          input_fusion_size: Bytes below which copies to the device are fused; 0 never; clamped to its range. No effect here.
-          compile_dynamic_mode: Treat every dimension of the inputs as unknown. No effect here.
-          graph_max_parallel_model_num: Inference threads of a graph. No effect here.
-          export_compile_stat: Write fusion_result.json: 0 never, 1 at exit, 2 after compiling. No effect here.
-          aicore_num: Cores used by kernels. No effect here.
-          oo_constant_folding: Fold constants in the graph.
-          input_batch_cpy: Copy several inputs in one batch. No effect here.
-          shape_generalization_mode: How far shapes are generalised; read only with jit_compile='true' and compile_dynamic_mode=False. No effect here.
-          all_tensor_not_empty: Leave out the checks for empty tensors. No effect here.
-          auto_multistream_parallel_mode: Parallel streams of the two kinds of cores. No effect here.
-          oo_level: Level of graph optimisation. No effect here.
-          optimization_switch: Switches of single graph passes. No effect here.
+          precision_mode_v2: Precision mode of the network, newer names. Cannot be combined with precision_mode.
+          ac_parallel_enable: 1: use the two kinds of cores in parallel. No effect here.
+          quant_dumpable: 1: keep the tensors from before quantisation, so that they can be dumped. No effect here.
+          input_fusion_size: Fuse copies to the device that are smaller than so many bytes. 0: never. A value out of range is clamped. No effect here.
+          compile_dynamic_mode: Treat all input dimensions as unknown. No effect here.
+          graph_max_parallel_model_num: Number of inference threads for a graph. No effect here.
+          export_compile_stat: When to write fusion_result.json. 0: never. 1: at exit. 2: after compilation. No effect here.
+          aicore_num: Number of cores that kernels use. No effect here.
+          oo_constant_folding: Constant folding in the graph.
+          input_batch_cpy: Copy several inputs to the device at once. No effect here.
+          shape_generalization_mode: How far input shapes are generalised. Used only with jit_compile='true' and compile_dynamic_mode=False. No effect here.
+          all_tensor_not_empty: Skip the checks for empty tensors. No effect here.
+          auto_multistream_parallel_mode: Use of parallel streams for the two kinds of cores. No effect here.
+          oo_level: Graph optimisation level. No effect here.
+          optimization_switch: Turns individual graph passes on or off. No effect here.
         """
     @classmethod
     def from_file(cls, path: str | os.PathLike, **overrides: Any) -> NPURunConfig:
