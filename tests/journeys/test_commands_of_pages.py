@@ -148,6 +148,12 @@ NOT_RUN = {
     "python benchmarks/wire.py": "minutes, and needs root",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
+    "python tools/tensorflow_tests.py tensorflow --python .venv-tf115/bin/python --cache out/tests.json": (
+        "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
+    ),
+    "python tools/tensorflow_tests.py tensorflow --cache out/tests.json --only contrib/rnn --again": (
+        "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
+    ),
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml ".[cpu]"': "needs a network",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "

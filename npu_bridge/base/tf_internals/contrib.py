@@ -32,6 +32,13 @@ def accept_whole_floats() -> None:
         tensor_shape.Dimension.__init__ = whole
 
 
+def in_both_modes(method: Callable, **options: Any) -> Callable:
+    """A test that runs in graph and in eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
+    from tensorflow.python.framework import test_util
+
+    return test_util.run_in_graph_and_eager_modes(method, **options)
+
+
 def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:
     """A step of a moving average that does not begin at zero (`moving_averages.assign_moving_average`, TF 2.15)."""
     from tensorflow.python.training import moving_averages

@@ -62,7 +62,7 @@ def with_shape(expected_shape, tensor):
             raise ValueError(f"with_shape: Invalid dtype {expected.dtype.name} of the shape expected of {tensor.name}.")
         if expected.shape.rank not in (1, None):
             raise ValueError(f"with_shape: Invalid rank {expected.shape.rank} of the shape expected of {tensor.name}.")
-        static = tf.TensorShape(None) if is_tensor else tf.TensorShape(constant_value(expected).tolist())
+        static = tf.TensorShape(None) if is_tensor else tf.TensorShape(tf.get_static_value(expected).tolist())
     else:
         expected = tf.constant([-1 if size is None else size for size in static.as_list()])
     if static.rank is not None and tensor.shape.is_fully_defined():
