@@ -55,6 +55,7 @@ def case_names_of_split_modules():
         assert proxies.proxy(module).take(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
     assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
 
 
