@@ -115,6 +115,7 @@ NAMES: dict[str, str] = {
     "tensorflow.app.flags": f"{_V1}:flags",
     "tensorflow.app.UsageError": "absl.app:UsageError",
     "tensorflow.python.layers.base.InputSpec": "keras.src.engine.input_spec:InputSpec",
+    "tensorflow.core.protobuf.config_pb2.RPCOptions": "tensorflow.core.protobuf.rpc_options_pb2:RPCOptions",
     "tensorflow.nn.conv2d_transpose": "tensorflow1_compat.known_shapes:conv2d_transpose",
     "tensorflow.summary.all_summary_ops": f"{_CONTRIB}.summary:all_summary_ops",
     "tensorflow.summary.always_record_summaries": f"{_CONTRIB}.summary:always_record_summaries",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from npu_bridge.base.tf_internals.contrib import test_utilities
+from npu_bridge.base.tf_internals.contrib import in_both_modes
 
 
-def run_in_graph_and_eager_modes(func=None, config=None, use_gpu=True, reset_test=True, assert_no_eager_garbage=False):
+def run_in_graph_and_eager_modes(func=None, reset_test=True, **options):
     """A test method that runs in both modes; the second begins with a fresh test, whatever `reset_test` says."""
-
-    def decorate(method):
-        return test_utilities().run_in_graph_and_eager_modes(method, config, use_gpu, assert_no_eager_garbage)
-
-    return decorate if func is None else decorate(func)
+    return in_both_modes(func, **options) if func else lambda method: in_both_modes(method, **options)

@@ -110,7 +110,8 @@ def module_of(path: str) -> str:
     module = ".".join(path.split("/")[1:3])
     if "/feature_column" in path:
         return f"{module} (old feature columns)"
-    return f"{module} (classes for version 2)" if path.endswith("_v2_test.py") else module
+    is_of_2 = module == "contrib.seq2seq" and path.endswith("_v2_test.py")
+    return f"{module} (classes for version 2)" if is_of_2 else module
 
 
 class Findings:

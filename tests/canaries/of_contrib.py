@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import unittest
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +25,16 @@ def _():
 def _():
     contrib.accept_whole_floats()
     expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
+
+
+@canary_of(contrib.in_both_modes)
+def _():
+    seen = []
+    method = contrib.in_both_modes(lambda self: seen.append(tf.executing_eagerly()), use_gpu=False)
+    kind = type("BothModes", (tf.test.TestCase,), {"test": method})
+    result = unittest.TestResult()
+    kind("test").run(result)
+    expect(result.wasSuccessful() and seen == [False, True], f"the modes were {seen}: {result.errors}")
 
 
 @canary_of(contrib.moving_average_step)
@@ -100,12 +111,6 @@ def _():
         tf.keras.optimizers.legacy.SGD(0.1), dynamic=False, initial_scale=8.0
     )
     expect(float(optimizer.loss_scale) == 8.0, "the scale is another one")
-
-
-@canary_of(contrib.test_utilities)
-def _():
-    decorated = contrib.test_utilities().run_in_graph_and_eager_modes(lambda self: None)
-    expect(callable(decorated), "it decorates no methods")
 
 
 @canary_of(contrib.modules_with_fewer_names)

@@ -153,6 +153,12 @@ NOT_RUN = {
     "python benchmarks/wire.py": "minutes, and needs root",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
+    "python tools/tensorflow_tests.py tensorflow --python .venv-tf115/bin/python --cache out/tests.json": (
+        "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
+    ),
+    "python tools/tensorflow_tests.py tensorflow --cache out/tests.json --only contrib/rnn --again": (
+        "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"
+    ),
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install ".[cpu]"': "needs a network",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml': "needs a network",

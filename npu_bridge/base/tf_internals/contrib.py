@@ -18,13 +18,6 @@ def constant_shape(tensor: tf.Tensor) -> tf.TensorShape:
     return tensor_util.constant_value_as_shape(tensor)
 
 
-def test_utilities() -> types.ModuleType:
-    """What TensorFlow's own tests are written with (`tensorflow.python.framework.test_util`, TF 2.15)."""
-    from tensorflow.python.framework import test_util
-
-    return test_util
-
-
 def accept_whole_floats() -> None:
     """Lets a size be a whole float, `[3, 64 / 2]`, as in TensorFlow 1.15 (`tensor_shape.Dimension`, TF 2.15)."""
     from tensorflow.python.framework import tensor_shape
@@ -37,6 +30,13 @@ def accept_whole_floats() -> None:
             original(self, int(value) if isinstance(value, float) and value.is_integer() else value)
 
         tensor_shape.Dimension.__init__ = whole
+
+
+def in_both_modes(method: Callable, **options: Any) -> Callable:
+    """A test that runs in graph and in eager mode (`test_util.run_in_graph_and_eager_modes`, TF 2.15)."""
+    from tensorflow.python.framework import test_util
+
+    return test_util.run_in_graph_and_eager_modes(method, **options)
 
 
 def moving_average_step(variable: Any, value: Any, decay: float, name: str) -> tf.Tensor:

@@ -186,7 +186,7 @@ def _both_walks(
 def get_walks_intersection_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):
     """Operations on the ways from the first seeds to the second ones; see `get_forward_walk_ops` for the others."""
     forward, backward = _both_walks(forward_seed_ops, backward_seed_ops, *args, **kwargs)
-    return [op for op in backward if op in set(forward)]
+    return [op for op in forward if op in set(backward)]
 
 
 def get_walks_union_ops(forward_seed_ops, backward_seed_ops, *args, **kwargs):

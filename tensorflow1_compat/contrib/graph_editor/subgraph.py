@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from tensorflow1_compat.contrib.graph_editor.select import get_backward_walk_ops, get_name_scope_ops, select_ops
+from tensorflow1_compat.contrib.graph_editor.select import get_name_scope_ops, get_walks_union_ops, select_ops
 from tensorflow1_compat.contrib.graph_editor.util import make_list_of_op
 
 
@@ -62,9 +62,9 @@ class SubGraphView:
         return self.remap(None, [tensor for tensor in unique for _ in tensor.consumers()])
 
     def remove_unused_ops(self, control_inputs=True):
-        """A view without the operations that no output depends on."""
-        used = set(get_backward_walk_ops([each.op for each in self.outputs], True, self.ops,
-                                         control_inputs=control_inputs))  # fmt: skip
+        """A view without the operations that no output depends on, and that depend on no input."""
+        used = set(get_walks_union_ops(self.inputs, [each.op for each in self.outputs], within_ops=self.ops,
+                                       control_inputs=control_inputs))  # fmt: skip
         made = copy.copy(self)
         made.ops = [op for op in self.ops if op in used]
         return made

@@ -16,14 +16,17 @@ def _encode(cell, inputs, symbols, size, dtype):
 
 
 def _decode(feed_previous, decoder):
-    """`decoder(whether symbols are fed back)`: (outputs, state); a tensor decides when it runs."""
+    """`decoder(whether symbols are fed back, whether these train the embedding)`: (outputs, state).
+
+    A tensor decides when it runs. The embedding then learns of given symbols alone, as in 1.15.
+    """
     if isinstance(feed_previous, bool):
-        return decoder(feed_previous)
+        return decoder(feed_previous, True)
     made = []
 
     def branch(feeds_back):
         with tf.variable_scope(tf.get_variable_scope(), reuse=True if made else None):
-            made.append(decoder(feeds_back))
+            made.append(decoder(feeds_back, False))
         return tf.nest.flatten(made[-1])
 
     found = tf.cond(feed_previous, lambda: branch(True), lambda: branch(False))
@@ -38,8 +41,8 @@ def embedding_rnn_seq2seq(
     with tf.variable_scope(scope or "embedding_rnn_seq2seq", dtype=dtype) as scope:
         _, state = _encode(cell, encoder_inputs, num_encoder_symbols, embedding_size, scope.dtype)
         cell = OutputProjectionWrapper(cell, num_decoder_symbols) if output_projection is None else cell
-        return _decode(feed_previous, lambda feeds_back: decoders.embedding_rnn_decoder(
-            decoder_inputs, state, cell, num_decoder_symbols, embedding_size, output_projection, feeds_back
+        return _decode(feed_previous, lambda feeds_back, trains: decoders.embedding_rnn_decoder(
+            decoder_inputs, state, cell, num_decoder_symbols, embedding_size, output_projection, feeds_back, trains
         ))  # fmt: skip
 
 
@@ -53,9 +56,9 @@ def embedding_attention_seq2seq(
         states, size = tf.stack(outputs, 1), None
         if output_projection is None:
             cell, size = OutputProjectionWrapper(cell, num_decoder_symbols), num_decoder_symbols
-        return _decode(feed_previous, lambda feeds_back: decoders.embedding_attention_decoder(
+        return _decode(feed_previous, lambda feeds_back, trains: decoders.embedding_attention_decoder(
             decoder_inputs, state, states, cell, num_decoder_symbols, embedding_size, num_heads, size,
-            output_projection, feeds_back, initial_state_attention=initial_state_attention,
+            output_projection, feeds_back, trains, initial_state_attention=initial_state_attention,
         ))  # fmt: skip
 
 
@@ -79,9 +82,8 @@ def embedding_tied_rnn_seq2seq(
                            for symbols in (encoder_inputs, decoder_inputs))  # fmt: skip
         if output_projection is None:
             cell = OutputProjectionWrapper(cell, num_decoder_symbols or num_symbols)
-        again = decoders._feed_back(table, output_projection, True)
-        return _decode(feed_previous, lambda feeds_back: tied_rnn_seq2seq(
-            sources, wanted, cell, again if feeds_back else None, dtype
+        return _decode(feed_previous, lambda feeds_back, trains: tied_rnn_seq2seq(
+            sources, wanted, cell, decoders._feed_back(table, output_projection, trains) if feeds_back else None, dtype
         ))  # fmt: skip
 
 

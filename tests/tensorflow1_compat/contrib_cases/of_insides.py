@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import types
+import unittest
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -54,6 +55,7 @@ def case_names_of_split_modules():
         assert proxies.proxy(module).take(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
     assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
 
 
@@ -127,6 +129,16 @@ def case_sparsemax_of_what_is_no_number():
     found = value(sparsemax.sparsemax(tf.constant([[0.0, np.nan, 1], [-np.inf, 0, 0], [np.inf, 0, 0]])))
     assert np.isnan(found[0]).all() and np.isnan(found[2]).all()
     close(found[1], [0, 0.5, 0.5])
+
+
+def case_tests_in_both_modes():
+    decorate = proxies.proxy("tensorflow.python.framework.test_util").run_in_graph_and_eager_modes
+    seen = []
+    for method in (decorate(lambda self: seen.append(1)), decorate(reset_test=True)(lambda self: seen.append(2))):
+        result = unittest.TestResult()
+        type("BothModes", (tf.test.TestCase,), {"test": method})("test").run(result)
+        assert result.wasSuccessful(), result.errors
+    assert seen == [1, 1, 2, 2]
 
 
 def case_event_files():

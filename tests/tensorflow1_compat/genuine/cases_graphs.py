@@ -252,9 +252,11 @@ _GE = (
     ("placeholder_name make_placeholder_from_tensor make_placeholder_from_dtype_and_shape", lambda a, b, c, d: [
         ge.placeholder_name(b), ge.placeholder_name(b, "to"), ge.placeholder_name(None, "to"), names([
             ge.make_placeholder_from_tensor(b), ge.make_placeholder_from_dtype_and_shape(tf.int32, [2])])]),
-    ("make_view_from_scope SubGraphView", lambda a, b, c, d: [view(each) for each in (
-        ge.make_view_from_scope("inner", tf.get_default_graph()), ge.sgv(b.op, c.op, d.op).remap([0], [c, d]),
-        ge.sgv(b.op, c.op, d.op).remap_outputs([]).remove_unused_ops(), ge.sgv(b.op).remap_outputs_to_consumers())]),
+    ("make_view_from_scope SubGraphView", lambda a, b, c, d: [[view(each) for each in (
+        ge.make_view_from_scope("inner", tf.get_default_graph()), ge.sgv(b.op, c.op, d.op).remap([0], [0, d]),
+        ge.sgv(b.op).remap_outputs_to_consumers())], [sorted(names(each.remove_unused_ops().ops)) for each in (
+            ge.sgv(b.op, c.op, d.op).remap_outputs([]), ge.sgv(tf.get_default_graph()).remap_outputs([]), ge.sgv(
+                a.op, b.op, c.op).remap_outputs([0]))]]),
     ("add_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), names(d.op.control_inputs)]),
     ("remove_control_inputs", lambda a, b, c, d: [ge.add_control_inputs(d.op, [b.op]), ge.remove_control_inputs(
         d.op, [b.op]), names(d.op.control_inputs)]),

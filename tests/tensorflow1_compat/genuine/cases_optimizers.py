@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from common import CASES, Run, case, wrong
+from tensorflow.contrib.opt.python.training import sign_decay
 
 opt, mixed, train = tf.contrib.opt, tf.contrib.mixed_precision, tf.train
 
@@ -81,8 +82,8 @@ case("opt.clip_gradients_by_global_norm: None", lambda: opt.clip_gradients_by_gl
     [(tf.constant([3.0, 4.0]), tf.get_variable("v", [2])), (None, tf.get_variable("u", [1]))]))
 for _name, _options in (("linear", {}), ("cosine", {}), ("cosine", {"num_periods": 2, "zero_after": 1}),
                         ("restart", {}), ("restart", {"num_periods": 3, "zero_after": 2})):
-    case(f"opt.get_{_name}_decay_fn: {sorted(_options)}", lambda n=_name, o=_options: [
-        getattr(opt, f"get_{n}_decay_fn")(10, **o)(tf.constant(step)) for step in (0, 3, 5, 8, 12)])
+    case(f"opt.python.training.sign_decay.get_{_name}_decay_fn: {sorted(_options)}", lambda n=_name, o=_options: [
+        getattr(sign_decay, f"get_{n}_decay_fn")(10, **o)(tf.constant(step)) for step in (0, 3, 5, 8, 12)])
 wrong("opt.LARSOptimizer", lambda: opt.LARSOptimizer(0.1, momentum=-1.0))
 wrong("opt.MultitaskOptimizerWrapper", lambda: opt.MultitaskOptimizerWrapper(3))
 wrong("opt.MovingAverageOptimizer", lambda: opt.MovingAverageOptimizer(momentum()).swapping_saver())
