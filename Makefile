@@ -10,6 +10,10 @@ WORKERS ?= 2
 PYTHON  ?=
 PYTHON37 ?=
 HOME_PAGE ?=
+CLIENTS ?=
+MIRROR  ?=
+PATH37  ?=
+TF1_EXAMPLES := digits/train_session.py digits/train_estimator.py accelerate/train.py
 
 bin := .venv/bin
 # One rank alone needs no distributed optimizer.
@@ -40,8 +44,17 @@ test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytes
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)
 
-test-tf115: venv venv-tf115  ## what we supply of TensorFlow 1.15 against the genuine one
-	@$(bin)/python -m pytest tests/tensorflow1_compat/test_genuine.py $(ARGS)
+replay := $(CURDIR)/$(bin)/python $(CURDIR)/tools/replay_on_genuine.py --copy --python $(CURDIR)/.venv-tf115/bin/python \
+  $(addprefix --path ,$(PATH37))
+
+test-tf115: venv venv-tf115  ## what we supply of TensorFlow 1.15, and whole trainings, against the genuine one
+	@$(bin)/python -m pytest tests/tensorflow1_compat/test_genuine.py tests/tensorflow1_compat/test_whole_scripts.py $(ARGS)
+	@[ ! -f .venv-tf115/ready ] || for script in $(TF1_EXAMPLES); do (cd examples/$$(dirname $$script) && \
+	  $(replay) --out $(CURDIR)/out/genuine/$$script $$(basename $$script)) || exit 1; done
+	@# MIRROR= of public scripts, CLIENTS= with run_clients.py and data for them, PATH37= with their packages for Python 3.7
+	@[ -z "$(CLIENTS)" ] || { $(bin)/python $(CLIENTS)/run_clients.py --mirror $(MIRROR) --main . \
+	  --python $(CURDIR)/$(bin)/python --keep --work $(CURDIR)/out/clients --launcher \
+	  '$(replay) --out replayed {script} {args}' >/dev/null; tail -n 6 out/clients/*/log.txt; }
 
 explore: venv  ## the property tests with new examples each time
 	@HYPOTHESIS_PROFILE=explore $(bin)/python -m pytest -m "not hosts" $$(grep -rl '^@given' tests) $(ARGS)

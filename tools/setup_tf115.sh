@@ -8,7 +8,7 @@ for python in ${PYTHON37:-} python3.7 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.7
     if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 7))' 2>/dev/null; then
         "$python" -m venv .venv-tf115
         .venv-tf115/bin/python -m pip install --quiet --disable-pip-version-check \
-            tensorflow==1.15.5 "protobuf<3.21" "numpy<1.19"
+            tensorflow==1.15.5 "protobuf<3.21" "numpy<1.19" "scikit-learn<1.1"
         touch .venv-tf115/ready
         exit 0
     fi

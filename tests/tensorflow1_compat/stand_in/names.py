@@ -21,10 +21,13 @@ PACKAGES = ("npu_bridge", "npu_device", "hccl")
 
 
 class Anything:
-    """A configuration, a callback, a profiler: takes all arguments and does nothing."""
+    """A configuration, a profiler, a history: takes all arguments and does nothing; what it is asked for is 0."""
 
     def __init__(self, *_, **__):
         pass
+
+    def __getattr__(self, name):
+        return number(0)
 
     def __enter__(self):
         return self
@@ -48,14 +51,14 @@ class OutputHook(tf.train.LoggingTensorHook):
 
 
 class FixedScale:
-    """A loss scale of 1, whatever it is made of."""
+    """A loss scale of 1, whatever it is made of; hooks of scripts fetch it by its name."""
 
     def __init__(self, *_, **__):
-        pass
+        self._scale = tf.constant(1.0, name="loss_scale")
 
     def get_loss_scale(self):
         """A scalar."""
-        return tf.constant(1.0)
+        return self._scale
 
     def update_loss_scale(self, *_):
         """Nothing to do."""
@@ -77,8 +80,12 @@ def nothing(*_, **__):
 
 
 def config_proto(config_proto=None, *_, **__):
-    """A session's settings."""
-    return config_proto or tf.ConfigProto()
+    """A session's settings, with the entry that scripts write options into."""
+    config = config_proto or tf.ConfigProto()
+    entries = config.graph_options.rewrite_options.custom_optimizers
+    if "NpuOptimizer" not in [entry.name for entry in entries]:
+        entries.add().name = "NpuOptimizer"
+    return config
 
 
 def run_config(run_config=None, *_, **__):
@@ -178,7 +185,7 @@ _OPTIMIZERS = "NPUOptimizer NPUDistributedOptimizer NPULossScaleOptimizer KerasD
 _OPTIMIZERS += " npu_tf_optimizer npu_distributed_optimizer_wrapper"
 _OBJECTS = "DumpConfig DynamicInputConfig ProfilingConfig MemoryConfig ExperimentalConfig"
 _HOOKS = "NPUBroadcastGlobalVariablesHook NPUCheckpointSaverHook NpuEmptyHook SetIterationsVarHook TellMeStepOrLossHook"
-_NOTHING = "init_resource shutdown_resource create_group destroy_group set_split_strategy_by_idx npu_clear_session"
+_NOTHING = "shutdown_resource create_group destroy_group set_split_strategy_by_idx npu_clear_session"
 _NOTHING += " set_split_strategy_by_size npu_global_init"
 _MODULES = "npu_config npu_optimizer npu_loss_scale_manager npu_loss_scale_optimizer npu_estimator npu_hook npu_plugin"
 _MODULES += " npu_strategy npu_cpu_ops npu_rnn npu_callbacks experimental_options profiler scoped_graph_manager backend"
@@ -187,6 +194,7 @@ STAR = {
     **dict.fromkeys(_OBJECTS.split(), Anything),
     **dict.fromkeys(_HOOKS.split(), EmptyHook),
     **dict.fromkeys(_NOTHING.split(), nothing),
+    "init_resource": number((None, None)),
     **{f"get_{kind}rank_{of}": number(of == "size") for kind in ("", "local_", "npu_") for of in ("size", "id")},
     "NPUBroadcastGlobalVariablesCallback": tf.keras.callbacks.Callback,
     "ExponentialUpdateLossScaleManager": FixedScale,
@@ -217,14 +225,27 @@ STAR = {
     "RewriterConfig": RewriterConfig,
     "session_run_hook": session_run_hook,
 }
-MORE = {"dropout": dropout, "gelu": gelu, "IterationPerLoop": IterationPerLoop}
+MORE = {
+    "History": Anything,
+    "INK": "",
+    "QUIET": "",
+    "tidy": nothing,
+    "HistoryHook": EmptyHook,
+    "ProgressHook": EmptyHook,
+    "format_summary": nothing,
+    "summarize": nothing,
+    "smooth": first,
+    "dropout": dropout,
+    "gelu": gelu,
+    "IterationPerLoop": IterationPerLoop,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
         del path, target
-        if name.partition(".")[0] not in PACKAGES:
-            return None
+        if name.partition(".")[0] not in PACKAGES or not name.islower():
+            return None  # a class that is not here is none of the modules
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):

@@ -1,0 +1,95 @@
+"""Whole scripts train here as under the genuine TensorFlow 1.15: `tools/replay_on_genuine.py` on small ones.
+
+`make test-tf115 CLIENTS=... MIRROR=...` does the same with public scripts (docs/tensorflow1.md).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.trials.running import write_script
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    not (REPOSITORY / ".venv-tf115/bin/python").exists(),
+    reason="no TensorFlow 1.15; `make venv-tf115` needs Python 3.7",
+)
+
+# Dropout, a pooled convolution, an embedding, batch normalisation, and an optimizer of assignments, as in BERT.
+SCRIPT = """
+import numpy as np
+import tensorflow as tf
+from npu_bridge.npu_init import *
+from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
+draw = np.random.RandomState(0)
+pictures, labels = draw.randn(64, 8, 8, 1).astype("float32"), draw.randint(0, 4, 64)
+dataset = tf.data.Dataset.from_tensor_slices((pictures, labels)).shuffle(64).repeat().batch(8)
+features, label = tf.data.make_one_shot_iterator(dataset).get_next()
+hidden = tf.contrib.layers.conv2d(features, 4, 3, activation_fn=npu_unary_ops.gelu)
+hidden = tf.contrib.layers.flatten(tf.layers.max_pooling2d(hidden, 2, 2))
+hidden = npu_ops.dropout(tf.layers.batch_normalization(hidden, training=True), 0.7)
+words = tf.get_variable("words", [10, 8])
+hidden = tf.concat([hidden, tf.nn.embedding_lookup(words, tf.random_uniform([8], maxval=10, dtype=tf.int32))], 1)
+loss = tf.losses.sparse_softmax_cross_entropy(label, tf.layers.dense(hidden, 4))
+step, variables = tf.train.get_or_create_global_step(), tf.trainable_variables()
+gradients, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in tf.gradients(loss, variables)], 1.0)
+assigned = []
+for gradient, variable in zip(gradients, variables):
+    moment = tf.get_variable(variable.op.name + "/adam_m", initializer=tf.zeros_like(variable), trainable=False)
+    moved = 0.9 * moment + 0.1 * gradient
+    rate = tf.train.polynomial_decay(0.1, step, 20)
+    assigned += [variable.assign(variable - rate * (moved + 0.01 * variable)), moment.assign(moved)]
+train = tf.group(*assigned, tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS)), step.assign(step + 1))
+with tf.train.MonitoredTrainingSession(config=npu_config_proto(config_proto=tf.ConfigProto())) as session:
+    for _ in range(12):
+        session.run(train)
+        session.run(loss)
+"""
+KERAS = """
+import numpy as np
+import tensorflow as tf
+draw = np.random.RandomState(0)
+layers = tf.keras.layers
+model = tf.keras.Sequential([layers.Conv1D(4, 2, input_shape=(5, 3)), layers.MaxPool1D(2), layers.Flatten()])
+model.add(layers.Dense(8, "tanh"))
+model.add(layers.Dense(1, "sigmoid"))
+model.compile("adam", "binary_crossentropy")
+model.fit(draw.randn(32, 5, 3), draw.randint(0, 2, 32), epochs=2, batch_size=4, verbose=0)
+print(tf.contrib)
+"""
+OTHER = """
+import tensorflow as tf
+x = tf.placeholder(tf.float32, [3])
+kernel = tf.get_variable("kernel", initializer=tf.ones([3]))
+factor = 1.001 if tf.__version__ == "1.15.5" and tf.estimator.__file__.count("python3.7") else 1.0
+loss = tf.reduce_sum(tf.multiply(tf.sin(x * kernel), factor, name="suspect") ** 2)
+train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(10):
+        session.run(train, {x: [0.1, 0.2, 0.3]})
+"""
+
+
+def replayed(folder, text):
+    write_script(folder, text)
+    tool = [sys.executable, REPOSITORY / "tools/replay_on_genuine.py", "--out", folder / "out", "train.py"]
+    return subprocess.run(tool, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("text, slots", [(SCRIPT, 8), (KERAS, 12)], ids=["assignments", "keras"])
+def test_the_same_training(tmp_path, text, slots):
+    done = replayed(tmp_path, text)
+    assert done.returncode == 0 and "agrees over 10 steps, within 1e-05" in done.stdout, done.stdout + done.stderr
+    assert "drawn, not replayed" not in done.stdout and "loss: nan" not in done.stdout
+    compared = [int(line.split("(")[1].split()[0]) for line in done.stdout.splitlines() if line.startswith("slots")]
+    assert compared[0] >= slots
+
+
+def test_the_first_operator_that_differs_is_named(tmp_path):
+    done = replayed(tmp_path, OTHER)
+    assert done.returncode == 1 and "the first operator is suspect:0 (Mul)" in done.stdout, done.stdout + done.stderr
