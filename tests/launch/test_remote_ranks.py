@@ -73,23 +73,27 @@ def test_ranks_run_in_place_with_their_variables_and_arguments(tmp_path, ssh):
         tmp_path,
         """
         import json, os, sys
-        names = "RANK_ID RANK_SIZE DEVICE_ID HOROVOD_LOCAL_RANK HOROVOD_CROSS_RANK GREETING SSH_CLIENT".split()
+        names = "RANK_ID RANK_SIZE DEVICE_ID HOROVOD_LOCAL_RANK HOROVOD_CROSS_RANK GREETING NPU_RUN_SET SSH_CLIENT"
         with open(f"seen.{os.environ['RANK_ID']}", "w") as file:
-            json.dump([sys.argv[1:], *(os.environ.get(name) for name in names)], file)
+            json.dump([sys.argv[1:], *(os.environ.get(name) for name in names.split())], file)
         """,
     )
     given = ["--flag", "a b", "$HOME", "'", ""]
     variables = {"GREETING": 'it\'s "so"\nand so', "SSH_CLIENT": "the launcher's own"}
-    code, output = npu_run("-H", f"localhost:1,{ONE}:2,{OTHER}:1", "train.py", *given, cwd=tmp_path, **ssh, **variables)
-    assert (code, output) == (0, "")
+    words = ["-H", f"localhost:1,{ONE}:2,{OTHER}:1", "--set", "hccl_timeout=5"]
+    code, output = npu_run(*words, "train.py", *given, cwd=tmp_path, **ssh, **variables)
+    assert (
+        code == 0 and output.startswith("npu-run: --set hccl_timeout=5 changed nothing: ") and output.count("\n") == 1
+    )
     assert sorted((tmp_path / "hosts_reached").read_text().split()) == [ONE, OTHER]
     seen = [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(4)]
     places = [("0", "0"), ("0", "1"), ("1", "1"), ("0", "2")]  # local rank, host; device = local rank
+    setting = '["hccl_timeout=5"]'
     for rank, (local_rank, host) in enumerate(places):
         own = "the launcher's own" if rank == 0 else None
         # The cross rank counts among the hosts that have such a local rank.
         cross = "0" if local_rank == "1" else host
-        assert seen[rank] == [given, str(rank), "4", local_rank, local_rank, cross, variables["GREETING"], own]
+        assert seen[rank] == [given, str(rank), "4", local_rank, local_rank, cross, variables["GREETING"], setting, own]
 
 
 def test_output_logs_and_devices_are_those_of_ranks_of_this_machine(tmp_path, ssh):
