@@ -70,6 +70,10 @@ RUN_BY_OTHER_TESTS = {
         "launch/trials/test_bisect.py",
         ['"--low", "allow_mix_precision", "--steps", "3", "train.py"'],
     ),
+    "python tools/replay_on_genuine.py --out compared train.py": (
+        "tensorflow1_compat/test_whole_scripts.py",
+        ['"tools/replay_on_genuine.py", "--out"'],
+    ),
     "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
     "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
@@ -147,6 +151,7 @@ NOT_RUN = {
     "make bench": "minutes of benchmarks",
     "python benchmarks/wire.py": "minutes, and needs root",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
+    "make venv-tf115": "installs another TensorFlow",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
     "make test-hosts": "needs root; the suite runs the same tests where it may",
     'pip install "setuptools<81" wheel cloudpickle packaging psutil pyyaml ".[cpu]"': "needs a network",
