@@ -197,10 +197,18 @@ def first_operator(out: pathlib.Path, tolerance: float) -> str:
         for name in here.files:
             # Of another shape it is another operator, as one that reduces gradients before it multiplies.
             is_same = name in there.files and here[name].shape == there[name].shape
-            apart = relative(here[name], there[name]) if is_same else 0.0
+            apart = relative(_unscaled(here, there, name), there[name]) if is_same else 0.0
             if apart > tolerance:
                 return f"the first operator is {name} ({types[name]}), {apart:.2g} off in step {int(path.stem[-5:])}"
     return "no operator differs that much by itself"
+
+
+def _unscaled(here, there, name):
+    """A gradient without the loss scale, a power of two, which there is none of in TensorFlow 1.15."""
+    largest = [float(np.abs(each[name]).max(initial=0)) for each in (here, there)]
+    if "gradients" not in name or not all(0 < each < np.inf for each in largest):
+        return here[name]
+    return here[name] / 2.0 ** round(np.log2(largest[0] / largest[1]))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Bro
 # as batch normalization over ranks has one, is none of them.
 _GRADIENT = re.compile(r"_fragment_\d+|_sparse_\d+|Distributed\w*_Allreduce")
 _INCREMENTS = ("AssignAdd", "AssignAddVariableOp")
-_PASSING = ("Cast", "Identity")
+_PASSING = ("Cast", "DeepCopy", "Identity")
 # Ours: a smaller constant may be a weight of the loss; a scale is read, cast and perhaps kept in bounds.
 _LEAST_CONSTANT_SCALE = 16
 _MOST_OPS_OF_SCALE = 12
@@ -162,9 +162,7 @@ def _kept_with(graph: Any) -> _Kept:
 
 def _without_scale(loss: tf.Tensor) -> tf.Tensor:
     """What a loss scale was multiplied with: a factor that is a power of two, or kept in a variable called a scale."""
-    scaled = loss
-    while scaled.op.type in _PASSING:
-        scaled = scaled.op.inputs[0]
+    scaled = _passed_on(loss)
     factors = tuple(scaled.op.inputs) if scaled.op.type == "Mul" else ()
     for model, factor in (factors, factors[::-1]) if factors else ():
         if model.shape.rank == 0 and _is_loss_scale(factor):
@@ -172,8 +170,14 @@ def _without_scale(loss: tf.Tensor) -> tf.Tensor:
     return loss
 
 
+def _passed_on(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in _PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def _is_loss_scale(factor: tf.Tensor) -> bool:
-    value = tf.get_static_value(factor)
+    value = tf.get_static_value(_passed_on(factor))
     if value is not None:
         return value.size == 1 and value >= _LEAST_CONSTANT_SCALE and math.frexp(value)[0] == 0.5
     behind = list(search([factor.op], lambda op: producers(op.inputs)))

@@ -88,10 +88,12 @@ def _record(trial: Trial, float32: bool, command: list[str], arguments: Sequence
         echo("record: not recorded: the last weights, as they could not be read at the end of the training")
     for line in _races_of(facts):
         echo(f"record: not repeatable: {line}")
+    again = f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it"
+    if not facts["updates"]:  # of model.fit, which has no graph with names
+        echo(again)
+        return
     echo(
-        f"record: here, npu-run replay {shown} {' '.join(command)}{' ...' * bool(arguments)} trains from it; on a "
-        f"machine without this package, copy "
-        f"{shown} there and pass its hook:\n\n"
+        f"{again}; on a machine without this package, copy {shown} there and pass its hook:\n\n"
         f"    from {SNIPPET[:-3]} import Replay  # {os.path.join(shown, SNIPPET)}\n"
         f"    estimator.train(input_fn, hooks=[Replay({shown!r})])  # a bare session: see the file"
     )

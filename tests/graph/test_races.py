@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.graph.races import find_races
 from npu_bridge.graph.run import note_gradients, run_of
 from tests.session.precision.small_models import tf1
@@ -62,10 +63,14 @@ def test_assignments_of_what_gradients_say_train(graph, use_resource):
     assert races_of(graph, assigned.op) <= {"kernel"}
 
 
-@pytest.mark.parametrize("is_variable", [True, False])
-def test_the_loss_is_that_of_the_model(graph, is_variable):
+@pytest.mark.parametrize("kind", ["variable", "number", "manager"])
+def test_the_loss_is_that_of_the_model(graph, kind):
     kernel, _, loss = model(True)
-    scale = tf1.get_variable("loss_scale", initializer=128.0, trainable=False) if is_variable else 128.0
+    scale = 128.0
+    if kind == "variable":
+        scale = tf1.get_variable("loss_scale", initializer=128.0, trainable=False)
+    elif kind == "manager":
+        scale = FixedLossScaleManager(128.0).get_loss_scale()
     for scaled, expected in ((loss * scale, loss), (loss * 0.5, None), (loss * (1.0 + tf.reduce_sum(kernel)), None)):
         gradients = tf1.gradients(scaled, [kernel])
         note_gradients(scaled, gradients)

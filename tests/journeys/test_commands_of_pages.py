@@ -75,6 +75,10 @@ RUN_BY_OTHER_TESTS = {
         "launch/test_try.py",
         ['words = ("--set", "save_checkpoints_steps=7", "--set", "precision_mode_v2=origin")'],
     ),
+    "python tools/replay_on_genuine.py --out compared train.py": (
+        "tensorflow1_compat/test_whole_scripts.py",
+        ['"tools/replay_on_genuine.py", "--out"'],
+    ),
     "npu-run effects --json run.toml": ("launch/test_effects.py", ['"--json", "run.toml"']),
     "npu-run effects run.toml": ("launch/test_effects.py", ['run("run.toml")']),
     "python examples/accelerate/train.py": ("journeys/test_first_minutes.py", ['"accelerate/train.py"']),
@@ -152,6 +156,7 @@ NOT_RUN = {
     "make bench": "minutes of benchmarks",
     "python benchmarks/wire.py": "minutes, and needs root",
     "python examples/stages/loss_curves.py --picture loss_curves.svg": "six trainings of 300 steps",
+    "make venv-tf115": "installs another TensorFlow",
     "make test-tf115": "installs another TensorFlow; the suite runs the same tests where it is installed",
     "python tools/tensorflow_tests.py tensorflow --python .venv-tf115/bin/python --cache out/tests.json": (
         "needs TensorFlow's sources; tests/tensorflow1_compat/test_tensorflow_tests.py runs it on a few tests"

@@ -60,6 +60,41 @@ class Sources(NamedTuple):
     missing: dict[str, str]
 
 
+class Record:
+    """The folder of a rank while it is written.
+
+    Attributes:
+      facts: what `record.json` will hold.
+    """
+
+    def __init__(self, folder: str, rank: int):
+        self._folder = folder_of_rank(folder, rank)
+        self.facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
+        mode = imposed_options().get("precision_mode")
+        self.facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
+        self._secondary = Secondary(f"the record in {self._folder}")
+        self._is_whole = True
+
+    def save(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes an archive of arrays."""
+        self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
+
+    def finish(self) -> None:
+        """Writes `record.json`, unless something is missing: a record that lacks a step could not be replayed."""
+        if self._is_whole:
+            self._secondary.attempt(self._write_facts, now=True)
+
+    def _write_facts(self) -> None:
+        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self.facts, indent=1))
+
+    def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
+        np.savez(archive, **{key: plain(value) for key, value in values.items()})
+        with new_file(os.path.join(self._folder, name), "wb") as file:
+            file.write(archive.getbuffer())
+
+
 class RecordSteps(HookOfTraining):
     """Writes the first steps of a process's first training session, `with_tensors` all that they compute.
 
@@ -67,36 +102,24 @@ class RecordSteps(HookOfTraining):
     """
 
     def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool):
-        self._folder, self._with_tensors = folder_of_rank(folder, rank), with_tensors
-        self._steps = steps
+        self._steps, self._with_tensors = steps, with_tensors
         self._session: Any = None
-        self._facts: dict[str, Any] = {"steps": 0, "losses": [], "kinds": {}, "not_recorded": {}, "races": {}}
-        mode = imposed_options().get("precision_mode")
-        self._facts.update(updates=[], trained=[], loss=None, is_float32=mode == "must_keep_origin_dtype")
-        self._last_run: Run | None = None
-        self._raced: list[tf.Operation] = []
-        self._secondary = Secondary(f"the record in {self._folder}")
-        self._is_whole = True
+        self._record = Record(folder, rank)
+        self._facts = self._record.facts
+        self._raced: dict[Run, list[tf.Operation]] = {}  # of each kind of run
 
     def after_create_session(self, session, coord):
         """Writes the weights."""
         if self._session is None:
             self._session = session
-            self._save("weights.npz", read_weights(session))
+            self._record.save("weights.npz", read_weights(session))
 
     def before_run(self, run_context):
         """Asks for what the step reads."""
         if run_context.session is not self._session:
             return None
         sources = find_sources(self.training.ops, self.training.fed_names)
-        if self.training is not self._last_run:
-            self._last_run, races = self.training, find_races(self.training)
-            self._facts["races"].update(races)
-            graph = self._session.graph
-            self._raced = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
-            for key, names in (("updates", _updates_of(self.training)), ("trained", self.training.trained)):
-                self._facts[key] = sorted({*self._facts[key], *names})
-        for tensor in (each for op in self._raced for each in op.outputs):
+        for tensor in (each for op in self._raced_in(self.training) for each in op.outputs):
             if tensor.shape.rank == 0 and tensor.name in self.training.values:
                 sources.tensors[tensor.name], sources.kinds[tensor.name] = tensor, "raced"
         self._facts["kinds"].update(sources.kinds)
@@ -115,6 +138,16 @@ class RecordSteps(HookOfTraining):
             self._facts.setdefault("types", {}).update((each.name, each.op.type) for each in tensors)
         return tf.estimator.SessionRunArgs(fetches)
 
+    def _raced_in(self, run):
+        """Operators without an order to one that writes what they read; all facts about a new kind of run are noted."""
+        if run not in self._raced:
+            races, graph = find_races(run), self._session.graph
+            self._facts["races"].update(races)
+            self._raced[run] = [graph.get_operation_by_name(name) for race in races.values() for name in race.others]
+            for key, names in (("updates", _updates_of(run)), ("trained", run.trained)):
+                self._facts[key] = sorted({*self._facts[key], *names})
+        return self._raced[run]
+
     def after_run(self, run_context, run_values):
         """Writes the step."""
         if run_context.session is not self._session or self._facts["steps"] >= self._steps:
@@ -129,9 +162,9 @@ class RecordSteps(HookOfTraining):
                     self._facts["kinds"][tensor.name] = "fed"
                 else:
                     self._facts["not_recorded"][tensor.name] = f"its values are {tensor.dtype.name}"
-        self._save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
+        self._record.save(f"step_{self._facts['steps']:05d}.npz", run_values.results["values"])
         if self._with_tensors:
-            self._save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
+            self._record.save(f"tensors_{self._facts['steps']:05d}.npz", run_values.results["tensors"])
         loss = run_values.results.get("loss")
         self._facts["losses"].append(None if loss is None else float(loss))
         self._facts["steps"] += 1
@@ -149,23 +182,9 @@ class RecordSteps(HookOfTraining):
             return
         is_open = not is_closed(self._session)
         if is_open:
-            self._save("weights_after.npz", read_weights(self._session))
+            self._record.save("weights_after.npz", read_weights(self._session))
         self._facts["weights_after"] = is_open
-        if self._is_whole:  # a record that lacks a step could not be replayed
-            self._secondary.attempt(self._write_facts, now=True)
-
-    def _write_facts(self) -> None:
-        write_whole(os.path.join(self._folder, "record.json"), json.dumps(self._facts, indent=1))
-
-    def _save(self, name: str, values: Mapping[str, Any]) -> None:
-        self._is_whole = self._is_whole and self._secondary.attempt(self._write_arrays, name, values)
-
-    def _write_arrays(self, name: str, values: Mapping[str, Any]) -> None:
-        os.makedirs(self._folder, exist_ok=True)
-        archive = io.BytesIO()  # numpy's archives in a file on a full disk complain once more when they are collected
-        np.savez(archive, **{key: plain(value) for key, value in values.items()})
-        with new_file(os.path.join(self._folder, name), "wb") as file:
-            file.write(archive.getbuffer())
+        self._record.finish()
 
 
 def _updates_of(run: Run) -> set[str]:
@@ -189,12 +208,12 @@ def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset())
     """Finds where a step, of these operators, reads batches and random numbers that the script does not feed."""
     found = Sources({}, {}, {})
     for op in ops:
-        kind = _kind_of(op.type)
+        kind = kind_of(op.type)
         if kind is None:
             if op.outputs and all(tensor.dtype in _SOURCES for tensor in op.outputs):
                 continue  # an iterator: what it gives is seen where it is taken
             inside = {node.op for node in nodes_in_functions(op.graph, [op.node_def])}
-            hidden = sorted(name for name in inside if _kind_of(name) is not None)
+            hidden = sorted(name for name in inside if kind_of(name) is not None)
             if hidden:
                 found.missing[op.name] = f"{', '.join(hidden)} inside a function"
             continue
@@ -210,7 +229,7 @@ def find_sources(ops: Iterable[tf.Operation], fed: frozenset[str] = frozenset())
     return found
 
 
-def _kind_of(op_type: str) -> str | None:
+def kind_of(op_type: str) -> str | None:
     if op_type.startswith(_BATCHES):
         return "batch"
     definition = operator_definition(op_type)

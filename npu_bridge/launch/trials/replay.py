@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,29 +53,37 @@ class ReplaySteps(HookOfTraining):
         self._losses.append(None if self.training.loss is None else float(run_values.results))
         if len(self._losses) < self._replay.steps:
             return
-        found = {"steps": len(self._losses), "differences": self._differences()}
-        write_whole(self._verdict, json.dumps(found, indent=1))  # all that a replay is for
+        losses = self._replay.losses, self._losses
+        found = differences(self._folder, losses, read_weights(self._session))
+        # It is all that a replay is for.
+        write_whole(self._verdict, json.dumps({"steps": len(self._losses), "differences": found}, indent=1))
         raise SystemExit(0)
 
-    def _differences(self) -> list[str]:
-        pairs = enumerate(zip(self._replay.losses, self._losses))
-        found = [
-            f"the loss of step {step} is {there!r} in the record and {here!r} here"
-            for step, (there, here) in pairs
-            if there != here and not (there != there and here != here)
-        ]
-        path = os.path.join(self._folder, "weights_after.npz")
-        recorded: dict[str, np.ndarray] = {}
-        if os.path.lexists(path):
-            with open_file(path, "rb", within=self._folder) as file:
-                recorded = dict(np.load(file))
-        weights = read_weights(self._session)
-        for name in recorded:
-            if name not in weights:
-                found.append(f"there is no variable {name} here")
-                continue
-            there, here = recorded[name], np.asarray(weights[name]).astype(recorded[name].dtype)
-            if there.tobytes() != here.tobytes():
-                apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
-                found.append(f"{name} is off by {apart:.3g} at most after {len(self._losses)} steps")
-        return found
+
+def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
+    """Sentences about what is not as it was recorded.
+
+    Args:
+      folder: of the rank's record.
+      losses: those of the record and those seen here.
+      weights: those after the last step, by name.
+    """
+    found = [
+        f"the loss of step {step} is {there!r} in the record and {here!r} here"
+        for step, (there, here) in enumerate(zip(*losses))
+        if there != here and not (there != there and here != here)
+    ]
+    path = os.path.join(folder, "weights_after.npz")
+    recorded: dict[str, np.ndarray] = {}
+    if os.path.lexists(path):
+        with open_file(path, "rb", within=folder) as file:
+            recorded = dict(np.load(file))
+    for name in recorded:
+        if name not in weights:
+            found.append(f"there is no variable {name} here")
+            continue
+        there, here = recorded[name], np.asarray(weights[name]).astype(recorded[name].dtype)
+        if there.tobytes() != here.tobytes():
+            apart = np.abs(there.astype(np.float64) - here.astype(np.float64)).max()
+            found.append(f"{name} is off by {apart:.3g} at most after {len(losses[1])} steps")
+    return found

@@ -33,7 +33,7 @@ def begin_trial(trial: Trial, rank: int) -> Callable[[], None]:
         folder = os.path.join(trial.folder, "model") if is_short else trial.folder
         when_loaded(ESTIMATOR_MODULE, functools.partial(_redirect_estimators, folder))
     for name in KERAS_MODEL_MODULES:
-        when_loaded(name, functools.partial(_add_callback, trial))
+        when_loaded(name, functools.partial(_add_callback, trial, rank))
     return end
 
 
@@ -124,7 +124,7 @@ def _redirect_estimators(folder: str, module: types.ModuleType) -> None:
     change_folders_of_estimators(module, choose)
 
 
-def _add_callback(trial: Trial, module: types.ModuleType) -> None:
+def _add_callback(trial: Trial, rank: int, module: types.ModuleType) -> None:
     fit = module.Model.fit
     signature = inspect.signature(fit)
 
@@ -137,10 +137,23 @@ def _add_callback(trial: Trial, module: types.ModuleType) -> None:
         bound = signature.bind(*arguments, **keywords)
         callbacks = bound.arguments.get("callbacks")
         if callbacks is None or isinstance(callbacks, (list, tuple)):
-            bound.arguments["callbacks"] = [*(callbacks or ()), CallbackOfTrial(trial)]
+            bound.arguments["callbacks"] = [*(callbacks or ()), *steps_of_fit(bound), CallbackOfTrial(trial)]
         else:
-            callbacks.append(CallbackOfTrial(trial))  # a CallbackList
+            for callback in (*steps_of_fit(bound), CallbackOfTrial(trial)):
+                callbacks.append(callback)  # a CallbackList
         return fit(*bound.args, **bound.kwargs)
+
+    seen: list[Any] = []  # the first model is what counts
+
+    def steps_of_fit(bound) -> list:
+        import tensorflow as tf
+
+        if seen or not (trial.record or trial.replay) or not tf.executing_eagerly():
+            return []
+        seen.append(bound.arguments["self"])
+        from npu_bridge.launch.trials.fit import RecordFit, ReplayFit
+
+        return [(RecordFit if trial.record else ReplayFit)(bound.arguments["self"], trial, rank)]
 
     module.Model.fit = watched
 

@@ -207,6 +207,20 @@ def test_fit_of_keras_in_a_graph_is_recorded(command, trials, tmp_path):
     assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
 
 
+def test_fit_of_tensorflow_2_is_recorded(command, trials, tmp_path):
+    text = FIT.replace("tf.contrib  # of version 1", "import npu_device")
+    text = text.replace("Dense(1)])", "Dense(1), tf.keras.layers.Dropout(0.2)])")
+    write_script(tmp_path, text)
+    code, output = command(record, "--steps", 5, "train.py")
+    assert code == 0 and "5 steps" in output and "2 tensors of batches" in output, output + trials.printed
+    assert "not recorded: RandomUniform, as it is inside the function that trains" in output and "Replay" not in output
+    write_script(tmp_path, text.replace("RandomState(0)", "RandomState(1)"))
+    assert command(replay, "recorded", "train.py")[0] == 0, trials.printed
+    write_script(tmp_path, text.replace('"adam"', '"sgd"'))
+    code, output = command(replay, "recorded", "train.py")
+    assert code == 1 and "the loss of step 1 is" in output, output + trials.printed
+
+
 def test_float32_whatever_a_script_asks_for(command, trials, tmp_path):
     write_script(tmp_path, MIXED)
     losses = []

@@ -70,6 +70,18 @@ def inner(optimizer, *_, **__):
     return optimizer
 
 
+def loss_scaled(optimizer, *_, **__):
+    """An optimizer as it is, beside a tensor that hooks of scripts fetch by its name: no step overflows."""
+    apply = optimizer.apply_gradients
+
+    def applied(*given, **named):
+        tf.constant(True, name="overflow_status_reduce_all")
+        return apply(*given, **named)
+
+    optimizer.apply_gradients = applied
+    return optimizer
+
+
 def first(value=None, *_, **__):
     """The argument as it is."""
     return value
@@ -191,6 +203,7 @@ _MODULES = "npu_config npu_optimizer npu_loss_scale_manager npu_loss_scale_optim
 _MODULES += " npu_strategy npu_cpu_ops npu_rnn npu_callbacks experimental_options profiler scoped_graph_manager backend"
 STAR = {
     **dict.fromkeys(_OPTIMIZERS.split(), inner),
+    "NPULossScaleOptimizer": loss_scaled,
     **dict.fromkeys(_OBJECTS.split(), Anything),
     **dict.fromkeys(_HOOKS.split(), EmptyHook),
     **dict.fromkeys(_NOTHING.split(), nothing),

@@ -1,0 +1,143 @@
+"""`model.fit` of TensorFlow 2, recorded and replayed: weights, batches, and the losses that Keras shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from npu_bridge.base.files import write_whole
+from npu_bridge.base.reading import open_file, read_json
+from npu_bridge.graph.functions import nodes_in_functions
+from npu_bridge.launch.trials.record import Record, folder_of_rank, kind_of
+from npu_bridge.launch.trials.replay import differences
+from npu_bridge.launch.trials.trial import Trial
+
+
+class StepsOfFit(tf.keras.callbacks.Callback):
+    """Stands around the `train_step` of the first model that is fitted.
+
+    Random numbers are drawn inside the function that trains. They cannot be recorded; here the same seeds draw them.
+
+    Ranks: local.
+    """
+
+    def __init__(self, model: tf.keras.Model, rank: int):
+        super().__init__()
+        self._losses: list[float] = []
+        self._batches = 0
+        self._rank = rank
+        self._train_step = model.train_step
+        model.train_step = self._step
+        model.train_function = None  # it is made anew, of this step
+
+    def _step(self, data):
+        parts = tf.nest.flatten(data)
+        values = tf.numpy_function(self.on_batch, parts, [part.dtype for part in parts])
+        for value, part in zip(values, parts):
+            value.set_shape(part.shape)
+        outcome = self._train_step(tf.nest.pack_sequence_as(data, values))
+        graph = tf.compat.v1.get_default_graph()
+        ops = [] if tf.executing_eagerly() else [op.node_def for op in graph.get_operations()]
+        kinds = {node.op for node in (*ops, *nodes_in_functions(graph, ops)) if kind_of(node.op) == "random"}
+        self.note_random(sorted(kinds))
+        return outcome
+
+    def on_batch(self, *values):
+        """The batch to train on, in place of one."""
+        self._batches += 1
+        return list(values)
+
+    def note_random(self, types: list[str]) -> None:
+        """Random operators of the step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes the loss."""
+        self._losses.append(float((logs or {})["loss"]))
+
+
+class RecordFit(StepsOfFit):
+    """Records it."""
+
+    def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
+        super().__init__(model, rank)
+        self._record, self._steps = Record(trial.record, rank), trial.steps
+
+    def on_train_begin(self, logs=None):
+        """Writes the weights."""
+        self._record.save("weights.npz", weights_of(self.model))
+
+    def on_batch(self, *values):
+        """Writes the batch."""
+        numbers = {f"batch/{part}": value for part, value in enumerate(values) if value.dtype.kind in "biuf"}
+        self._record.save(f"step_{self._batches:05d}.npz", numbers)
+        self._record.facts["kinds"].update(dict.fromkeys(numbers, "batch"))
+        return super().on_batch(*values)
+
+    def note_random(self, types):
+        """Tells what is not recorded."""
+        self._record.facts["not_recorded"].update(dict.fromkeys(types, "it is inside the function that trains"))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Writes the end of the record after the last step."""
+        super().on_train_batch_end(batch, logs)
+        if len(self._losses) == self._steps:
+            self.on_train_end()
+
+    def on_train_end(self, logs=None):
+        """Writes what there is, also of a training that was shorter."""
+        if "weights_after" not in self._record.facts:
+            self._record.facts.update(steps=len(self._losses), losses=self._losses, weights_after=True)
+            self._record.save("weights_after.npz", weights_of(self.model))
+            self._record.finish()
+
+
+class ReplayFit(StepsOfFit):
+    """Replays a record, and ends the script after it."""
+
+    def __init__(self, model: tf.keras.Model, trial: Trial, rank: int):
+        super().__init__(model, rank)
+        self._folder = folder_of_rank(trial.replay, rank)
+        self._verdict = os.path.join(trial.folder, f"replay_rank_{rank}.json")
+        self._facts = read_json(os.path.join(self._folder, "record.json"), within=self._folder)
+
+    def on_train_begin(self, logs=None):
+        """Loads the weights."""
+        saved = self._load("weights.npz")
+        for name, variable in variables_of(self.model).items():
+            if name in saved:
+                variable.assign(saved[name])
+
+    def on_batch(self, *values):
+        """Reads the batch."""
+        saved = self._load(f"step_{self._batches:05d}.npz")
+        return super().on_batch(*(saved.get(f"batch/{part}", value) for part, value in enumerate(values)))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Compares, and raises SystemExit after the last step."""
+        super().on_train_batch_end(batch, logs)
+        if len(self._losses) == self._facts["steps"]:
+            found = differences(self._folder, (self._facts["losses"], self._losses), weights_of(self.model))
+            write_whole(self._verdict, json.dumps({"steps": len(self._losses), "differences": found}, indent=1))
+            raise SystemExit(0)
+
+    def _load(self, name: str) -> dict[str, np.ndarray]:
+        with open_file(os.path.join(self._folder, name), "rb", within=self._folder) as file:
+            return dict(np.load(file))
+
+
+def variables_of(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    """The variables of a model and of its optimizer; names may repeat, so that each has its number, too."""
+    if model.built and hasattr(model.optimizer, "build"):
+        model.optimizer.build(model.trainable_variables)
+    kept = model.optimizer.variables
+    variables = [*model.variables, *(kept() if callable(kept) else kept)]
+    return {f"{number}/{variable.name.partition(':')[0]}": variable for number, variable in enumerate(variables)}
+
+
+def weights_of(model: tf.keras.Model) -> dict[str, Any]:
+    """Their values."""
+    return {name: variable.numpy() for name, variable in variables_of(model).items()}
