@@ -41,11 +41,11 @@ _INNER = """
     fold_batch_norms framework functional_rnn fused_rnn_cell fwd_gradients gen_resampler_ops get_single_element ggt
     graph_matcher graph_util grouping gru_ops head helper histogram_ops hparam image_ops inception inception_v1
     inception_v2 inception_v3 initializers input_to_ops interleave_ops interpolate_spline iterator_ops kernel_tests
-    lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer learning loader logit_fns lookup_ops loss loss_ops
-    loss_scale_manager loss_scale_optimizer losses lstm_ops matrix_functions metric_learning metric_loss_ops metric_ops
-    metrics model_analyzer model_average_optimizer moving_average_optimizer multi_head multitask_optimizer_wrapper
-    nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops powersign
-    predictor_factories prefetch_queue prefetching_ops prettyprint_ops python python_state quant_ops quantize
+    lars_optimizer layers lazy_adam_gs_optimizer lazy_adam_optimizer learn learning loader logit_fns lookup_ops loss
+    loss_ops loss_scale_manager loss_scale_optimizer losses lstm_ops matrix_functions metric_learning metric_loss_ops
+    metric_ops metrics model_analyzer model_average_optimizer moving_average_optimizer multi_head
+    multitask_optimizer_wrapper nadam_optimizer nets normalization ops optimizers overfeat parallel_reader parsing_ops
+    powersign predictor_factories prefetch_queue prefetching_ops prettyprint_ops python python_state quant_ops quantize
     quantize_graph queues random_ops reader readers recurrent reg_adagrad_optimizer regularizers replicate_model_fn
     resample resampler_ops resampling resnet_utils resnet_v1 resnet_v2 rev_block_lib rnn rnn_cell sampler sampling_ops
     saved_model saved_model_estimator saved_model_predictor scaled_softplus scan_ops script_ops seq2seq

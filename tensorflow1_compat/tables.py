@@ -137,6 +137,7 @@ NAMES: dict[str, str] = {
         "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
     ),
     f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
+    f"{_PYTHON}.layers.base.InputSpec": f"{_KERAS}.layers:InputSpec",
     f"{_PYTHON}.math_ops": f"{_PYTHON}.ops.math_ops",
     f"{_PYTHON}.ops.control_dependencies": f"{_V1}:control_dependencies",
     f"{_PYTHON}.ops.convert_to_tensor": f"{_V1}:convert_to_tensor",

@@ -24,6 +24,7 @@ INSIDES = (
     "layers.python.layers.embedding_ops.safe_embedding_lookup_sparse",
     "graph_editor.select.get_ops_ios",
     "slim.python.slim.nets.vgg.vgg_16",
+    "learn.python.learn.datasets.mnist.DataSet",
 )
 
 
@@ -50,6 +51,7 @@ def case_names_of_split_modules():
         ("ops.array_ops.stack", tf.stack),
         ("framework.ops.Tensor", tf.Tensor),
         ("ops.random_ops.random_crop", tf.random_crop),
+        ("layers.base.InputSpec", tf.keras.layers.InputSpec),
     ):
         module, _, leaf = f"tensorflow.python.{name}".rpartition(".")
         assert proxies.proxy(module).take(leaf) is what, name
