@@ -84,7 +84,7 @@ def replay(given: argparse.Namespace, out: pathlib.Path, options: list[str]) -> 
     """Records and replays a script; raises `RuntimeError` with the end of what it printed where that fails."""
     recorded, replayed = out / "recorded", out / "replayed"
     # Both compute with the kernels that both have.
-    env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "TF2_BEHAVIOR": "0"}
     here = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     record = [sys.executable, "-m", "npu_bridge.run", "record", "--tf1", "--float32", "--steps", str(given.steps)]
     own = [

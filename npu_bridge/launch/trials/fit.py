@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.files import write_whole
 from npu_bridge.base.reading import open_file, read_json
 from npu_bridge.graph.functions import nodes_in_functions
 from npu_bridge.launch.trials.record import Record, folder_of_rank, kind_of
-from npu_bridge.launch.trials.replay import differences
+from npu_bridge.launch.trials.replay import write_verdict
 from npu_bridge.launch.trials.trial import Trial
 
 
@@ -120,8 +118,8 @@ class ReplayFit(StepsOfFit):
         """Compares, and raises SystemExit after the last step."""
         super().on_train_batch_end(batch, logs)
         if len(self._losses) == self._facts["steps"]:
-            found = differences(self._folder, (self._facts["losses"], self._losses), weights_of(self.model))
-            write_whole(self._verdict, json.dumps({"steps": len(self._losses), "differences": found}, indent=1))
+            losses = self._facts["losses"], self._losses
+            write_verdict(self._verdict, self._folder, losses, weights_of(self.model))
             raise SystemExit(0)
 
     def _load(self, name: str) -> dict[str, np.ndarray]:

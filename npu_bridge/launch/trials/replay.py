@@ -54,10 +54,14 @@ class ReplaySteps(HookOfTraining):
         if len(self._losses) < self._replay.steps:
             return
         losses = self._replay.losses, self._losses
-        found = differences(self._folder, losses, read_weights(self._session))
-        # It is all that a replay is for.
-        write_whole(self._verdict, json.dumps({"steps": len(self._losses), "differences": found}, indent=1))
+        write_verdict(self._verdict, self._folder, losses, read_weights(self._session))
         raise SystemExit(0)
+
+
+def write_verdict(path: str, folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> None:
+    """Writes the file that a replay is for; arguments as of `differences`."""
+    found = {"steps": len(losses[1]), "differences": differences(folder, losses, weights)}
+    write_whole(path, json.dumps(found, indent=1))
 
 
 def differences(folder: str, losses: tuple[list, list], weights: Mapping[str, Any]) -> list[str]:
