@@ -101,7 +101,7 @@ class RecordSteps(HookOfTraining):
     Ranks: local; each writes its own folder.
     """
 
-    def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool):
+    def __init__(self, folder: str, steps: int, rank: int, with_tensors: bool = False):
         self._steps, self._with_tensors = steps, with_tensors
         self._session: Any = None
         self._record = Record(folder, rank)
