@@ -64,7 +64,7 @@ def test_healthy_machine(tmp_path):
     assert row(output, "controller") == "controller gloo"
     assert row(output, "sum on 1 rank").startswith("sum on 1 rank right, after")
     assert row(output, "sum on 2 ranks").startswith("sum on 2 ranks right, after")
-    assert row(output, "JOB_ID").startswith("JOB_ID nightly recorded")
+    assert row(output, "JOB_ID").startswith("JOB_ID nightly works")
     assert row(output, "192.0.2.7") == "192.0.2.7 1 slots ranks 1 devices 3 remote"
     assert row(output, "NPURunConfig.save_checkpoints_steps").startswith(
         "NPURunConfig.save_checkpoints_steps 7 default 100 works"
