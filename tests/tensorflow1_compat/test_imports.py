@@ -14,6 +14,8 @@ import json, sys, types
 facts = {}
 import tensorflow
 facts["import tensorflow"] = tensorflow.__version__
+import gc
+facts["no garbage is looked for while it is loaded"] = gc.isenabled() and gc.get_freeze_count() > 100000
 import tensorflow as tf
 facts["as tf"] = tf is tensorflow and isinstance(tf, types.ModuleType)
 import tensorflow.compat.v1 as v1, os
