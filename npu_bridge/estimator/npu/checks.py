@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from npu_bridge import collective
-from npu_bridge.base.errors import message, say_once, shown
+from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.graph.variables import is_changed_anywhere
@@ -21,6 +21,18 @@ from npu_bridge.options.rules import usable_directory
 from npu_bridge.options.table import IN_OBJECT
 
 _PROFILING_OPTIONS = ("training_trace", "task_time", "op_trace")
+_TPU_KEYWORDS = (
+    "batch_axis",
+    "embedding_config_spec",
+    "eval_batch_size",
+    "eval_on_tpu",
+    "export_saved_model_api_version",
+    "export_to_cpu",
+    "export_to_tpu",
+    "predict_batch_size",
+    "train_batch_size",
+    "use_tpu",
+)
 
 
 def check_not_none(value: Any, name: str) -> None:
@@ -161,3 +173,18 @@ def _check(kind: Integer | Boolean, value: Any, name: str) -> None:
     problem = kind.problem(value)
     if problem is not None:
         raise problem.error(f"{name} {problem.says}. Expected {kind.expected}; got {shown(value)}. {problem.fix}")
+
+
+def accept_tpu_keywords(keywords: Iterable[str]) -> None:
+    """Says once that arguments of a TPUEstimator have no effect.
+
+    Raises:
+      TypeError: for any other.
+    """
+    for name in keywords:
+        if name not in _TPU_KEYWORDS:
+            fix = did_you_mean(name, _TPU_KEYWORDS, "")
+            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {fix}".rstrip())
+    if keywords:
+        text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
+        say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import string
@@ -15,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from npu_bridge import collective, session
-from npu_bridge.base.errors import did_you_mean, message, say_once, shown
+from npu_bridge.base.errors import message, shown
 from npu_bridge.base.terminal import logger
 from npu_bridge.base.tf_internals.training import checkpoint_interval, log_step_count_steps
 from npu_bridge.collective.apart import run_apart
 from npu_bridge.collective.exchanges import gather_values
-from npu_bridge.estimator.npu.checks import check_model_dir
+from npu_bridge.estimator.npu.checks import accept_tpu_keywords, check_model_dir
 from npu_bridge.estimator.npu.model_fn import NPUEstimatorSpec, model_fn_under_options
 from npu_bridge.estimator.npu.npu_config import NPURunConfig
 from npu_bridge.estimator.npu.npu_hook import (
@@ -68,18 +67,6 @@ _OF_RUN_CONFIG = (
 )
 _KEPT_OF_RUN_CONFIG = ("session_config", "train_distribute", "eval_distribute")
 # Arguments of a TPUEstimator that scripts carry over.
-_TPU_KEYWORDS = (
-    "batch_axis",
-    "embedding_config_spec",
-    "eval_batch_size",
-    "eval_on_tpu",
-    "export_saved_model_api_version",
-    "export_to_cpu",
-    "export_to_tpu",
-    "predict_batch_size",
-    "train_batch_size",
-    "use_tpu",
-)
 
 
 class NPUEstimator(tf.estimator.Estimator):
@@ -119,7 +106,7 @@ class NPUEstimator(tf.estimator.Estimator):
     def __init__(
         self, model_fn=None, model_dir=None, config=None, params=None, job_start_file="", warm_start_from=None, **of_tpu
     ):
-        _accept_tpu_keywords(of_tpu)
+        accept_tpu_keywords(of_tpu)
         if not isinstance(config, NPURunConfig):
             problem, got = "config is not an NPURunConfig", shown(config)
             raise ValueError(message("NPUEstimator", problem, "an NPURunConfig", got, _as_npu_config(config)))
@@ -382,16 +369,6 @@ def _as_npu_config(config):
     # What is too long to write out.
     texts += [f"{name}=config.{name}" for name in _KEPT_OF_RUN_CONFIG if getattr(config, name) is not None]
     return f"Write NPURunConfig({', '.join(texts)})."
-
-
-def _accept_tpu_keywords(keywords):
-    for name in keywords:
-        if name not in _TPU_KEYWORDS:
-            fix = did_you_mean(name, _TPU_KEYWORDS, "")
-            raise TypeError(f"NPUEstimator() got an unexpected keyword argument {name!r}. {fix}".rstrip())
-    if keywords:
-        text = f"NPUEstimator: {', '.join(sorted(keywords))} are arguments of a TPUEstimator and have no effect here. "
-        say_once(logging.WARNING, text + "Leave them out; an input_fn makes the batches.")
 
 
 def _warn_about_steps(steps, loop):
