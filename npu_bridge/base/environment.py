@@ -39,14 +39,8 @@ IMPOSED_OPTIONS = "NPU_RUN_OPTIONS"  # options that npu-run sets in place of the
 SETTINGS = "NPU_RUN_SET"  # the NAME=VALUE of npu-run --set, as a JSON list
 SETTINGS_READ = "NPU_RUN_SET_READ"  # 1 once an NPURunConfig of this process has taken them
 VERBOSE = "NPU_BRIDGE_VERBOSE"  # 1: nothing that TensorFlow says is left out
-RANK_VARIABLES = (
-    "RANK_ID",
-    "RANK_SIZE",
-    "DEVICE_ID",
-    "ASCEND_DEVICE_ID",
-    "DEVICE_INDEX",
-    "JOB_ID",
-)  # set for each rank
+# What `fill_rank_variables` sets for each rank.
+RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
 _JOB = 10087  # what launch scripts for NPUs call their only job
 _ONE_CHANGE_AT_A_TIME = threading.RLock()
 _LAUNCHERS = (
@@ -225,8 +219,7 @@ def declared_device() -> int:
 def fill_rank_variables(launched: Launched | None) -> None:
     """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
 
-    `RANK_ID`, `RANK_SIZE`, `DEVICE_ID`, `ASCEND_DEVICE_ID`, `DEVICE_INDEX` and `JOB_ID` are filled; one that exists is
-    never overwritten. A job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they
+    `RANK_VARIABLES` are filled; one that exists is never overwritten. A job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they
     exclude each other.
 
     Args:
@@ -234,8 +227,8 @@ def fill_rank_variables(launched: Launched | None) -> None:
     """
     if launched is None:
         return
-    values = {"DEVICE_ID": launched.local_rank, "ASCEND_DEVICE_ID": launched.local_rank}
-    values.update(DEVICE_INDEX=launched.rank, JOB_ID=_JOB)
+    device = launched.local_rank
+    values = {"DEVICE_ID": device, "ASCEND_DEVICE_ID": device, "DEVICE_INDEX": launched.rank, "JOB_ID": _JOB}
     if not any(read_variable(name) for name in _CLUSTER_MANAGER_VARIABLES):
         values.update(RANK_ID=launched.rank, RANK_SIZE=launched.size)
     for name, value in values.items():

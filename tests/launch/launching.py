@@ -16,12 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from npu_bridge.base.environment import RANK_VARIABLES
+
 ROOT = Path(__file__).resolve().parents[2]
 # Only what hangs takes as long as this, however busy the machine is.
 LIMIT_SECS = 300
 
 needs_horovod = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-_RANK_VARIABLES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "ASCEND_DEVICE_ID", "DEVICE_INDEX", "JOB_ID")
 _SHARED_OUT = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPP_MIN_LOG_LEVEL")
 
 
@@ -54,7 +55,7 @@ def start(
     environment = {
         name: text
         for name, text in os.environ.items()
-        if name not in (*_RANK_VARIABLES, *_SHARED_OUT, "PYTHONUNBUFFERED")
+        if name not in (*RANK_VARIABLES, *_SHARED_OUT, "PYTHONUNBUFFERED")
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]).rstrip(":")
     # Ranks of a busy machine may come to each other later than Gloo waits.
