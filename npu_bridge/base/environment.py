@@ -219,8 +219,8 @@ def declared_device() -> int:
 def fill_rank_variables(launched: Launched | None) -> None:
     """Sets missing rank variables, which scripts read themselves, from the launcher's placement.
 
-    `RANK_VARIABLES` are filled; one that exists is never overwritten. A job declared through `CM_*` variables keeps `RANK_ID` and `RANK_SIZE` unset, because they
-    exclude each other.
+    `RANK_VARIABLES` are filled; one that exists is never overwritten. A job declared through `CM_*` variables keeps
+    `RANK_ID` and `RANK_SIZE` unset, because they exclude each other.
 
     Args:
       launched: what `launched()` returned; None leaves the environment alone.

@@ -15,7 +15,7 @@ facts = {}
 import tensorflow
 facts["import tensorflow"] = tensorflow.__version__
 import gc
-facts["no garbage is looked for while it is loaded"] = gc.isenabled() and gc.get_freeze_count() > 100000
+facts["gc"] = [gc.isenabled(), gc.get_freeze_count() > 100000]
 import tensorflow as tf
 facts["as tf"] = tf is tensorflow and isinstance(tf, types.ModuleType)
 import tensorflow.compat.v1 as v1, os
@@ -133,7 +133,17 @@ def facts(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "form",
-    ["as tf", "compat.v1", "from compat", "from tensorflow", "tensorflow.python", "deep as", "core", "npu_init"]
+    [
+        "as tf",
+        "compat.v1",
+        "tensorflow_core",
+        "from compat",
+        "from tensorflow",
+        "tensorflow.python",
+        "deep as",
+        "core",
+        "npu_init",
+    ]
     + ["npu_init as", "contrib", "import_module", "__import__", "in a class", "namespace package", "flags", "except"],
 )
 def test_form_binds_tensorflow_1(facts, form):
@@ -146,6 +156,10 @@ def test_versions_are_those_of_1_15(facts):
     assert facts["late"] == ["1.15.0", True, True]
     assert facts["relative"] == ["1.15.0", "1.15.0", "2.3.1"]
     assert facts["deeper"] == "1.15.0"
+
+
+def test_garbage_collection_leaves_out_what_tensorflow_has_made(facts):
+    assert facts["gc"] == [True, True]
 
 
 def test_others_see_the_installed_tensorflow(facts):
