@@ -57,8 +57,11 @@ class Thinning:
         if is_due or observation.skipped:
             self._keep(seen)
         else:
-            self._lowest = min(filter(None, (self._lowest, seen)), key=_loss)
-            self._highest = max(filter(None, (self._highest, seen)), key=_loss)
+            loss = _loss(seen)
+            if self._lowest is None or loss < _loss(self._lowest):
+                self._lowest = seen
+            if self._highest is None or loss > _loss(self._highest):
+                self._highest = seen
             self._latest = seen
         if is_due:
             self._steps_since = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -209,6 +210,22 @@ def _():
     config = tf.estimator.RunConfig(log_step_count_steps=7, save_checkpoints_steps=9)
     expect(training.log_step_count_steps(config) == 7, "the interval of log lines is another one")
     expect(training.checkpoint_interval(config) == (None, 9), "the interval of checkpoints is another one")
+
+
+@canary_of(training.expect_steps_per_run)
+def _():
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as folder:
+        step = v1.train.create_global_step()
+        hook = tf.estimator.CheckpointSaverHook(folder, save_steps=100)
+        training.expect_steps_per_run(hook, 2)
+        asked = []
+        context = types.SimpleNamespace(session=types.SimpleNamespace(run=lambda _: asked.append(1) or 0))
+        with v1.train.MonitoredSession(hooks=[hook]) as session:
+            session.run(step)
+            hook.after_run(context, types.SimpleNamespace(results=5))
+            expect(not asked, "it asks for the global step although nothing is due")
+            hook.after_run(context, types.SimpleNamespace(results=98))
+            expect(asked == [1], "it does not ask for the global step when a checkpoint may be due")
 
 
 @canary_of(training.distribute_config)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
 from npu_bridge.estimator.npu.npu_hook import NPUCheckpointSaverHook, NPUOutputTensorHook
 
 tf1 = tf.compat.v1
@@ -156,6 +157,44 @@ def test_saver_hook_saves_when_due_and_in_the_end(graph, tmp_path, caplog):
     assert saved == [0, 2, 4, 5]
     assert os.path.basename(tf.train.latest_checkpoint(str(tmp_path))) == "own-5"
     assert [record.getMessage() for record in caplog.records if "global step" in record.getMessage()] == []
+
+
+class Counting(SessionEngine):
+    """Counts what a session runs."""
+
+    place = Place.HOOKS
+
+    def __init__(self):
+        self.runs = 0
+
+    def run(self, session, *arguments):
+        self.runs += 1
+        return self.inner.run(session, *arguments)
+
+
+@pytest.mark.parametrize("moves", [[1], [3], [0, 0, 0, 1], [2, 5]], ids=str)
+def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_each_run(tmp_path, moves):
+    saved, asked = {}, {}
+    for kind in (tf.estimator.CheckpointSaverHook, NPUCheckpointSaverHook):
+        with tf.Graph().as_default():
+            step = tf1.train.create_global_step()
+            add = tf1.placeholder(tf.int64, [])
+            advance = tf1.assign_add(step, add)
+            folder, steps = str(tmp_path / kind.__name__), saved.setdefault(kind, [])
+
+            class Listener(tf.estimator.CheckpointSaverListener):
+                def after_save(self, session, global_step_value, steps=steps):
+                    steps.append(int(global_step_value))
+
+            hook, counting = kind(folder, save_steps=25, listeners=[Listener()]), Counting()
+            with tf1.train.SingularMonitoredSession([hook]) as session:
+                add_engine(session.raw_session(), counting)
+                for run in range(100):
+                    session.run(advance, {add: moves[run % len(moves)]})
+                asked[kind] = counting.runs - 100
+    assert saved[NPUCheckpointSaverHook] == saved[tf.estimator.CheckpointSaverHook]
+    assert asked[tf.estimator.CheckpointSaverHook] >= 100
+    assert asked[NPUCheckpointSaverHook] < 75
 
 
 FULL_DISK = """

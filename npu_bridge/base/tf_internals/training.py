@@ -166,6 +166,11 @@ def checkpoint_interval(run_config: tf.estimator.RunConfig) -> tuple:
     return run_config._save_checkpoints_secs, run_config._save_checkpoints_steps
 
 
+def expect_steps_per_run(hook: tf.estimator.CheckpointSaverHook, steps: int) -> None:
+    """Says how far a run may move the global step (`CheckpointSaverHook._set_steps_per_run`, Estimator 2.15)."""
+    hook._set_steps_per_run(steps)
+
+
 def distribute_config(strategy: tf.distribute.Strategy) -> Any:
     """What a RunConfig takes to train and evaluate under a strategy (`DistributeConfig`, TF 2.15)."""
     from tensorflow.python.distribute.distribute_config import DistributeConfig

@@ -12,6 +12,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.base.errors import say_once
 from npu_bridge.base.terminal import logger
+from npu_bridge.base.tf_internals.training import expect_steps_per_run
 from npu_bridge.estimator.npu.checks import check_nonnegative_integer, check_positive_integer, check_root_rank
 from npu_bridge.gradients import remote_slots
 from npu_bridge.gradients.rank_values import without_rows
@@ -24,6 +25,7 @@ from npu_bridge.session import (
     load_loop_variables,
     remove_leftovers,
     space_for,
+    steps_per_run,
 )
 from npu_bridge.session.precision.switch import ProgressVariablesHook
 
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 _LOG = logger(__name__)
+_RUNS_TO_WATCH = 10  # before a saver relies on how far the global step moves in each (ours)
 
 
 class NPUBroadcastGlobalVariablesHook(tf.estimator.SessionRunHook):
@@ -185,9 +188,11 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
         self._is_behind = False
         self._hold = None
         self._release = None
+        self._runs, self._last_seen, self._widest = 0, None, 0  # how far the global step moves in a run
 
     def begin(self):
         self.let_go()
+        self._runs, self._last_seen, self._widest = 0, None, 0
         self._hold = hold_model_dir(self._checkpoint_dir)
         self._release = weakref.finalize(self, self._hold.release)  # `end` is not called after an error
         if self._hold.has_taken_over:
@@ -199,11 +204,25 @@ class NPUCheckpointSaverHook(tf.estimator.CheckpointSaverHook):
             super().after_create_session(session, coord)
 
     def after_run(self, run_context, run_values):
+        self._expect(run_values.results, run_context.session)
         try:
             super().after_run(run_context, run_values)
         except CheckpointNotSavedError as error:
             self._is_behind = True
             _LOG.error("%s Training goes on.", error)
+
+    def _expect(self, step, session):
+        """Has the base class ask for the global step, a run of its own, only when a checkpoint may be due.
+
+        It would expect a run to make up to a million steps, and ask after every one. What is fetched with a run may be
+        from before or after its update, so twice the widest move is allowed for.
+        """
+        self._runs += 1
+        if self._last_seen is not None:
+            self._widest = max(self._widest, int(step) - self._last_seen)
+        self._last_seen = int(step)
+        if self._runs > _RUNS_TO_WATCH:
+            expect_steps_per_run(self, 2 * max(self._widest, steps_per_run(session)))
 
     def end(self, session):
         if self._is_behind:
