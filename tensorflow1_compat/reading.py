@@ -6,6 +6,7 @@ import ast
 import functools
 import itertools
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ __all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "read_file", "read_tree"]
 _MOST_FILES = 400
 
 SET, ANY = 0, "*"
+_DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 # Classes of `npu_bridge.npu_init` whose keywords are options.
@@ -77,6 +79,7 @@ class FileFacts(NamedTuple):
       modules: (name, level) of all that it imports, `from a import b` also as `a.b`.
       error: why it cannot be compiled, or None.
       aliases: what its names stand for, as far as they are modules or come from modules.
+      texts: those of its texts that have the form of a module's name, such as "models.resnet.train".
       variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
         sets some by names that are not written out.
     """
@@ -87,6 +90,7 @@ class FileFacts(NamedTuple):
     error: SyntaxError | None = None
     aliases: dict[str, str] = {}
     variables: dict[str, int] = {}
+    texts: Sequence[str] = ()
 
 
 def read_file(
@@ -111,7 +115,7 @@ def read_file(
         return FileFacts(path, [], [], problem)
     reader = _Reader(path, tree, bound_by)
     reader.visit(tree)
-    return FileFacts(path, reader.uses, reader.modules, None, reader.aliases, reader.variables)
+    return FileFacts(path, reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
@@ -145,7 +149,8 @@ class _Tree:
         return self._facts[path]
 
     def imported_by(self, path: str) -> Iterator[str]:
-        for name, level in self.read(path).modules:
+        facts = self.read(path)
+        for name, level in (*facts.modules, *((text, 0) for text in facts.texts)):
             yield from self._files(path, name, level)
 
     def _files(self, path: str, name: str, level: int) -> list[str]:
@@ -187,6 +192,7 @@ class _Reader(ast.NodeVisitor):
         self.modules: list[tuple[str, int]] = []
         self.aliases: dict[str, str] = {}
         self.variables: dict[str, int] = {}
+        self.texts: list[str] = []
         self._path = path
         self._bound_by = bound_by
         self._bound_here = _bound_in(tree)
@@ -260,6 +266,11 @@ class _Reader(ast.NodeVisitor):
         known = self.aliases.get(node.id, "")
         if "." in known:
             self._use_at(known, node, known)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """`"training.loop.train"` may be for `importlib`, and is so where the tree has such a module."""
+        if isinstance(node.value, str) and _DOTTED_NAME.fullmatch(node.value):
+            self.texts.append(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """`os.environ["NAME"]` needs the variable; one that is set anywhere in the file is not needed."""

@@ -26,6 +26,7 @@ OF_1 = {
     "beside, without a graph": "import tensorflow as tf\ntf1 = tf.compat.v1\ntf1.get_variable('x', tf.zeros([1]))",
     "its module": "from model import train\ntrain()",
     "relative": "import package.first",
+    "by a text": "import importlib\nimportlib.import_module('package.third').x",
 }
 OF_2 = {
     "eager": "import tensorflow as tf\nprint(tf.constant(1) + 1)",
