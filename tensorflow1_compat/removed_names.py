@@ -12,6 +12,10 @@ __all__ = ["GONE_MODULES", "GONE_NAMES", "WRAPPED"]
 _OF_SCIPY_MISC = (
     "bytescale", "derivative", "fromimage", "imread", "imresize", "imrotate", "imsave", "imshow", "toimage",
 )  # fmt: skip
+_OF_TENSORBOARD = (
+    "audio_pb", "custom_scalar", "custom_scalar_pb", "histogram_pb", "image_pb", "pr_curve", "pr_curve_pb",
+    "pr_curve_raw_data_op", "pr_curve_raw_data_pb", "pr_curve_streaming_op", "scalar_pb", "text_pb",
+)  # fmt: skip
 
 # Used where the installed package no longer has the name.
 GONE_NAMES: dict[str, str] = {
@@ -22,6 +26,7 @@ GONE_NAMES: dict[str, str] = {
     },
     **{f"numpy.{name}": f"builtins:{name}" for name in ("bool", "complex", "float", "int", "object", "str")},
     **{f"scipy.misc.{name}": f"tensorflow1_compat.scipy_misc:{name}" for name in _OF_SCIPY_MISC},
+    **{f"tensorboard.summary.{name}": f"tensorboard.summary.v1:{name}" for name in _OF_TENSORBOARD},
     "PIL.Image.ANTIALIAS": "PIL.Image:LANCZOS",
     "PIL.Image.CUBIC": "PIL.Image:BICUBIC",
     "PIL.Image.LINEAR": "PIL.Image:BILINEAR",

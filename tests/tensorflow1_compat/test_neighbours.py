@@ -34,6 +34,8 @@ for neighbour in (tfa, tf_slim):
             for seen in (vars(module).get("tf"), vars(module).get("np")):
                 assert seen is None or type(seen).__module__ != "tensorflow1_compat.proxies", name
 assert not hasattr(sys.modules["time"], "clock") and time.clock() > 0
+import tensorboard.summary
+assert "image_pb" not in vars(sys.modules["tensorboard.summary"]) and callable(tensorboard.summary.image_pb)
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
 assert inspect.getargspec(lambda a, b=2, *c, **d: 0) == (["a", "b"], "c", "d", (2,))
 assert yaml.load("a: [1, 2]") == {"a": [1, 2]} and json.loads("1", encoding="utf-8") == 1

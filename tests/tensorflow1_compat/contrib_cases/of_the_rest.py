@@ -18,6 +18,7 @@ from tensorflow1_compat.contrib import (
     eager,
     image,
     keras,
+    memory_stats,
     nccl,
     nn,
     saved_model,
@@ -107,6 +108,13 @@ def case_profiles():
                 session.run(tf.constant(1))
         assert [path.name for path in pathlib.Path(folder).iterdir()] == ["profile_1"]
     assert tf.Session.run is run
+
+
+def case_memory_stats():
+    now, most = memory_stats.BytesInUse(), memory_stats.MaxBytesInUse()
+    assert now.shape == most.shape == () and now.dtype == most.dtype == tf.int64
+    now, most = value([now, most])
+    assert 10**8 < now <= 1.5 * most, (now, most)
 
 
 def case_small_modules():
