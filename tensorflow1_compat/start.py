@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
-from npu_bridge.base.tf_internals.contrib import accept_whole_floats
+from npu_bridge.base.tf_internals.contrib import accept_whole_floats, load_generated_code_with
 from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
@@ -47,10 +47,15 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     if era == 2:
         return tree
     if "tensorflow" in sys.modules:
-        switch_v2_off()
+        _begin()
     else:
-        after_import("tensorflow", lambda module: switch_v2_off())
+        after_import("tensorflow", lambda module: _begin())
     return tree
+
+
+def _begin() -> None:
+    switch_v2_off()
+    load_generated_code_with(UserLoader)
 
 
 def _prepare_child(path: str, roots: list[str], known_paths: list[str], era: int, search_path: list[str]) -> str:

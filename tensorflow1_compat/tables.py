@@ -136,6 +136,8 @@ NAMES: dict[str, str] = {
     f"{_PYTHON}.framework.test_util.run_in_graph_and_eager_modes": (
         "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
     ),
+    # TensorFlow 2.15 asks what converts a class and keeps no list of classes: a function that does nothing.
+    f"{_PYTHON}.framework.ops.register_dense_tensor_like_type": "builtins:callable",
     f"{_PYTHON}.graph_util": f"{_V1}.graph_util",
     f"{_PYTHON}.layers.base.InputSpec": f"{_KERAS}.layers:InputSpec",
     f"{_PYTHON}.math_ops": f"{_PYTHON}.ops.math_ops",

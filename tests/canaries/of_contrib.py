@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import tempfile
 import unittest
@@ -25,6 +26,29 @@ def _():
 def _():
     contrib.accept_whole_floats()
     expect(v1.Dimension(64 / 2) == 32, "a whole float is not a size")
+
+
+@canary_of(contrib.load_generated_code_with)
+def _():
+    from tensorflow.python.autograph.pyct import loader as loader_of_autograph
+
+    before, loaded = loader_of_autograph.importlib, []
+
+    class Loader(importlib.machinery.SourceFileLoader):
+        def exec_module(self, module):
+            loaded.append(module.__name__)
+            super().exec_module(module)
+
+    try:
+        contrib.load_generated_code_with(Loader)
+        converted = tf.autograph.to_graph(_with_a_condition)
+        expect(converted(tf.constant(1)) is not None and loaded, "generated code is loaded otherwise")
+    finally:
+        loader_of_autograph.importlib = before
+
+
+def _with_a_condition(x):
+    return x if x > 0 else -x
 
 
 @canary_of(contrib.in_both_modes)

@@ -54,6 +54,12 @@ def late():
     from tensorflow import losses
     return tf.__version__, nn.relu is tf.nn.relu, losses.sparse_softmax_cross_entropy is not None
 facts["late"] = late()
+def converted(value):
+    from tensorflow.contrib import framework
+    if value > 0:
+        value = tf.cast(framework.get_name_scope() == "", tf.int32) + value
+    return value
+facts["autograph"] = tf.Session().run(tf.autograph.to_graph(converted)(tf.constant(1))) in (1, 2)
 class Holder:
     import tensorflow as inside
     from tensorflow import Session as _session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
@@ -150,3 +151,19 @@ def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
         old_normalization: normalization,
         old_pooling: pooling,
     }
+
+
+def load_generated_code_with(loader: type) -> None:
+    """Has AutoGraph load what it makes of functions with a kind of `SourceFileLoader` (`pyct.loader`, TF 2.15).
+
+    It makes code of the text of a function, in which imports stand as they do in the user's file.
+    """
+    from tensorflow.python.autograph.pyct import loader as loader_of_autograph
+
+    def spec_from_file_location(name, path):
+        return importlib.util.spec_from_file_location(name, path, loader=loader(name, path))
+
+    util = types.SimpleNamespace(
+        spec_from_file_location=spec_from_file_location, module_from_spec=importlib.util.module_from_spec
+    )
+    loader_of_autograph.importlib = types.SimpleNamespace(util=util)

@@ -9,12 +9,11 @@ from tensorflow.compat.v1.estimator import (
     Estimator,
     LinearClassifier,
     LinearRegressor,
-    RunConfig,
 )
 from tensorflow_estimator.python.estimator.inputs import numpy_io, pandas_io
 
 from tensorflow1_compat.contrib.learn import datasets, learn_runner, monitors, utils
-from tensorflow1_compat.contrib.learn.experiment import Experiment
+from tensorflow1_compat.contrib.learn.experiment import Experiment, RunConfig
 from tensorflow1_compat.contrib.learn.models import (
     InputFnOps,
     MetricSpec,

@@ -1,8 +1,49 @@
-"""A training and its evaluation as one object."""
+"""A training and its evaluation as one object, and how its sessions are set up."""
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
+
+
+class RunConfig(tf.estimator.RunConfig):
+    """A `tf.estimator.RunConfig` whose sessions can also be described by single numbers.
+
+    Args:
+      num_cores: threads of operators and between them; 0 for as many as there are processors.
+      log_device_placement, gpu_memory_fraction: as in a ConfigProto.
+      session_config: instead of these three.
+      master, evaluation_master, session_creation_timeout_secs: accepted; `TF_CONFIG` describes clusters.
+      Others: as in `tf.estimator.RunConfig`; a checkpoint each 600 seconds unless steps are given.
+    """
+
+    def __init__(
+        self, master=None, num_cores=0, log_device_placement=False, gpu_memory_fraction=1, tf_random_seed=None,
+        save_summary_steps=100, save_checkpoints_secs=0, save_checkpoints_steps=None, keep_checkpoint_max=5,
+        keep_checkpoint_every_n_hours=10000, log_step_count_steps=100, protocol=None, evaluation_master="",
+        model_dir=None, session_config=None, session_creation_timeout_secs=7200,
+    ):  # fmt: skip
+        del master, evaluation_master
+        if save_checkpoints_secs == 0:
+            save_checkpoints_secs = 600 if save_checkpoints_steps is None else None
+        self.tf_config = tf.ConfigProto(
+            log_device_placement=log_device_placement,
+            inter_op_parallelism_threads=num_cores,
+            intra_op_parallelism_threads=num_cores,
+            gpu_options=tf.GPUOptions(per_process_gpu_memory_fraction=gpu_memory_fraction),
+        )
+        super().__init__(
+            model_dir=model_dir,
+            tf_random_seed=tf_random_seed,
+            save_summary_steps=save_summary_steps,
+            save_checkpoints_steps=save_checkpoints_steps,
+            save_checkpoints_secs=save_checkpoints_secs,
+            session_config=session_config or self.tf_config,
+            keep_checkpoint_max=keep_checkpoint_max,
+            keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours,
+            log_step_count_steps=log_step_count_steps,
+            protocol=protocol,
+            session_creation_timeout_secs=session_creation_timeout_secs,
+        )
 
 
 class Experiment:

@@ -50,6 +50,7 @@ def case_names_of_split_modules():
         ("ops.control_flow_ops.while_loop", tf.while_loop),
         ("ops.array_ops.stack", tf.stack),
         ("framework.ops.Tensor", tf.Tensor),
+        ("framework.ops.register_dense_tensor_like_type", callable),
         ("ops.random_ops.random_crop", tf.random_crop),
         ("layers.base.InputSpec", tf.keras.layers.InputSpec),
     ):

@@ -75,6 +75,10 @@ def case_tpu_operators():
 
 
 def case_learn():
+    config = learn.RunConfig(num_cores=2, model_dir="there", master="local")
+    assert config.session_config.inter_op_parallelism_threads == 2 and config.save_checkpoints_secs == 600
+    assert learn.RunConfig(save_checkpoints_steps=5).save_checkpoints_secs is None
+    assert config.replace(model_dir="here").model_dir == "here" and config.tf_config == config.session_config
     assert learn.ModeKeys.TRAIN == tf.estimator.ModeKeys.TRAIN and learn.ModeKeys.INFER == "infer"
     with tempfile.TemporaryDirectory() as folder:
 
