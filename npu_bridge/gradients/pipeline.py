@@ -20,6 +20,7 @@ from npu_bridge.gradients.stage import Stage, Step, Update, called_too_early, ch
 from npu_bridge.gradients.stages.overflow import OverflowCheck
 from npu_bridge.gradients.start_values import SeenVariables, make_plan, watch_graph
 from npu_bridge.gradients.step_branches import BranchResults, make_update
+from npu_bridge.graph.variables import global_step_of
 
 
 class Pipeline:
@@ -366,7 +367,7 @@ class Pipeline:
     def _watch_graph(self, step, transfers):
         """The same in a TF 1 graph: a session compares before it first runs these transfers."""
         if self._owner and building_graph():
-            step_counter = tf.compat.v1.train.get_global_step()
+            step_counter = global_step_of()
             known = [*step.updated, *([] if step_counter is None else [step_counter])]
             watch_graph(self._owner, lambda: [*known, *self._own_variables()], transfers, self.variables_of_this_rank)
 

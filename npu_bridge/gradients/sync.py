@@ -12,6 +12,7 @@ from npu_bridge.base.arguments import check_count
 from npu_bridge.base.errors import message
 from npu_bridge.gradients.collections import pipelines_in
 from npu_bridge.gradients.explanation import list_pipelines
+from npu_bridge.graph.variables import global_step_of
 
 _AT_THE_END, _NEVER = 0, -1  # instead of steps between checkpoints
 
@@ -99,7 +100,7 @@ class SyncBeforeSavingHook(tf.compat.v1.train.SessionRunHook):
     def begin(self):
         graph, ranks = tf.compat.v1.get_default_graph(), collective.current()
         self._pipelines = pipelines = pipelines_in(graph)
-        self._global_step = tf.compat.v1.train.get_global_step(graph)
+        self._global_step = global_step_of(graph)
         if ranks.size > 1 and self._global_step is not None and _need_it(pipelines):
             self._sync = _sync(pipelines)
             self._interval_of_rank_0 = ranks.broadcast(tf.constant(self._interval), 0, "sync_before_saving")

@@ -17,7 +17,13 @@ import tensorflow as tf
 from npu_bridge.base.search import search
 from npu_bridge.graph.control_flow import Depth, by_depth
 from npu_bridge.graph.operators import computed_ops, list_elements, producers
-from npu_bridge.graph.variables import VARIABLE_TYPES, changes_variable, trained_variables, variable_behind
+from npu_bridge.graph.variables import (
+    VARIABLE_TYPES,
+    changes_variable,
+    global_step_of,
+    trained_variables,
+    variable_behind,
+)
 
 TRANSFER_TYPES = re.compile(r"Horovod(Grouped)?(Allreduce|Allgather|Alltoall|Broadcast|Reducescatter)")
 # Names of gradients on their way: those of this package, and of Horovod's optimizers. A transfer in the forward pass,
@@ -86,7 +92,7 @@ class Run:
         """
         if any(sends_gradients(op.name, op.type) for op in self.ops):
             return True
-        global_step = tf.compat.v1.train.get_global_step(self._graph)
+        global_step = global_step_of(self._graph)
         counted = (variable_behind(op.inputs[0]) for op in self.ops if op.type in _INCREMENTS)
         return (
             (global_step is not None and global_step.op.name in counted)

@@ -62,6 +62,17 @@ def changed_variables(ops: Iterable[tf.Operation]) -> set[str]:
     return _uses_of_variables(ops)[0]
 
 
+def global_step_of(graph: tf.Graph | None = None) -> tf.Variable | tf.Tensor | None:
+    """What counts the steps of a graph, by default of the current one; None where nothing does.
+
+    A script may call any variable `global_step`, also one that is no scalar integer. TensorFlow then raises.
+    """
+    try:
+        return tf.compat.v1.train.get_global_step(graph)
+    except (TypeError, ValueError):
+        return None
+
+
 def is_changed_anywhere(variable: tf.Variable) -> bool:
     """Whether an operator of its graph may change a variable, beside those that give it a start value."""
     forwarding = (*VARIABLE_TYPES, *_FORWARDING)

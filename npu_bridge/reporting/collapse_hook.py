@@ -13,6 +13,7 @@ from npu_bridge.gradients.collections import LOSS_SCALE_STATE, STEP_SKIPPED
 from npu_bridge.gradients.skips_in_a_row import MOST_IN_A_ROW
 from npu_bridge.graph.operators import BACK_EDGES, needed_ops
 from npu_bridge.graph.run import run_of
+from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_hook import Observation, StepHook
 from npu_bridge.session.overflow_hook import find_origin, place_in_script
 
@@ -141,7 +142,7 @@ class NanLossHook(tf.estimator.SessionRunHook):
         """Looks up who decides about the step, if anybody does."""
         deciding = tf.compat.v1.get_collection(STEP_SKIPPED)
         self._skipped = deciding[-1] if deciding else []
-        self._global_step = tf.compat.v1.train.get_global_step()
+        self._global_step = global_step_of()
 
     def before_run(self, run_context):
         """Asks for the loss, and whether the step is skipped."""

@@ -13,6 +13,7 @@ from npu_bridge import collective
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.session_wrapper import Place, SessionEngine, add_engine
 from npu_bridge.base.tf_internals.sessions import is_remote, run_quietly
+from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting import page  # its modules are loaded when a page is made
 from npu_bridge.reporting.history import History
 from npu_bridge.reporting.output import choose_output
@@ -50,7 +51,7 @@ class FailureHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Looks up the step."""
-        self._global_step = tf.compat.v1.train.get_global_step()
+        self._global_step = global_step_of()
 
     def after_create_session(self, session, coord):
         """Waits for the session to be closed."""

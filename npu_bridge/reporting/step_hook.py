@@ -10,6 +10,7 @@ import tensorflow as tf
 from npu_bridge import collective
 from npu_bridge.gradients.collections import LEARNING_RATE, LOSS_SCALE, STEP_SKIPPED, UNSCALED_LOSS
 from npu_bridge.gradients.skips_in_a_row import SkipsInARow
+from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.run_size import samples_of_batch
 from npu_bridge.session.precision import policy_of_last_step
 
@@ -65,7 +66,7 @@ class StepHook(tf.estimator.SessionRunHook):
         self._fetches = {name: tensor for name, tensor in candidates.items() if isinstance(tensor, tf.Tensor)}
         rate = candidates["learning_rate"]
         self._fixed_rate = rate if isinstance(rate, float) else None
-        self._global_step = tf.compat.v1.train.get_global_step(graph)
+        self._global_step = global_step_of(graph)
         self._graph = graph
 
     @property

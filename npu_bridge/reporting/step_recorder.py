@@ -19,6 +19,7 @@ from tensorflow.core.protobuf import config_pb2
 from npu_bridge.base.files import new_file
 from npu_bridge.base.secondary_files import Secondary
 from npu_bridge.base.tf_internals.sessions import chrome_trace, run_quietly
+from npu_bridge.graph.variables import global_step_of
 from npu_bridge.reporting.step_reading import read_step
 from npu_bridge.session import steps_per_run
 from npu_bridge.session.hooked_session import HookOfTraining
@@ -80,7 +81,7 @@ class StepRecorder(HookOfTraining):
     def _step_of(self, session):
         """Number of the step that is about to run, of several the last one."""
         steps = self._steps_per_run = steps_per_run(session)
-        global_step = tf.compat.v1.train.get_global_step(session.graph)
+        global_step = global_step_of(session.graph)
         first = self._runs * steps if global_step is None else int(run_quietly(session, [global_step])[0])
         return first + steps - 1
 

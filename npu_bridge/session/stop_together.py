@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from npu_bridge import collective
 from npu_bridge.graph.run import Run, run_of
+from npu_bridge.graph.variables import global_step_of
 
 
 class StopTogether(tf.estimator.SessionRunHook):
@@ -89,7 +90,7 @@ class StopTogether(tf.estimator.SessionRunHook):
             self._stop(run_context)
 
     def end(self, session):
-        global_step = tf.compat.v1.train.get_global_step()
+        global_step = global_step_of()
         if self.was_asked and global_step is not None:
             self.step = int(session.run(global_step))
         for hook in self._hooks:

@@ -11,6 +11,7 @@ from npu_bridge.graph.operators import computed_ops
 from npu_bridge.graph.variables import (
     changed_variables,
     changes_variable,
+    global_step_of,
     trained_variables,
     variable_behind,
     variables_updated_from,
@@ -134,3 +135,21 @@ def test_variables_that_tensors_update(graph):
     assert variables_updated_from([rows]) == [first]
     assert variables_updated_from([gradient]) == [first, second]
     assert variables_updated_from([]) == []
+
+
+@pytest.mark.parametrize("shape, dtype", [([], tf.float32), ([2], tf.int64)])
+def test_a_global_step_that_counts_nothing_is_none_to_a_session(shape, dtype, graph):
+    assert global_step_of(graph) is None
+    step = tf1.get_variable("global_step", shape, dtype, tf1.zeros_initializer(), trainable=False)
+    model = TwoLayers()
+    optimizer = NPUOptimizer(OPTIMIZERS["sgd"](), FixedLossScaleManager(8.0), is_loss_scale=True)
+    train_op = optimizer.apply_gradients(optimizer.compute_gradients(model.loss))
+    assert global_step_of() is None
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, step], {model.tokens: [1, 2]})
+
+
+def test_a_global_step_that_counts(graph):
+    step = tf1.train.get_or_create_global_step()
+    assert global_step_of().name == step.name

@@ -14,7 +14,7 @@ from npu_bridge import collective
 from npu_bridge.base.errors import did_you_mean, message, say_once, shown
 from npu_bridge.base.tensorflow_start import explain_global_step
 from npu_bridge.gradients.collections import pipelines_in
-from npu_bridge.graph.variables import is_changed_anywhere
+from npu_bridge.graph.variables import global_step_of, is_changed_anywhere
 from npu_bridge.options import OPTIONS
 from npu_bridge.options.kinds import Boolean, Integer
 from npu_bridge.options.rules import usable_directory
@@ -164,7 +164,7 @@ def tell_uncounted() -> None:
 
 def check_steps_are_counted(graph: tf.Graph) -> None:
     """Warns if optimizers of this package train a graph that has a global step, and nothing there increases it."""
-    global_step = tf.compat.v1.train.get_global_step(graph)
+    global_step = global_step_of(graph)
     if pipelines_in(graph) and isinstance(global_step, tf.Variable) and not is_changed_anywhere(global_step):
         tell_uncounted()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from npu_bridge.base.arguments import check_count
+from npu_bridge.graph.variables import global_step_of
 from npu_bridge.session.precision.accelerate import Progress
 from npu_bridge.session.precision.live_session import attach, policy_of_last_step
 from npu_bridge.session.precision.policy import Precision
@@ -36,7 +37,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Finds the global step; rounds single values as asked, while no session knows the graph."""
-        self._global_step = tf.compat.v1.train.get_global_step()
+        self._global_step = global_step_of()
         self._precision.round_single_values(tf.compat.v1.get_default_graph())
 
     def after_create_session(self, session, coord):
@@ -81,7 +82,7 @@ class PrecisionSummaryHook(tf.estimator.SessionRunHook):
 
     def begin(self):
         """Finds the global step."""
-        self._global_step = tf.compat.v1.train.get_global_step()
+        self._global_step = global_step_of()
         self._runs, self._shown = 0, None
 
     def after_run(self, run_context, run_values):
