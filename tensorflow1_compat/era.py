@@ -22,7 +22,12 @@ _VERSION_1 = ("tensorflow.compat.v1.", "tensorflow._api.v1.", "npu_bridge.npu_in
 # Spelled out as `tf.compat.v1.name` in a script for both, these work in TensorFlow 2 only after one of the others.
 _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "sparse_placeholder", "Session")}
 # What a script of TensorFlow 2 may have from a time when it was younger.
-_OLD_OF_2 = frozenset({*OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load"})
+_OLD_OF_2 = frozenset({
+    *OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load",
+    "google.protobuf.descriptor.Descriptor", "google.protobuf.descriptor.EnumDescriptor",  # of old protoc modules
+})  # fmt: skip
+# Keywords that what is below a module took then, and refuses or leaves out now.
+_OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {
     f"tensorflow.compat.v1.{name}" for name in ("disable_eager_execution", "disable_v2_behavior")
 }
@@ -69,7 +74,7 @@ def evidence_of(script: str, roots: Sequence[str]) -> Evidence:
                 package = use.name.partition(".")[0]
                 switches_to_2 = switches_to_2 or package in _SWITCHES_TO_2
                 needs_2 = needs_2 or package in _NEEDS_2
-            if not use.is_guarded and _is_old(use.name):
+            if not use.is_guarded and (_is_old(use.name) or _has_old_keywords(use)):
                 old_of_2.setdefault(use.name, use)
             makes_graphs = makes_graphs or use.name in _MAKES_GRAPHS
             if use.name.startswith("tensorflow.compat.") and use.alias == "tensorflow":
@@ -94,6 +99,11 @@ def _is_plain(use: Use) -> bool:
     """Whether a name is taken from `tf` as it is imported, other than to find out its version."""
     versions = ("tensorflow.compat", "tensorflow.__", "tensorflow.version")
     return use.alias == "tensorflow" and not use.name.startswith(versions)
+
+
+def _has_old_keywords(use: Use) -> bool:
+    given = use.call.keywords if use.call else ()
+    return any(word in _OLD_KEYWORDS.get(part, ()) for part in use.name.split(".") for word in given)
 
 
 def _is_old(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Attributes that tensors and models had for scripts of TensorFlow 1.15 and the Keras of its time.
+"""Attributes that tensors, graphs and models had for scripts of an older TensorFlow and the Keras of its time.
 
 They are set on the real classes, which everybody sees; what a class has by itself stays.
 """
@@ -10,17 +10,24 @@ from typing import Any
 
 from npu_bridge.base.after_import import when_loaded
 
-__all__ = ["give"]
+__all__ = ["give", "give_those_of_2"]
 
 
 def give() -> None:
-    """Gives the attributes; those of Keras once Keras has been loaded."""
+    """Gives the attributes of TensorFlow 1.15; those of Keras once Keras has been loaded."""
     import tensorflow.compat.v1 as tf
 
+    give_those_of_2()
     _set(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set(tf.Tensor, "_uses_learning_phase", False)
     when_loaded("keras.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
+
+
+def give_those_of_2() -> None:
+    """Gives what a younger TensorFlow 2 had as well, each once its module has been loaded."""
+    when_loaded("tensorflow.python.framework.ops", _complete_graphs)
     when_loaded("keras.src.engine.sequential", _complete_models)
+    when_loaded("keras.src.optimizers.optimizer", _take_old_keywords)
 
 
 def _set(kind: type, name: str, value: Any) -> None:
@@ -28,9 +35,31 @@ def _set(kind: type, name: str, value: Any) -> None:
         setattr(kind, name, value)
 
 
+def _complete_graphs(module: types.ModuleType) -> None:
+    # How many operators were made; copies of TensorFlow's seed function make the seed of an operator from it.
+    _set(module.Graph, "_last_id", property(lambda graph: graph.num_operations()))
+
+
 def _complete_models(module: types.ModuleType) -> None:
     _set(module.Sequential, "predict_classes", _predict_classes)
     _set(module.Sequential, "predict_proba", _predict_proba)
+
+
+def _take_old_keywords(module: types.ModuleType) -> None:
+    """Lets the optimizers of Keras take `decay`, which they refuse, and `lr`, of which they take no notice.
+
+    Who says these gets the optimizer of the time, which has all of its attributes, too.
+    """
+
+    def make(kind: type, *arguments: Any, **options: Any) -> Any:
+        if {"decay", "lr"} & options.keys() and kind.__module__.startswith("keras."):
+            from keras.optimizers import legacy
+
+            if hasattr(legacy, kind.__name__):
+                return getattr(legacy, kind.__name__)(*arguments, **options)
+        return object.__new__(kind)
+
+    module.Optimizer.__new__ = make
 
 
 def _shape_of(tensor: Any) -> tuple:

@@ -50,6 +50,10 @@ GONE_NAMES: dict[str, str] = {
     "scipy.misc.factorial": "scipy.special:factorial",
     "scipy.misc.logsumexp": "scipy.special:logsumexp",
     "scipy.ndimage.imread": "tensorflow1_compat.scipy_misc:imread",
+    "skimage.measure.compare_mse": "skimage.metrics:mean_squared_error",
+    "skimage.measure.compare_nrmse": "skimage.metrics:normalized_root_mse",
+    "skimage.measure.compare_psnr": "skimage.metrics:peak_signal_noise_ratio",
+    "skimage.measure.compare_ssim": "tensorflow1_compat.shims:structural_similarity",
     "time.clock": "time:perf_counter",
 }
 
@@ -77,6 +81,9 @@ WRAPPED: dict[str, str] = {
     "numpy.asarray": "tensorflow1_compat.shims:asarray",
     "numpy.save": "tensorflow1_compat.shims:save",
     "random.sample": "tensorflow1_compat.shims:sample",
+    "skimage.filters.gaussian": "tensorflow1_compat.shims:gaussian",
+    "skimage.metrics.structural_similarity": "tensorflow1_compat.shims:structural_similarity",
+    "skimage.transform.rescale": "tensorflow1_compat.shims:rescale",
     "yaml.load": "tensorflow1_compat.shims:yaml_load",
     "yaml.load_all": "tensorflow1_compat.shims:yaml_load_all",
 }

@@ -127,6 +127,20 @@ def _save() -> Any:
     return save
 
 
+def _with_channels(module: str, name: str) -> Any:
+    """A function of scikit-image that also takes `multichannel`, as before 0.21."""
+    real = getattr(importlib.import_module(module), name)
+
+    @functools.wraps(real)
+    def make(*arguments: Any, **options: Any) -> Any:
+        if "multichannel" in options and "channel_axis" in inspect.signature(real).parameters:
+            say_once(f"{module}.{name}(multichannel=)", "gone since scikit-image 0.21; channel_axis is used")
+            options["channel_axis"] = -1 if options.pop("multichannel") else None
+        return real(*arguments, **options)
+
+    return make
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -148,6 +162,9 @@ _LATE = {
     "laplacian_matrix": lambda: _sparse_matrix("laplacian_matrix"),
     "normalized_laplacian_matrix": lambda: _sparse_matrix("normalized_laplacian_matrix"),
     "to_scipy_sparse_matrix": lambda: _sparse_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
+    "gaussian": lambda: _with_channels("skimage.filters", "gaussian"),
+    "rescale": lambda: _with_channels("skimage.transform", "rescale"),
+    "structural_similarity": lambda: _with_channels("skimage.metrics", "structural_similarity"),
     "save": _save,
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),

@@ -14,6 +14,7 @@ import re
 import types
 from typing import Any
 
+from tensorflow1_compat.old_protos import is_old_proto, rewrite_proto
 from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
@@ -35,6 +36,9 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     Raises:
       SyntaxError: as from `compile`.
     """
+    if is_old_proto(path, source):
+        tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        return _compile(rewrite_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
     if roots or "__import__" in words:

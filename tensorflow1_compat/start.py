@@ -45,6 +45,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     tree.watch(UserLoader)
     spawn.follow(tree, era, _prepare_child)
     if era == 2:
+        old_attributes.give_those_of_2()
         return tree
     if "tensorflow" in sys.modules:
         _begin()

@@ -26,7 +26,7 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, optimizer) -> Numbers:
         """The numbers of an optimizer of Keras, wrapped or not."""
-        rate = optimizer.learning_rate
+        rate = getattr(optimizer, "learning_rate", None)  # Keras wraps a `tf.train` optimizer without one
         if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(optimizer.iterations)
         return cls(

@@ -85,3 +85,21 @@ def test_tables_say_what_tensorflow_has(table, there, not_there):
         wrong = {name for name in names - {"contrib"} if not hasattr(below(there, path), name)}
         assert not wrong, path
         assert not {name for name in names if hasattr(below(not_there, path), name)}, path
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("from tensorflow.keras.optimizers import Adam\nAdam(0.1, decay=1e-6)", "tensorflow.keras.optimizers.Adam"),
+        ("import tensorflow as tf\ntf.keras.optimizers.SGD(lr=0.1)", "tensorflow.keras.optimizers.SGD"),
+        ("import tensorflow as tf\ntf.keras.optimizers.SGD(learning_rate=0.1)", None),
+        ("from skimage import filters\nfilters.gaussian(x, multichannel=True)", "skimage.filters.gaussian"),
+        (
+            "from google.protobuf import descriptor as d\nd.Descriptor(name='A')",
+            "google.protobuf.descriptor.Descriptor",
+        ),
+    ],
+)
+def test_what_a_younger_tensorflow_2_had_is_noted(tmp_path, line, name):
+    (tmp_path / "train.py").write_text(line)
+    assert list(evidence_of(str(tmp_path / "train.py"), [str(tmp_path)]).old_of_2) == ([name] if name else [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import scipy.sparse
 
@@ -97,3 +100,13 @@ def test_graphs_become_matrices_as_before_networkx_3():
         matrix = make(graph)
         assert isinstance(matrix, scipy.sparse.spmatrix) and matrix.sum(axis=0).shape == (1, 3)
     assert (shims.adjacency_matrix(graph).toarray() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]).all()
+
+
+def test_channels_of_pictures_as_before_scikit_image_0_21(monkeypatch):
+    for name in ("skimage", "skimage.filters"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    new = sys.modules["skimage.filters"]
+    new.gaussian = lambda image, sigma=1, channel_axis=None: (sigma, channel_axis)
+    blur = shims._with_channels("skimage.filters", "gaussian")
+    assert blur(0, 2, multichannel=True) == (2, -1) and blur(0, channel_axis=0) == (1, 0)
+    assert blur(0, multichannel=False) == blur(0) == (1, None)

@@ -13,7 +13,7 @@ SCRIPT = """
     from tensorflow.python.keras.layers import LSTM, Layer
     from keras.engine.base_layer import Layer as OldLayer
     from keras.keras_parameterized import TestCase
-    import patch
+    import pair_pb2, patch
     assert LSTM is sys.modules["keras.src.layers"].LSTM and Layer is tf.keras.layers.Layer is OldLayer
     assert keras.__version__ == sys.modules["keras"].__version__ and np.zeros(2, np.int).dtype == np.int64
     assert tf.__version__.startswith("2.15") and tf.executing_eagerly() and not hasattr(tf, "placeholder")
@@ -22,6 +22,14 @@ SCRIPT = """
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 3, 1)), np.ones(4), verbose=0)
     assert set(patch.calls) == {"dropped"} and K.floatx() == "float32"
+    assert model.predict_classes(np.ones((4, 3, 1))).shape == (4, 1)
+    with tf.Graph().as_default() as graph:
+        tf.constant(1) + 1
+    assert graph._last_id == 3
+    assert pair_pb2.Pair(left=3).left == 3 and pair_pb2._PAIR is pair_pb2.Pair.DESCRIPTOR
+    adam, sgd = tf.keras.optimizers.Adam(lr=0.5), tf.keras.optimizers.SGD(0.25, decay=0.125)
+    assert (float(adam.lr), float(sgd.lr), float(sgd.decay)) == (0.5, 0.25, 0.125)
+    assert isinstance(tf.keras.optimizers.SGD(0.25), tf.keras.optimizers.SGD)
     print(tf.constant(1).numpy())
 """
 PATCH = """
@@ -37,10 +45,33 @@ PATCH = """
 
     Dropout.call = call
 """
+# What protoc 3.0 makes of `syntax = "proto3"; package pairs; message Pair { int32 left = 1; }`.
+PAIR_PB2 = r"""
+    import sys
+    _b = sys.version_info[0] < 3 and (lambda x: x) or (lambda x: x.encode("latin1"))
+    from google.protobuf import descriptor as _descriptor
+    from google.protobuf import message as _message
+    from google.protobuf import reflection as _reflection
+    DESCRIPTOR = _descriptor.FileDescriptor(
+        name="pair.proto", package="pairs", syntax="proto3",
+        serialized_pb=_b(
+            "\n\npair.proto\x12\x05pairs\"\x14\n\x04Pair\x12\x0c\n\x04left\x18\x01 \x01(\x05\x62\x06proto3"))
+    _PAIR = _descriptor.Descriptor(
+        name="Pair", full_name="pairs.Pair", filename=None, file=DESCRIPTOR, containing_type=None,
+        fields=[_descriptor.FieldDescriptor(
+            name="left", full_name="pairs.Pair.left", index=0, number=1, type=5, cpp_type=1, label=1,
+            has_default_value=False, default_value=0, message_type=None, enum_type=None, containing_type=None,
+            is_extension=False, extension_scope=None, options=None)],
+        extensions=[], nested_types=[], enum_types=[], options=None, is_extendable=False, syntax="proto3")
+    DESCRIPTOR.message_types_by_name["Pair"] = _PAIR
+    Pair = _reflection.GeneratedProtocolMessageType(
+        "Pair", (_message.Message,), dict(DESCRIPTOR=_PAIR, __module__="pair_pb2"))
+"""
 
 
 def test_a_script_started_by_npu_run(tmp_path):
     write_script(tmp_path, SCRIPT)
+    write_script(tmp_path, PAIR_PB2, "pair_pb2.py")
     write_script(tmp_path, PATCH, "patch.py")
     code, output = npu_run("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
     assert code == 0 and output.splitlines()[-1] == "1", output
