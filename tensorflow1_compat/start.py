@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from npu_bridge.base.after_import import after_import
 from npu_bridge.base.tf_internals.contrib import accept_whole_floats, load_generated_code_with
+from npu_bridge.base.tf_internals.sessions import set_deterministic
 from tensorflow1_compat import journal, old_attributes, proxies, spawn
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
@@ -80,6 +81,7 @@ def switch_v2_off() -> None:
     try:
         tf.disable_v2_behavior()
         accept_whole_floats()
+        set_deterministic(False)  # TF_DETERMINISTIC_OPS, unknown to 1.15, refuses random operators without a seed
         old_attributes.give()
     finally:
         logger.setLevel(level)

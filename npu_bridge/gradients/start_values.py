@@ -167,7 +167,8 @@ def _in_session(session, variables):
 
     def write(position, value):
         # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
-        initializer = variables[position].initializer
+        # The initializer is a tensor where a variable of TensorFlow 1 starts from a checkpoint.
+        initializer = getattr(variables[position].initializer, "op", variables[position].initializer)
         run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
 
     return read, write

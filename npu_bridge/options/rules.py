@@ -111,12 +111,17 @@ def dump_is_complete(s: Settings) -> None:
             raise s.error(
                 "dump_path", "{} is missing although a dump is switched on", "an existing directory", "Name one."
             )
-        s.parsed("dump_path", usable_directory)
     # Also while the dump is off: a slip would show on the day the dump is needed. Only the directory may come later.
     if s.values["dump_step"] is not None:
         s.parsed("dump_step", grammar.parse_dump_step)
     s.one_of("dump_mode", ("input", "output", "all"))
     s.one_of("dump_debug_mode", ("aicore_overflow", "atomic_overflow", "all"))
+
+
+def dump_directory_exists(s: Settings) -> None:
+    """Of options that a training takes. Scripts make a `DumpConfig` of a directory that is not there, and drop it."""
+    if s.values["enable_dump"] or s.values["enable_dump_debug"]:
+        s.parsed("dump_path", usable_directory)
 
 
 def profiling_is_complete(s: Settings) -> None:
@@ -253,6 +258,7 @@ RULES = (
     mixlist_needs_mixed_precision,
     acceleration_fits_precision,
     dump_is_complete,
+    dump_directory_exists,
     profiling_is_complete,
     compile_cache_exists,
     implementation_types_need_a_mode,

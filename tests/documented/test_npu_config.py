@@ -172,7 +172,11 @@ def test_dump_fields_are_checked_while_the_dump_is_off(field):
         npu_config.DumpConfig(**{field: "nonsense"})
     with pytest.raises(ValueError, match=f"parameter_map: {field} .*'nonsense'"):
         read_session_config(with_entry(None, {field: "nonsense"}))
-    assert npu_config.DumpConfig(dump_path="/no/such/directory yet")._dump_path == "/no/such/directory yet"
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_dump_may_name_a_directory_that_is_not_there_yet(is_on):
+    assert npu_config.DumpConfig(enable_dump=is_on, dump_path="/no/such directory")._dump_path == "/no/such directory"
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,27 @@ def test_a_script_that_broadcasts_hears_nothing(on_ranks, how):
 
 
 @in_graph
+def started_from_checkpoints(folder):
+    """On a rank: values after a step of what starts from a checkpoint of its own; initializers are tensors then."""
+    prefix = f"{folder}/of_rank_{collective.current().rank}"
+    with tf.Graph().as_default(), tf1.Session() as session:
+        saver = tf1.train.Saver(_variables(use_resource=False))
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, prefix)
+    variables = _variables(use_resource=False)
+    tf1.train.init_from_checkpoint(prefix, {variable.op.name: variable for variable in variables})
+    train_op = NPUDistributedOptimizer(_momentum()).minimize(_loss(variables), var_list=variables)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        return np.array(session.run(variables)).tolist()
+
+
+def test_ranks_that_start_from_different_checkpoints_train_one_model(on_ranks, tmp_path):
+    assert on_ranks(2, started_from_checkpoints, str(tmp_path)) == [_expected(2, 1)] * 2
+
+
+@in_graph
 def restored_on_rank_0(folder, trainer):
     """On a rank: a training goes on from a checkpoint that rank 0 alone reads.
 

@@ -64,7 +64,9 @@ class Replay(tf.train.SessionRunHook):
                     f"replay: variable {name} has another shape. Expected {value.shape} as recorded; got "
                     f"{variable.shape}. Build the model that was recorded."
                 )
-            session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+            # A tensor where a variable of TensorFlow 1 starts from a checkpoint.
+            initializer = getattr(variable.initializer, "op", variable.initializer)
+            session.run(initializer, {initializer.inputs[1]: value})
 
     def feeds(self, graph, step):
         """What a step reads: values by the names of tensors, for `feed_dict`."""

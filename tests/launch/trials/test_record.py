@@ -7,9 +7,13 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from npu_bridge.launch.record import record, replay
+from npu_bridge.launch.trials.replay_tf1 import Replay
 from tests.launch.trials.running import write_script
+
+tf1 = tf.compat.v1
 
 # Batches of a dataset, batches that are fed, and dropout. The first argument is the seed of all of it.
 SESSION = """
@@ -165,6 +169,19 @@ def test_pure_tensorflow_replays_it(recorded, warm_python, tmp_path):
         script = write_script(tmp_path, SESSION + text, "elsewhere.py")
         ended = warm_python.run([script, 5], cwd=tmp_path)
         assert "the same 3" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_weights_go_into_variables_that_start_from_a_checkpoint(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    (tmp_path / "rank_0/record.json").write_text(json.dumps({"steps": 0, "losses": []}))
+    np.savez(tmp_path / "rank_0/weights.npz", w=[3.0])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable("w", initializer=[1.0], use_resource=False)
+        session.run(variable.initializer)
+        tf1.train.Saver().save(session, f"{tmp_path}/model")
+        tf1.train.init_from_checkpoint(f"{tmp_path}/model", {"w": variable})
+        Replay(str(tmp_path)).load_weights(session)
+        assert session.run(variable) == [3.0]
 
 
 # A script of TensorFlow 1.
