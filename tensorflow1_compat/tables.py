@@ -116,7 +116,11 @@ NAMES: dict[str, str] = {
     "tensorflow.app.UsageError": "absl.app:UsageError",
     "tensorflow.python.layers.base.InputSpec": "keras.src.engine.input_spec:InputSpec",
     "tensorflow.core.protobuf.config_pb2.RPCOptions": "tensorflow.core.protobuf.rpc_options_pb2:RPCOptions",
-    "tensorflow.nn.conv2d_transpose": "tensorflow1_compat.known_shapes:conv2d_transpose",
+    "tensorflow.math.maximum": "tensorflow1_compat.old_rules:maximum",
+    "tensorflow.math.minimum": "tensorflow1_compat.old_rules:minimum",
+    "tensorflow.maximum": "tensorflow1_compat.old_rules:maximum",
+    "tensorflow.minimum": "tensorflow1_compat.old_rules:minimum",
+    "tensorflow.nn.conv2d_transpose": "tensorflow1_compat.old_rules:conv2d_transpose",
     "tensorflow.summary.all_summary_ops": f"{_CONTRIB}.summary:all_summary_ops",
     "tensorflow.summary.always_record_summaries": f"{_CONTRIB}.summary:always_record_summaries",
     "tensorflow.summary.create_file_writer": f"{_CONTRIB}.summary:create_file_writer",
@@ -133,6 +137,7 @@ NAMES: dict[str, str] = {
         f"{_PYTHON}.distribute.distribute_lib:get_replica_context"
     ),
     f"{_PYTHON}.eager.context.list_devices": f"{_V1}.config:list_logical_devices",
+    f"{_PYTHON}.framework.op_def_registry.get_registered_ops": "tensorflow1_compat.old_rules:get_registered_ops",
     f"{_PYTHON}.framework.test_util.run_in_graph_and_eager_modes": (
         "tensorflow1_compat.test_util:run_in_graph_and_eager_modes"
     ),

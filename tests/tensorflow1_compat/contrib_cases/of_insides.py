@@ -58,6 +58,8 @@ def case_names_of_split_modules():
         assert proxies.proxy(module).take(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
     assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
+    assert operators["MatMul"].input_arg[1].name == "b" and len(operators) > 1000
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
 

@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from tensorflow1_compat import graph_transforms, keras_policies, known_shapes, old_keras, proxies
+from tensorflow1_compat import graph_transforms, keras_policies, old_keras, old_rules, proxies
 from tensorflow1_compat.contrib import (
     all_reduce,
     autograph,
@@ -90,10 +90,10 @@ def case_frozen_graphs_are_stripped():
 def case_the_batch_of_transposed_convolutions_is_known():
     x = tf.placeholder(tf.float32, [None, 2, 2, 8])
     for shape in ([8, 4, 4, 4], tf.stack([8, 4, 4, 4])):
-        result = known_shapes.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), output_shape=shape, strides=[1, 2, 2, 1])
+        result = old_rules.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), output_shape=shape, strides=[1, 2, 2, 1])
         assert result.shape.as_list() == [8, 4, 4, 4]
     shape = tf.stack([tf.shape(x)[0], 4, 4, 4])
-    assert known_shapes.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), shape, 2).shape.as_list() == [None, 4, 4, 4]
+    assert old_rules.conv2d_transpose(x, tf.ones([5, 5, 4, 8]), shape, 2).shape.as_list() == [None, 4, 4, 4]
 
 
 def case_profiles():
@@ -108,6 +108,19 @@ def case_profiles():
                 session.run(tf.constant(1))
         assert [path.name for path in pathlib.Path(folder).iterdir()] == ["profile_1"]
     assert tf.Session.run is run
+
+
+def case_constants_win_over_nan():
+    x = tf.constant([np.nan, 1.0, -1.0])
+    least, most = old_rules.maximum(1e-10, x, name="guard"), old_rules.minimum(np.float32(0.5), x)
+    gradients = tf.gradients(least, x) + tf.gradients(most, x)
+    found = value([least, most, *gradients])
+    # What TensorFlow 1.15 gives.
+    for numbers, expected in zip(found, ([1e-10, 1, 1e-10], [0.5, 0.5, -1], [1, 1, 0], [1, 0, 1])):
+        close(numbers, expected)
+    assert np.isnan(value(old_rules.maximum(x, 1e-10))[0]) and "guard" in {op.name for op in x.graph.get_operations()}
+    assert value(old_rules.maximum(2, tf.constant(1))) == 2
+    assert proxies.proxy("tensorflow").take("maximum") is proxies.proxy("tensorflow.math").take("maximum")
 
 
 def case_memory_stats():
