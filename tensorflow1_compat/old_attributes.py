@@ -21,6 +21,8 @@ def give() -> None:
     _set(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set(tf.Tensor, "_uses_learning_phase", False)
     when_loaded("keras.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
+    for name in ("keras.backend", "keras.api._v2.keras.backend"):  # where Horovod's callbacks look for the session
+        when_loaded(name, _give_sessions)
 
 
 def give_those_of_2() -> None:
@@ -28,6 +30,13 @@ def give_those_of_2() -> None:
     when_loaded("tensorflow.python.framework.ops", _complete_graphs)
     when_loaded("keras.src.engine.sequential", _complete_models)
     when_loaded("keras.src.optimizers.optimizer", _take_old_keywords)
+
+
+def _give_sessions(module: types.ModuleType) -> None:
+    def give_from(backend: types.ModuleType) -> None:
+        module.get_session, module.set_session = backend.get_session, backend.set_session
+
+    when_loaded("keras.api._v1.keras.backend", give_from)
 
 
 def _set(kind: type, name: str, value: Any) -> None:

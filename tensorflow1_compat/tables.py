@@ -105,6 +105,8 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.
     MODULES[f"{_root}.engine.network"] = "tensorflow1_compat.old_keras"
     MODULES[f"{_root}.engine.topology"] = "tensorflow1_compat.old_keras"
     MODULES[f"{_root}.mixed_precision.experimental"] = "tensorflow1_compat.keras_policies"
+    for _name in ("hdf5_format", "model_config", "save", "saved_model", "saving_utils"):
+        MODULES[f"{_root}.saving.{_name}"] = f"keras.src.saving.legacy.{_name}"
     MODULES[f"{_root}.optimizer_v2"] = "keras.src.optimizers.legacy"
     MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = "keras.src.optimizers.legacy.optimizer_v2"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import types
 import unittest
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from tensorflow1_compat import old_attributes, proxies
@@ -58,6 +60,8 @@ def case_names_of_split_modules():
         assert proxies.proxy(module).take(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
     assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    for root in ("tensorflow.python.keras", "keras", "tensorflow.keras"):
+        assert callable(proxies.proxy(f"{root}.saving.hdf5_format").save_model_to_hdf5), root
     operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
     assert operators["MatMul"].input_arg[1].name == "b" and len(operators) > 1000
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
@@ -69,6 +73,8 @@ def case_old_attributes():
     old_attributes.give()  # once more changes nothing
     inputs = tf.keras.layers.Input((3,))
     assert inputs._keras_shape == (None, 3) and inputs._uses_learning_phase is False
+    session = tf.keras.backend.get_session()
+    assert importlib.import_module("keras.backend").get_session() is session is tf2.keras.backend.get_session()
     inputs._keras_shape = (5, 3)
     assert inputs._keras_shape == (5, 3) and inputs.shape.as_list() == [None, 3]
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(2,), use_bias=False)])
