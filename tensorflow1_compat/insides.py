@@ -51,8 +51,9 @@ _INNER = """
     saved_model saved_model_estimator saved_model_predictor scaled_softplus scan_ops script_ops seq2seq
     sequence_queueing_state_saver set_ops shampoo shuffle_ops sign_decay single_image_random_dot_stereograms sliding
     slim sort_ops sparse_feature_cross_op sparse_image_warp sparse_ops sparsemax sparsemax_loss split_dependency
-    summaries target_column tensor_util tfexample_decoder threadpool tools tpu tpu_config tpu_estimator tpu_optimizer
-    training tuner unique util_test utils variable_clipping_optimizer vgg visualize weight_decay_optimizers writers
+    summaries target_column tensor_util tfe tfexample_decoder threadpool tools tpu tpu_config tpu_estimator
+    tpu_optimizer training tuner unique util_test utils variable_clipping_optimizer vgg visualize
+    weight_decay_optimizers writers
 """
 _inner = frozenset(_INNER.split())
 

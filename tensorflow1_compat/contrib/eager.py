@@ -18,6 +18,8 @@ from tensorflow.python.eager.backprop import implicit_val_and_grad as implicit_v
 from tensorflow.python.eager.backprop import val_and_grad_function as value_and_gradients_function
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import function as defun
 
+from tensorflow1_compat.test_util import run_in_graph_and_eager_modes as run_test_in_graph_and_eager_modes
+
 Iterator = tf.data.make_one_shot_iterator
 list_devices = tf.config.list_logical_devices
 CheckpointableSaver = Checkpoint

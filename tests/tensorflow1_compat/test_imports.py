@@ -152,7 +152,17 @@ def facts(tmp_path_factory):
         "core",
         "npu_init",
     ]
-    + ["npu_init as", "contrib", "import_module", "__import__", "autograph", "in a class", "namespace package", "flags", "except"],
+    + [
+        "npu_init as",
+        "contrib",
+        "import_module",
+        "__import__",
+        "autograph",
+        "in a class",
+        "namespace package",
+        "flags",
+        "except",
+    ],
 )
 def test_form_binds_tensorflow_1(facts, form):
     assert facts[form] is True

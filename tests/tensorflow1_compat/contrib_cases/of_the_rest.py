@@ -139,6 +139,8 @@ def case_small_modules():
     close(value([nccl.all_max([tf.constant(1.0), tf.constant(2.0)])[0], nccl.reduce_sum([tf.constant(1.0)])]), [2, 1])
     dropped = value(nn.alpha_dropout(tf.random_normal([20000], seed=1), 0.8, seed=2))
     close([dropped.mean(), dropped.std()], [0, 1], 0.05)
+    tfe = proxies.proxy("tensorflow.contrib.eager.python.tfe")
+    assert tfe.run_test_in_graph_and_eager_modes is eager.run_test_in_graph_and_eager_modes
     assert eager.in_graph_mode() and not eager.executing_eagerly() and keras.layers.Dense
     assert checkpoint.CheckpointManager and saved_model.read_saved_model and all_reduce.build_ring_all_reduce
     assert autograph.convert and tensorboard.plugins.projector.ProjectorConfig
