@@ -71,6 +71,8 @@ WRAPPED: dict[str, str] = {
     "numpy.array": "tensorflow1_compat.shims:array",
     "numpy.asarray": "tensorflow1_compat.shims:asarray",
     "numpy.save": "tensorflow1_compat.shims:save",
+    "numpy.savez": "tensorflow1_compat.shims:savez",
+    "numpy.savez_compressed": "tensorflow1_compat.shims:savez_compressed",
     "random.sample": "tensorflow1_compat.shims:sample",
     "yaml.load": "tensorflow1_compat.shims:yaml_load",
     "yaml.load_all": "tensorflow1_compat.shims:yaml_load_all",

@@ -127,6 +127,19 @@ def _save() -> Any:
     return save
 
 
+def _save_several(name: str) -> Any:
+    real = getattr(importlib.import_module("numpy"), name)
+
+    def whole(value: Any) -> Any:
+        return _ragged("asarray")(value) if isinstance(value, (list, tuple)) else value
+
+    @functools.wraps(real)
+    def save(file: Any, *values: Any, **named: Any) -> None:
+        real(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
+
+    return save
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -149,6 +162,8 @@ _LATE = {
     "normalized_laplacian_matrix": lambda: _sparse_matrix("normalized_laplacian_matrix"),
     "to_scipy_sparse_matrix": lambda: _sparse_matrix("to_scipy_sparse_matrix", "to_scipy_sparse_array"),
     "save": _save,
+    "savez": lambda: _save_several("savez"),
+    "savez_compressed": lambda: _save_several("savez_compressed"),
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),
 }
