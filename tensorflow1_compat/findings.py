@@ -40,6 +40,7 @@ _KNOWN_TO_WORK = {
     "tensorflow_estimator", "tf_slim", "tqdm",
 }  # fmt: skip
 _DEEPEST, _MOST_FOLDERS = 4, 500
+_AT_THE_TOP = ("README", "LICENSE", "REQUIREMENTS")  # of a project: what is beside its folder is another one
 _TAKES_OPTIONS = re.compile(rf"({'|'.join(TAKE_OPTIONS)})$")
 
 
@@ -99,6 +100,7 @@ def survey(
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
     change = {option.name for option in of_precision}
+    roots = [*roots, *_added_by(script)]
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
@@ -109,6 +111,14 @@ def survey(
     for finding in (*_of_packages(files, roots), *_of_variables(files)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
+
+
+def _added_by(script: str) -> list[str]:
+    """Where a script that adds to `sys.path` may have more modules: the folder above its own, and the current one."""
+    with open_file(script, errors="replace") as file:
+        if "sys.path" not in file.read():
+            return []
+    return [os.path.dirname(os.path.dirname(os.path.realpath(script))), os.getcwd()]
 
 
 def _of_syntax(facts: FileFacts) -> Iterator[Finding]:
@@ -199,8 +209,8 @@ def _is_there(package: str, roots: Sequence[str]) -> bool:
 def _modules_below(root: str) -> frozenset[str]:
     """Names of the folders and files around a script: its own folder, those below, and those beside it."""
     found: set[str] = set()
-    above = os.path.dirname(root)
-    for folder, depth in ((root, _DEEPEST), (above, 2)):
+    is_top = any(name.upper().startswith(_AT_THE_TOP) for name in os.listdir(root))
+    for folder, depth in [(root, _DEEPEST), (os.path.dirname(root), 2)][: 1 if is_top else 2]:
         for at, folders, names in itertools.islice(os.walk(folder), _MOST_FOLDERS):
             found.update(folders)
             found.update(name.partition(".")[0] for name in names if name.endswith((".py", ".so")))

@@ -239,6 +239,15 @@ class _Reader(ast.NodeVisitor):
             self.visit(part)
             self._guards -= isinstance(part, ast.ExceptHandler)
 
+    def visit_If(self, node: ast.If) -> None:
+        """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there."""
+        chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
+        self.visit(node.test)
+        for statement in (*node.body, *node.orelse):
+            self._guards += _imported_as(statement) in chosen
+            self.visit(statement)
+            self._guards -= _imported_as(statement) in chosen
+
     def visit_Assign(self, node: ast.Assign) -> None:
         """`flags = tf.flags` gives another alias."""
         name = self._dotted(node.value)
@@ -297,6 +306,13 @@ class _Reader(ast.NodeVisitor):
 
     def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
         self.uses.append(Use(name, Place(self._path, node.lineno), is_import, self._guards > 0, **more))
+
+
+def _imported_as(node: ast.stmt) -> str | None:
+    """The name that an import of one name binds; None for other statements."""
+    if not isinstance(node, (ast.Import, ast.ImportFrom)) or len(node.names) > 1:
+        return None
+    return node.names[0].asname or node.names[0].name
 
 
 def _call_of(node: ast.Call) -> Call:

@@ -80,6 +80,8 @@ WRAPPED: dict[str, str] = {
     "numpy.array": "tensorflow1_compat.shims:array",
     "numpy.asarray": "tensorflow1_compat.shims:asarray",
     "numpy.save": "tensorflow1_compat.shims:save",
+    "numpy.savez": "tensorflow1_compat.shims:savez",
+    "numpy.savez_compressed": "tensorflow1_compat.shims:savez_compressed",
     "random.sample": "tensorflow1_compat.shims:sample",
     "skimage.filters.gaussian": "tensorflow1_compat.shims:gaussian",
     "skimage.metrics.structural_similarity": "tensorflow1_compat.shims:structural_similarity",

@@ -141,6 +141,19 @@ def _with_channels(module: str, name: str) -> Any:
     return make
 
 
+def _save_several(name: str) -> Any:
+    real = getattr(importlib.import_module("numpy"), name)
+
+    def whole(value: Any) -> Any:
+        return _ragged("asarray")(value) if isinstance(value, (list, tuple)) else value
+
+    @functools.wraps(real)
+    def save(file: Any, *values: Any, **named: Any) -> None:
+        real(file, *map(whole, values), **{key: whole(value) for key, value in named.items()})
+
+    return save
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -166,6 +179,8 @@ _LATE = {
     "rescale": lambda: _with_channels("skimage.transform", "rescale"),
     "structural_similarity": lambda: _with_channels("skimage.metrics", "structural_similarity"),
     "save": _save,
+    "savez": lambda: _save_several("savez"),
+    "savez_compressed": lambda: _save_several("savez_compressed"),
     "yaml_load": lambda: _yaml("load"),
     "yaml_load_all": lambda: _yaml("load_all"),
 }

@@ -179,3 +179,30 @@ def test_arguments_are_for_the_run_whose_exit_code_it_is(tmp_path):
     assert code == 3 and "['--json', '--']" in output and output.endswith("Nothing was found that cannot work.\n")
     code, output = checked(tmp_path, "--run", "--json")
     assert code == 2 and "Say --run --out FILE." in output
+
+
+def test_modules_that_a_script_finds_above_itself_are_read(tmp_path, monkeypatch):
+    (tmp_path / "project" / "tools").mkdir(parents=True)
+    project = folder_with(tmp_path / "project")
+    text = "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), '..'))\nfrom package import old\n"
+    write_script(project / "tools", text)
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(checked(project / "tools", "--json")[1])["files"] == 2
+
+
+def test_what_another_project_has_is_still_needed(tmp_path):
+    for name, module in (("own", "README.md"), ("other", "beside_this.py")):
+        (tmp_path / name).mkdir()
+        write_script(tmp_path / name, "", module)
+    write_script(tmp_path / "own", "import tensorflow as tf\nimport beside_this\ntf.placeholder(tf.float32)\n")
+    assert "package beside_this" in checked(tmp_path / "own")[1]
+
+
+def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):
+    text = (
+        "import tensorflow as tf\nif tf.version:\n    import Queue as queue\nelse:\n    import queue\ntf.placeholder\n"
+    )
+    write_script(tmp_path, text)
+    assert "Queue" not in checked(tmp_path)[1]
+    write_script(tmp_path, text.replace("import queue", "queue = None"))
+    assert "package Queue" in checked(tmp_path)[1]

@@ -46,6 +46,10 @@ assert sorted(random.sample({1, 2, 3}, 3)) == [1, 2, 3]
 assert np.array([[1, 2], [3]]).dtype == object and np.array([[1, 2], [3, 4]]).dtype == np.int64
 np.save("rows.npy", ([[1, 2], [3]], 4))
 assert list(np.load("rows.npy", allow_pickle=True)) == [[[1, 2], [3]], 4]
+for save in (np.savez, np.savez_compressed):
+    save("rows.npz", [4, [5]], params=[[1, 2], [3]], one=1)
+    kept = np.load("rows.npz", allow_pickle=True)
+    assert list(kept["arr_0"]) == [4, [5]] and list(kept["params"]) == [[1, 2], [3]] and kept["one"] == 1
 assert eigsh(np.eye(4), 2)[0].shape == (2,)
 try:
     np.array([[1, 2], [3]], dtype=float)
