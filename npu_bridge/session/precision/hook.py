@@ -38,6 +38,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         """Finds the global step; rounds single values as asked, while no session knows the graph."""
         self._global_step = tf.compat.v1.train.get_global_step()
         self._precision.round_single_values(tf.compat.v1.get_default_graph())
+        self._precision.prepare_first_runs()
 
     def after_create_session(self, session, coord):
         """Attaches the session."""
