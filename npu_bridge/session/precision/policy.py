@@ -86,6 +86,11 @@ class Precision:
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
+    def prepare_first_runs(self) -> None:
+        """Readies the runs of a session before it is attached, such as those that initialise it: the rewriter is on."""
+        if self._imitates:
+            rewriter.leave_loops_out()
+
     def policy_of_run(self, trained: frozenset[str]) -> Policy:
         """The policy of a run that is about to start; only runs that train are accelerated.
 

@@ -151,6 +151,13 @@ def keep_order(session_config: Any) -> None:
     rewrites.optimizers.extend([_SORTING, _SORTING, name, *later])  # where passes are listed, they run in that order
 
 
+def leave_loops_out() -> None:
+    """Leaves loops out of imitation for the rest of the process, also where no lists of a policy are in force."""
+    variable = f"{_PREFIX}CLEARLIST_REMOVE"
+    said = filter(None, (environment.read_variable(variable) or "").split(","))
+    environment.write_variable(variable, ",".join(sorted({*said, *_LOOP_TYPES})))
+
+
 def make_lists(
     policy: Policy,
     types: Iterable[str],

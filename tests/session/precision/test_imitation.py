@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.session.precision.hook import PrecisionHook
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
@@ -117,3 +118,22 @@ def test_initial_values_that_operators_draw(monkeypatch):
             session.run(tf1.global_variables_initializer())
             first, second = (session.run([loss, train_op])[0] for _ in range(2))
     assert second < first
+
+
+def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(monkeypatch):
+    monkeypatch.setenv(IMITATION, "1")
+    monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_CLEARLIST_REMOVE", "")
+    are_functions = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    precision, config = precision_of(precision_mode="allow_mix_precision"), tf1.ConfigProto()
+    precision.prepare(config)
+    try:
+        with tf.Graph().as_default():
+            outputs, _ = tf1.nn.dynamic_rnn(tf1.nn.rnn_cell.LSTMCell(16), tf.constant(BATCH), dtype=tf.float32)
+            train = tf1.train.AdamOptimizer().minimize(tf.reduce_sum(outputs**2))
+            creator = tf1.train.ChiefSessionCreator(config=config)
+            with tf1.train.MonitoredSession(creator, [PrecisionHook(precision)]) as session:
+                session.run(train)
+                assert np.isfinite(session.run(outputs)).all()
+    finally:
+        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
