@@ -1,6 +1,6 @@
 """Attributes that tensors and models had for scripts of TensorFlow 1.15 and the Keras of its time.
 
-They are set on the real classes, which everybody sees; what a class has by itself stays.
+They are set on the real classes, which everybody sees; what a class has by itself stays, but for one check of Keras.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ def give() -> None:
     _set(tf.Tensor, "_uses_learning_phase", False)
     when_loaded("keras.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
     when_loaded("keras.src.engine.sequential", _complete_models)
+    convolutions = "keras.src.layers.convolutional.base"
+    when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
+    when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
 def _set(kind: type, name: str, value: Any) -> None:
@@ -31,6 +34,19 @@ def _set(kind: type, name: str, value: Any) -> None:
 def _complete_models(module: types.ModuleType) -> None:
     _set(module.Sequential, "predict_classes", _predict_classes)
     _set(module.Sequential, "predict_proba", _predict_proba)
+
+
+def _allow_dilated_strides(kind: type) -> None:
+    """Lets a layer have strides and a dilation above 1: 1.15 refused that in its plain convolutions alone."""
+
+    def check(self: Any) -> None:
+        dilation, self.dilation_rate = self.dilation_rate, (1,)
+        try:
+            super(kind, self)._validate_init()
+        finally:
+            self.dilation_rate = dilation
+
+    kind._validate_init = check
 
 
 def _shape_of(tensor: Any) -> tuple:
