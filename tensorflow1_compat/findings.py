@@ -22,6 +22,7 @@ from tensorflow1_compat.missing import advice_for, shortened
 from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
+from tensorflow1_compat.tree import SourceTree
 
 __all__ = ["Finding", "Survey", "survey"]
 
@@ -179,7 +180,7 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 remark = f"it is not installed: pip install {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
             elif use.is_import and not use.is_guarded and (folder := _folder_of_helper(package)):
-                if folder not in map(os.path.abspath, roots):
+                if folder not in map(os.path.abspath, roots) and not SourceTree(roots).holds(folder):
                     remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
                     yield Finding("needed", f"package {package}", remark, use.place)
 

@@ -168,8 +168,9 @@ def _index_of(module: str) -> dict[str, list[Any]]:
         return {_ANYTHING: []}
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     tree = ast.parse(source)
-    # What the files of TensorFlow's interface do with `globals()` adds no name that is not in them.
-    adds_names = b"globals()" in source and not module.startswith("tensorflow._api.")
+    # What the files of TensorFlow's interface do with `globals()` adds no name that is not in them. Others change what
+    # the next star import gives.
+    adds_names = (b"globals()" in source or b".__all__ = " in source) and not module.startswith("tensorflow._api.")
     found: dict[str, list[Any]] = {_ANYTHING: []} if adds_names else {}
     for top in tree.body:
         defined = [pair for node in search([top], _parts) for pair in _definitions(node, package)]

@@ -1,6 +1,6 @@
 """Attributes that tensors, graphs and models had for scripts of an older TensorFlow and the Keras of its time.
 
-They are set on the real classes, which everybody sees; what a class has by itself stays.
+They are set on the real classes, which everybody sees; what a class has by itself stays, but for one check of Keras.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def give() -> None:
     when_loaded("keras.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
     for name in ("keras.backend", "keras.api._v2.keras.backend"):  # where Horovod's callbacks look for the session
         when_loaded(name, _give_sessions)
+    convolutions = "keras.src.layers.convolutional.base"
+    when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
+    when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
 
 def give_those_of_2() -> None:
@@ -69,6 +72,19 @@ def _take_old_keywords(module: types.ModuleType) -> None:
         return object.__new__(kind)
 
     module.Optimizer.__new__ = make
+
+
+def _allow_dilated_strides(kind: type) -> None:
+    """Lets a layer have strides and a dilation above 1: 1.15 refused that in its plain convolutions alone."""
+
+    def check(self: Any) -> None:
+        dilation, self.dilation_rate = self.dilation_rate, (1,)
+        try:
+            super(kind, self)._validate_init()
+        finally:
+            self.dilation_rate = dilation
+
+    kind._validate_init = check
 
 
 def _shape_of(tensor: Any) -> tuple:

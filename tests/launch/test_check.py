@@ -129,14 +129,16 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
     write_script(tmp_path, "from names import *\n", "names_circle.py")
     (tmp_path / "src" / "deep").mkdir(parents=True)
     write_script(tmp_path / "src" / "deep", "f = 1\n", "lib_of_project.py")
-    helper = tmp_path / "elsewhere" / "helper_of_tensorflow_1"
+    elsewhere = tmp_path.with_name("elsewhere")
+    helper = elsewhere / "helper_of_tensorflow_1"
     helper.mkdir(parents=True)
     write_script(helper, "import tensorflow as tf\nx = tf.placeholder\n", "__init__.py")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(elsewhere)
     code, output = checked(tmp_path, "--json")
     stops = {one["what"]: one["remark"] for one in json.loads(output)["findings"] if one["severity"] == "stops it"}
     assert code == 1
     assert stops.pop("package helper_of_tensorflow_1").endswith(f"start with npu-run --tree {helper}")
+    assert "package helper_of" not in checked(tmp_path, "--json", "--tree", str(elsewhere))[1]  # a folder above it
     assert "pip install not_installed_anywhere" in stops.pop("package not_installed_anywhere")
     assert "without a default" in stops.pop("environment variable OF_NOBODY")
     assert "has no argument 'rate'; it has learning_rate" in stops.pop("tf.train.AdamOptimizer(...)")

@@ -64,6 +64,7 @@ def case_names_of_split_modules():
         assert callable(proxies.proxy(f"{root}.saving.hdf5_format").save_model_to_hdf5), root
     operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
     assert operators["MatMul"].input_arg[1].name == "b" and len(operators) > 1000
+    assert find_missing("tensorflow.python.estimator.estimator._check_hooks_type") is None  # by a star
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
 
@@ -85,6 +86,13 @@ def case_old_attributes():
     one = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
     assert one.predict_classes(np.array([[0.2, 0.1], [0.4, 0.4]])).tolist() == [[0], [1]]
     assert model.layers[0].apply(inputs[:, :2]).shape.as_list() == [None, 2]
+    image = tf.reshape(tf.range(128.0), [1, 8, 8, 2])
+    depthwise = tf.keras.layers.DepthwiseConv2D(3, 2, "same", dilation_rate=2, depthwise_initializer="ones")(image)
+    separable = tf.layers.separable_conv2d(image, 3, 3, 2, "same", dilation_rate=2)
+    # The strides are those of every second pixel, as in 1.15.
+    dilated = tf.nn.depthwise_conv2d(image, tf.ones([3, 3, 2, 1]), [1] * 4, "SAME", [2, 2])
+    close(*value([depthwise, tf.gather(tf.gather(dilated, [0, 1, 4, 5], axis=1), [0, 1, 4, 5], axis=2)]))
+    assert separable.shape.as_list() == [1, 4, 4, 3]
 
 
 def case_buckets():
