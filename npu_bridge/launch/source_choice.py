@@ -75,7 +75,7 @@ class SourceChoice(NamedTuple):
         Returns:
           Whether its files see more than is there.
         """
-        from tensorflow1_compat import era, journal, start
+        from tensorflow1_compat import child, era, journal, start
 
         start.decide()
         roots = self.find_roots(script)
@@ -88,6 +88,8 @@ class SourceChoice(NamedTuple):
         if rank > 0:
             journal.silence()
         start.enter(roots, sys.path[1:], found)
+        if found == 1:
+            child.lead(roots)
         return True
 
     def conclude(self, script: str, rank: int) -> None:
