@@ -13,9 +13,11 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Sequence
 
+from npu_bridge.base.environment import read_variable, write_variable
 from tensorflow1_compat import journal, spawn, start
 from tensorflow1_compat.source import compile_source, prepare_namespace
 from tensorflow1_compat.tree import SourceTree
@@ -33,7 +35,7 @@ def lead(roots: Sequence[str]) -> None:
     for name in _NAMES:
         with open(os.path.join(folder, name), "w", opener=functools.partial(os.open, mode=0o755)) as file:
             file.write(f'#!/bin/sh\nexec {command} "$@"\n')
-    os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", os.defpath)
+    write_variable("PATH", folder + os.pathsep + (read_variable("PATH") or os.defpath))
 
 
 def _main(roots: list[str], arguments: list[str]) -> None:
@@ -56,6 +58,17 @@ def _main(roots: list[str], arguments: list[str]) -> None:
     else:
         main.__file__ = os.path.abspath(given[0])
         spawn.run_file(given[0], main.__dict__)
+    _wait_for_threads()
+
+
+def _wait_for_threads() -> None:
+    """Since Python 3.9, executors take no work once the main thread is at its end, whoever else is still there."""
+    from concurrent.futures import thread as executors
+
+    left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work
+    while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
+        others[0].join()
+        left_out.update(executors._threads_queues)
 
 
 if __name__ == "__main__":
