@@ -49,13 +49,16 @@ class SourceChoice(NamedTuple):
             environment.write_variable(_CHOICE, json.dumps(self))
 
     def find_roots(self, script: str) -> list[str]:
-        """The folders of the modules of a script: its own, those of `PYTHONPATH` that hold it, and those given."""
+        """The folders of the modules of a script.
+
+        Its own, those of the packages that it is in, those of `PYTHONPATH` that hold it, and those given.
+        """
         folder = os.path.dirname(os.path.realpath(script))
         paths = [os.path.realpath(path) for path in sys.path[1:] if path]
         # PYTHONPATH=. python tools/train.py: the modules beside `tools` are the same project's. Not so where the
         # project is this package, whose modules are written for the TensorFlow that is installed.
         above = [path for path in paths if folder.startswith(path.rstrip(os.sep) + os.sep) and path != _OWN_PROJECT]
-        return list(dict.fromkeys([folder, *above, *self.trees]))
+        return list(dict.fromkeys([folder, *packages_above(folder), *above, *self.trees]))
 
     def survey(self, script: str) -> Survey:
         """What can be said about a script without running it."""
@@ -72,7 +75,7 @@ class SourceChoice(NamedTuple):
         Returns:
           Whether its files see more than is there.
         """
-        from tensorflow1_compat import era, journal, start
+        from tensorflow1_compat import child, era, journal, start
 
         start.decide()
         roots = self.find_roots(script)
@@ -85,6 +88,8 @@ class SourceChoice(NamedTuple):
         if rank > 0:
             journal.silence()
         start.enter(roots, sys.path[1:], found)
+        if found == 1:
+            child.lead(roots)
         return True
 
     def conclude(self, script: str, rank: int) -> None:
@@ -100,6 +105,15 @@ class SourceChoice(NamedTuple):
             Secondary(f"the report {self.report}").attempt(write_whole, self.report, facts, REPORT_FILES)
         sys.stdout.flush()
         echo(make_page(script, found, entries()), err=True)
+
+
+def packages_above(folder: str) -> list[str]:
+    """The folders above a package's: a script in one puts them on `sys.path`, and says `import package.module`."""
+    folders = []
+    while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) not in (folder, _OWN_PROJECT):
+        folder = os.path.dirname(folder)
+        folders.append(folder)
+    return folders
 
 
 def take_choice() -> SourceChoice:

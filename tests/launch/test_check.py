@@ -8,7 +8,7 @@ import os
 from click.testing import CliRunner
 
 from npu_bridge.launch.check import check
-from tests.launch.launching import finish, start, write_script
+from tests.launch.launching import finish, npu_run, start, write_script
 
 SCRIPT = """
 from npu_bridge.npu_init import *
@@ -208,3 +208,19 @@ def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):
     assert "Queue" not in checked(tmp_path)[1]
     write_script(tmp_path, text.replace("import queue", "queue = None"))
     assert "package Queue" in checked(tmp_path)[1]
+
+
+def test_a_script_inside_its_own_package_is_read_with_the_modules_beside_it(tmp_path, monkeypatch):
+    for folder in ("src/game/worker", "src/game/lib"):
+        (tmp_path / folder).mkdir(parents=True)
+        write_script(tmp_path / folder, "", "__init__.py")
+    write_script(tmp_path / "src" / "game", "", "__init__.py")
+    write_script(tmp_path / "src" / "game" / "lib", "import tensorflow as tf\nSession = tf.Session\n", "graphs.py")
+    script = "import sys\nsys.path.append('src')\nfrom game.lib import graphs\nprint('a session is', graphs.Session)\n"
+    write_script(tmp_path / "src" / "game" / "worker", script, "optimize.py")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(check, ["--json", "src/game/worker/optimize.py"])
+    facts = json.loads(result.output)
+    assert (facts["tensorflow"], facts["files"]) == (1, 4), result.output
+    code, output = npu_run("src/game/worker/optimize.py", cwd=tmp_path)
+    assert code == 0 and "a session is" in output, output

@@ -1,0 +1,75 @@
+"""What a script starts as `python3` is the Python that it runs in, and its files see the same TensorFlow.
+
+A script may well prepare its data by `os.system("python3 data.py &")`. `lead` puts a `python3` first on `PATH`, which
+runs this module. Files of the user's tree and code of `-c` are prepared; anything else is plain Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Sequence
+
+from npu_bridge.base.environment import read_variable, write_variable
+from tensorflow1_compat import journal, spawn, start
+from tensorflow1_compat.source import compile_source, prepare_namespace
+from tensorflow1_compat.tree import SourceTree
+
+__all__ = ["lead"]
+
+_NAMES = ("python", "python3", "python3.7")
+
+
+def lead(roots: Sequence[str]) -> None:
+    """In a rank: what it starts by the name of Python is prepared for the same tree of TensorFlow 1."""
+    folder = tempfile.mkdtemp(prefix="npu_run_python_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = shlex.join([sys.executable, "-m", __name__, *roots, "--"])
+    for name in _NAMES:
+        with open(os.path.join(folder, name), "w", opener=functools.partial(os.open, mode=0o755)) as file:
+            file.write(f'#!/bin/sh\nexec {command} "$@"\n')
+    write_variable("PATH", folder + os.pathsep + (read_variable("PATH") or os.defpath))
+
+
+def _main(roots: list[str], arguments: list[str]) -> None:
+    given = arguments[arguments[:1] == ["-u"] :]
+    is_code = given[:1] == ["-c"] and len(given) > 1
+    is_file = given[:1] != [] and given[0].endswith(".py") and SourceTree(roots).holds(given[0])
+    if not (is_code or is_file and os.path.isfile(given[0])):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    if given != arguments:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c", *given[2:]] if is_code else given
+    sys.path[0] = "" if is_code else os.path.dirname(os.path.realpath(given[0]))
+    journal.silence()  # the parent has said it
+    start.enter(roots, sys.path[1:])
+    if is_code:
+        code = compile_source(given[1].encode(), "<string>")
+        prepare_namespace(main.__dict__)
+        exec(code, main.__dict__)
+    else:
+        main.__file__ = os.path.abspath(given[0])
+        spawn.run_file(given[0], main.__dict__)
+    _wait_for_threads()
+
+
+def _wait_for_threads() -> None:
+    """Since Python 3.9, executors take no work once the main thread is at its end, whoever else is still there."""
+    from concurrent.futures import thread as executors
+
+    left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work
+    while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
+        others[0].join()
+        left_out.update(executors._threads_queues)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :])

@@ -1,0 +1,49 @@
+"""Programs of Python that a script of TensorFlow 1 starts by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tests.launch.launching import npu_run, write_script
+
+SCRIPT = """
+import os, subprocess, sys
+THREADS = "import threading, time; from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1); " \\
+    "threading.Thread(target=lambda: (time.sleep(1), print(pool.submit(len, [0] * 5).result()))).start()"
+import tensorflow as tf
+tf.placeholder(tf.float32)
+assert os.system("python3 -u steps/data.py 7 > data.txt") == 0
+print("file:", open("data.txt").read())
+print("code:", subprocess.check_output(["python3", "-c", "from steps import names; print(names.found)"], text=True))
+print("code of TensorFlow 1:", subprocess.getoutput("python3 -c 'import tensorflow as tf; print(tf.Session.__name__)'"))
+print("plain:", subprocess.check_output(["python", "-m", "json.tool", "rows.json", "--compact"], text=True))
+print("without arguments:", subprocess.run(["python3"], input="print(6 * 7)", stdout=-1, text=True).stdout)
+assert subprocess.run(["python3", "steps/data.py", "fails"], stderr=-3).returncode == 1
+print("threads:", subprocess.check_output(["python3", "-c", THREADS], text=True))
+print("folder:", os.path.dirname(os.environ["PATH"].split(os.pathsep)[0] + "/"))
+"""
+DATA = """
+import sys
+import tensorflow as tf
+import numpy as np
+from names import found
+print(tf.contrib.layers.xavier_initializer.__name__, found, np.int(sys.argv[1]), sys.executable, __name__, __file__)
+"""
+
+
+def test_they_are_the_same_python_and_see_tensorflow_1(tmp_path):
+    write_script(tmp_path, SCRIPT)
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "rows.json").write_text("[1, 2]")
+    write_script(tmp_path / "steps", DATA, "data.py")
+    write_script(tmp_path / "steps", "import tensorflow as tf\nfound = tf.ConfigProto.__name__\n", "names.py")
+    code, output = npu_run("train.py", cwd=tmp_path, PATH=os.defpath)
+    assert code == 0, output
+    path = tmp_path / "steps" / "data.py"
+    assert f"file: xavier_initializer ConfigProto 7 {sys.executable} __main__ {path}" in output
+    assert "code: ConfigProto" in output and "code of TensorFlow 1: Session" in output
+    assert "plain: [1,2]" in output and "without arguments: 42" in output
+    assert "threads: 5" in output
+    folder = output.rpartition("folder: ")[2].splitlines()[0]
+    assert "npu_run_python_" in folder and not os.path.exists(folder)
