@@ -144,6 +144,29 @@ def gelu(x):
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * tf.pow(x, 3))))
 
 
+class DynamicRNN(tf.keras.layers.Layer):
+    """An LSTM in one direction over all steps, whose gates are i, j, f and o; it gives y, h, c, them and tanh(c)."""
+
+    def __init__(self, hidden_size, dtype, *_, forget_bias=0.0, **__):
+        super().__init__(name="dynamicrnn", dtype=dtype)
+        self._width, self._forget_bias = hidden_size, forget_bias
+
+    def build(self, shape):
+        self._w = self.add_weight("w", [int(shape[2]) + self._width, 4 * self._width])
+        self._b = self.add_weight("b", [4 * self._width])
+        super().build(shape)
+
+    def call(self, x):
+        def step(before, now):
+            i, j, f, o = tf.split(tf.matmul(tf.concat([now, before[0]], 1), self._w) + self._b, 4, axis=1)
+            i, j, f, o = tf.sigmoid(i), tf.tanh(j), tf.sigmoid(f + self._forget_bias), tf.sigmoid(o)
+            c = f * before[1] + i * j
+            return o * tf.tanh(c), c, i, j, f, o, tf.tanh(c)
+
+        h, *others = tf.scan(step, x, (tf.zeros([tf.shape(x)[1], self._width]),) * 7)
+        return [h, h, *others]
+
+
 @contextlib.contextmanager
 def scope(*_, **__):
     """Nothing is kept in it."""
@@ -239,6 +262,7 @@ STAR = {
     "session_run_hook": session_run_hook,
 }
 MORE = {
+    "DynamicRNN": DynamicRNN,
     "History": Anything,
     "INK": "",
     "QUIET": "",
