@@ -67,7 +67,7 @@ def _wait_for_threads() -> None:
 
     left_out = {threading.main_thread(), *executors._threads_queues}  # they wait for work
     while others := [each for each in threading.enumerate() if not each.daemon and each not in left_out]:
-        others[0].join()
+        others[0].join(0.1)  # it may turn out to be one of an executor that is being filled
         left_out.update(executors._threads_queues)
 
 
