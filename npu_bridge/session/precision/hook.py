@@ -39,7 +39,7 @@ class PrecisionHook(tf.estimator.SessionRunHook):
         """Finds the global step; rounds single values as asked, while no session knows the graph."""
         self._global_step = global_step_of()
         self._precision.round_single_values(tf.compat.v1.get_default_graph())
-        self._precision.prepare_first_runs()
+        self._precision.prepare_other_runs()
 
     def after_create_session(self, session, coord):
         """Attaches the session."""

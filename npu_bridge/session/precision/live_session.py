@@ -56,6 +56,7 @@ def attach(session: tf.compat.v1.Session, precision: Precision) -> None:
     if is_remote(session):
         say_once(logging.WARNING, "precision: sessions on a remote TensorFlow server keep the dtypes of their graph.")
         return
+    precision.prepare_other_runs()  # the package's own runs go past the engine, at any time
     executors = _Executors(session.graph, precision)
     executors.round_new_operators()
     add_engine(session, executors)

@@ -86,8 +86,8 @@ class Precision:
         if missing:
             say_once(logging.INFO, f"precision: {self.low_dtype} saves no time here, because {missing}.")
 
-    def prepare_first_runs(self) -> None:
-        """Readies the runs of a session before it is attached, such as those that initialise it: the rewriter is on."""
+    def prepare_other_runs(self) -> None:
+        """Readies runs for which no lists are in force, such as those that initialise a session: the rewriter is on."""
         if self._imitates:
             rewriter.leave_loops_out()
 

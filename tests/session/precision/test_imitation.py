@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.sessions import run_quietly
 from npu_bridge.session.precision.hook import PrecisionHook
+from npu_bridge.session.precision.live_session import attach
 from npu_bridge.session.precision.rewriter import IMITATION
 from tests.session.precision.small_models import (
     Dense,
@@ -120,20 +122,33 @@ def test_initial_values_that_operators_draw(monkeypatch):
     assert second < first
 
 
-def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(monkeypatch):
+@pytest.fixture
+def graph_with_a_loop(monkeypatch):
+    """A training with a loop of TensorFlow 1, its settings, and nothing that leaves loops out yet."""
     monkeypatch.setenv(IMITATION, "1")
     monkeypatch.setenv("TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_CLEARLIST_REMOVE", "")
     are_functions = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
     precision, config = precision_of(precision_mode="allow_mix_precision"), tf1.ConfigProto()
     precision.prepare(config)
-    try:
-        with tf.Graph().as_default():
-            outputs, _ = tf1.nn.dynamic_rnn(tf1.nn.rnn_cell.LSTMCell(16), tf.constant(BATCH), dtype=tf.float32)
-            train = tf1.train.AdamOptimizer().minimize(tf.reduce_sum(outputs**2))
-            creator = tf1.train.ChiefSessionCreator(config=config)
-            with tf1.train.MonitoredSession(creator, [PrecisionHook(precision)]) as session:
-                session.run(train)
-                assert np.isfinite(session.run(outputs)).all()
-    finally:
-        (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
+    with tf.Graph().as_default():
+        outputs, _ = tf1.nn.dynamic_rnn(tf1.nn.rnn_cell.LSTMCell(16), tf.constant(BATCH), dtype=tf.float32)
+        yield precision, config, outputs, tf1.train.AdamOptimizer().minimize(tf.reduce_sum(outputs**2))
+    (tf1.enable_control_flow_v2 if are_functions else tf1.disable_control_flow_v2)()
+
+
+def test_a_session_with_a_loop_that_is_attached_after_its_first_runs(graph_with_a_loop):
+    precision, config, outputs, train = graph_with_a_loop
+    creator = tf1.train.ChiefSessionCreator(config=config)
+    with tf1.train.MonitoredSession(creator, [PrecisionHook(precision)]) as session:
+        session.run(train)
+        assert np.isfinite(session.run(outputs)).all()
+
+
+def test_runs_with_a_loop_that_go_past_the_precision(graph_with_a_loop):
+    precision, config, outputs, train = graph_with_a_loop
+    with tf1.Session(config=config) as session:
+        attach(session, precision)
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+        assert np.isfinite(run_quietly(session, [outputs])[0]).all()
