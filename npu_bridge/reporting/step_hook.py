@@ -124,7 +124,7 @@ def _scalar(loss: Any) -> float | None:
     """The mean of a loss that is fetched; `np.mean` would take a third of a small step's Python time for a scalar."""
     if loss is None:
         return None
-    return float(loss if isinstance(loss, np.generic) else np.mean(loss))
+    return float(loss) if isinstance(loss, (float, np.floating)) else float(np.mean(loss))
 
 
 def _latest(graph, collection: str) -> tf.Tensor | None:
