@@ -10,7 +10,6 @@ import atexit
 import functools
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 import threading
@@ -29,8 +28,9 @@ _NAMES = ("python", "python3", "python3.7")
 
 def lead(roots: Sequence[str]) -> None:
     """In a rank: what it starts by the name of Python is prepared for the same tree of TensorFlow 1."""
-    folder = tempfile.mkdtemp(prefix="npu_run_python_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    own = tempfile.TemporaryDirectory(prefix="npu_run_python_")
+    atexit.register(own.cleanup)
+    folder = own.name
     command = shlex.join([sys.executable, "-m", __name__, *roots, "--"])
     for name in _NAMES:
         with open(os.path.join(folder, name), "w", opener=functools.partial(os.open, mode=0o755)) as file:
