@@ -19,7 +19,7 @@ from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
-from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, read_file, read_tree
+from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, added_by, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
 from tensorflow1_compat.tree import SourceTree
@@ -101,7 +101,7 @@ def survey(
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
     change = {option.name for option in of_precision}
-    roots = [*roots, *_added_by(script)]
+    roots = [*roots, *added_by(script)]
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
@@ -112,14 +112,6 @@ def survey(
     for finding in (*_of_packages(files, roots), *_of_variables(files)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
-
-
-def _added_by(script: str) -> list[str]:
-    """Where a script that adds to `sys.path` may have more modules: the folder above its own, and the current one."""
-    with open_file(script, errors="replace") as file:
-        if "sys.path" not in file.read():
-            return []
-    return [os.path.dirname(os.path.dirname(os.path.realpath(script))), os.getcwd()]
 
 
 def _of_syntax(facts: FileFacts) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from npu_bridge.base.search import search
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 
-__all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "read_file", "read_tree"]
+__all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
@@ -123,13 +123,21 @@ def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:
 
     Args:
       script: the script's path.
-      roots: folders in which modules are looked for, that of the script first.
+      roots: folders in which modules are looked for, that of the script first; those of `added_by` come last.
     """
-    tree = _Tree(roots)
+    tree = _Tree([*roots, *added_by(script)])
     start = os.path.abspath(script)
     tree.known[os.path.realpath(start)] = start
     for path in itertools.islice(search([start], tree.imported_by), _MOST_FILES):
         yield tree.read(path)
+
+
+def added_by(script: str) -> list[str]:
+    """Where a script that adds to `sys.path` may have more modules: the folder above its own, and the current one."""
+    with open_file(script, errors="replace") as file:
+        if "sys.path" not in file.read():
+            return []
+    return [os.path.dirname(os.path.dirname(os.path.realpath(script))), os.getcwd()]
 
 
 class _Tree:

@@ -66,6 +66,15 @@ def test_scripts_are_told_apart(folder, name):
     assert evidence_of(str(script), [str(folder)]).is_tensorflow_1 == (name in OF_1)
 
 
+def test_modules_above_a_script_that_adds_to_its_path_are_read(folder):
+    (folder / "mains").mkdir()
+    script = folder / "mains" / "run.py"
+    text = "import os, sys\nsys.path.append(os.path.dirname(__file__) + '/..')\nfrom model import train\ntrain()"
+    for said, is_tensorflow_1 in ((text, True), (text.replace("sys.path", "elsewhere"), False)):
+        script.write_text(said)
+        assert evidence_of(str(script), [str(script.parent)]).is_tensorflow_1 is is_tensorflow_1
+
+
 def test_the_first_use_is_named_with_its_line(folder):
     script = folder / "train.py"
     script.write_text(OF_1["compat"])
