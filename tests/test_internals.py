@@ -43,7 +43,7 @@ PRIVATE_MODULES = (
 )
 # Of Python itself: of namedtuples, modules and frames.
 OF_PYTHON = {"_asdict", "_fields", "_make", "_replace", "_current_frames", "_exit", "_getframe"}
-OF_PYTHON |= {"_bootstrap", "_call_with_frames_removed", "_fixup_main_from_path"}
+OF_PYTHON |= {"_bootstrap", "_call_with_frames_removed", "_fixup_main_from_path", "_threads_queues"}
 ASKING = ("getattr", "hasattr", "setattr", "delattr")
 # What this package calls by a name that TensorFlow has as well, by the file.
 OWN = {"tensorflow1_compat/proxies.py": {"_name"}}
