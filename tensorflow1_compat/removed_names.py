@@ -70,6 +70,7 @@ GONE_MODULES: dict[str, str] = {
 
 # Taken the place of always: what was accepted then is an error or something else now.
 WRAPPED: dict[str, str] = {
+    "absl.flags.DEFINE_enum": "tensorflow1_compat.shims:define_enum",
     "importlib.import_module": "tensorflow1_compat.imports:import_module",
     "json.load": "tensorflow1_compat.shims:json_load",
     "json.loads": "tensorflow1_compat.shims:json_loads",

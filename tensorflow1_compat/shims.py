@@ -10,6 +10,7 @@ import inspect
 import json
 import platform
 import random
+import re
 from typing import Any
 
 from tensorflow1_compat.journal import say_once
@@ -154,6 +155,19 @@ def _save_several(name: str) -> Any:
     return save
 
 
+def _define_enum() -> Any:
+    from absl import flags
+
+    @functools.wraps(flags.DEFINE_enum)
+    def define(name: Any, default: Any, enum_values: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(enum_values, str):  # ("keras', 'graph"), with a quote too few
+            say_once("flags.DEFINE_enum(enum_values=str)", "an error since absl 2.0; its words are the values")
+            enum_values = re.findall(r"\w+", enum_values)
+        return flags.DEFINE_enum(name, default, enum_values, *arguments, **options)
+
+    return define
+
+
 def _yaml(name: str) -> Any:
     yaml = importlib.import_module("yaml")
     real = getattr(yaml, name)
@@ -169,6 +183,7 @@ def _yaml(name: str) -> Any:
 
 
 _LATE = {
+    "define_enum": _define_enum,
     "array": lambda: _ragged("array"),
     "asarray": lambda: _ragged("asarray"),
     "adjacency_matrix": lambda: _sparse_matrix("adjacency_matrix"),

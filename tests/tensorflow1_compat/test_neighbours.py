@@ -37,6 +37,9 @@ for neighbour in (tfa, tf_slim):
             for seen in (vars(module).get("tf"), vars(module).get("np")):
                 assert seen is None or type(seen).__module__ != "tensorflow1_compat.proxies", name
 assert not hasattr(sys.modules["time"], "clock") and time.clock() > 0
+from absl import flags
+flags.DEFINE_enum(name="implementation", default="keras", enum_values=("keras', 'graph_rewrite"), help="")
+assert flags.FLAGS["implementation"].parser.enum_values == ["keras", "graph_rewrite"]
 import tensorboard.summary
 assert "image_pb" not in vars(sys.modules["tensorboard.summary"]) and callable(tensorboard.summary.image_pb)
 assert not hasattr(sys.modules["collections"], "Iterable") and isinstance([], collections.Iterable)
