@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensorflow1_compat.eras import ONLY_1, ONLY_2
-from tensorflow1_compat.reading import Use, read_tree
+from tensorflow1_compat.reading import METHODS_OF_LEGACY, Use, read_tree
 from tensorflow1_compat.removed_names import GONE_MODULES, GONE_NAMES
-from tensorflow1_compat.tables_of_2 import OF_2
+from tensorflow1_compat.tables_of_2 import LEGACY_OPTIMIZERS, OF_2
 
 __all__ = ["Evidence", "evidence_of"]
 
@@ -25,7 +25,12 @@ _NEEDS_GRAPHS = {f"tensorflow.compat.v1.{name}" for name in ("placeholder", "spa
 _OLD_OF_2 = frozenset({
     *OF_2.modules, *OF_2.names, *GONE_NAMES, *GONE_MODULES, "yaml.load",
     "google.protobuf.descriptor.Descriptor", "google.protobuf.descriptor.EnumDescriptor",  # of old protoc modules
-})  # fmt: skip
+    *(f"tensorflow_addons.optimizers.{name}" for name in (  # around an optimizer of the legacy generation
+        "AveragedOptimizerWrapper", "Lookahead", "MovingAverage", "MultiOptimizer", "SWA",
+        "extend_with_decoupled_weight_decay",
+    )),
+    METHODS_OF_LEGACY,
+}) - LEGACY_OPTIMIZERS.keys()  # fmt: skip
 # Keywords that what is below a module took then, and refuses or leaves out now.
 _OLD_KEYWORDS = {"optimizers": {"decay", "lr"}, "skimage": {"multichannel"}}
 _MAKES_GRAPHS = {"tensorflow.Graph", "tensorflow.compat.v1.Graph"} | {

@@ -11,18 +11,23 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from npu_bridge.base.machine import own_packages
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
 
-__all__ = ["ANY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
+__all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
 # Files beyond are not read: a script's own tree is smaller, and the answer is known long before.
 _MOST_FILES = 400
 
 SET, ANY = 0, "*"
+_OWN_PACKAGES = frozenset(map(os.path.basename, own_packages()))
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+# What a script uses that defines how an optimizer of Keras of its own updates variables, as until TensorFlow 2.10.
+METHODS_OF_LEGACY = "methods of a legacy optimizer"
+_OF_LEGACY = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse"}
 _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 # Classes of `npu_bridge.npu_init` whose keywords are options.
@@ -165,6 +170,8 @@ class _Tree:
         folder = path
         for _ in range(level):
             folder = os.path.dirname(folder)
+        if not level and name.partition(".")[0] in _OWN_PACKAGES:
+            return []  # where the current folder is that of this project
         found = _files_of(name, [folder] if level else self._roots)
         return [self.known.setdefault(os.path.realpath(file), file) for file in found]
 
@@ -246,6 +253,11 @@ class _Reader(ast.NodeVisitor):
             self._guards += isinstance(part, ast.ExceptHandler)
             self.visit(part)
             self._guards -= isinstance(part, ast.ExceptHandler)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name in _OF_LEGACY:
+            self._use(METHODS_OF_LEGACY, node)
+        self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
         """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensorflow1_compat.tables import MODULES, NAMES, Tables
 
-__all__ = ["OF_2"]
+__all__ = ["LEGACY_OPTIMIZERS", "OF_2"]
 
 _KERAS_OF_1, _KERAS = "keras.api._v1.keras", "keras.api._v2.keras"
 _ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
@@ -21,6 +21,12 @@ _INSIDES = (
     "utils.tf_inspect", "utils.tf_utils", "utils.version_utils", "utils.vis_utils",
 )  # fmt: skip
 _TESTING = "keras.src.testing_infra"
+# Optimizers of Keras until TensorFlow 2.10. Their names are also those of a younger generation, so they tell no age.
+LEGACY_OPTIMIZERS: dict[str, str] = {
+    f"{root}.optimizers.{name}": f"{_KERAS}.optimizers.legacy:{name}"
+    for root in ("keras", "tensorflow", "tensorflow.keras")
+    for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop", "SGD")
+}
 
 OF_2 = Tables(
     modules={
@@ -35,6 +41,7 @@ OF_2 = Tables(
         "tensorflow.python.keras.combinations": f"{_TESTING}.test_combinations",
     },
     names={
+        **LEGACY_OPTIMIZERS,
         **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in NAMES.items() if old.startswith(_ROOTS)},
         "tensorflow.enable_v2_behavior": "tensorflow.compat.v1:enable_v2_behavior",
         "tensorflow.keras.__version__": "keras:__version__",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
+import pytest
+
 from tests.launch.launching import npu_run, write_script
 from tests.tensorflow1_compat.test_plain_python import run
 
@@ -30,6 +34,7 @@ SCRIPT = """
     adam, sgd = tf.keras.optimizers.Adam(lr=0.5), tf.keras.optimizers.SGD(0.25, decay=0.125)
     assert (float(adam.lr), float(sgd.lr), float(sgd.decay)) == (0.5, 0.25, 0.125)
     assert isinstance(tf.keras.optimizers.SGD(0.25), tf.keras.optimizers.SGD)
+    assert tf.keras.optimizers.SGD is keras.optimizers.SGD is tf.optimizers.SGD is tf.keras.optimizers.legacy.SGD
     print(tf.constant(1).numpy())
 """
 PATCH = """
@@ -76,6 +81,38 @@ def test_a_script_started_by_npu_run(tmp_path):
     code, output = npu_run("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
     assert code == 0 and output.splitlines()[-1] == "1", output
     assert output.count("numpy.int") == 1
+
+
+OF_LEGACY = {
+    "a subclass": """
+        class Halved(tf.keras.optimizers.SGD):
+            def __init__(self, rate, name="Halved"):
+                super().__init__(rate, 0.0, False, name)
+            def _resource_apply_dense(self, grad, var, apply_state=None):
+                return super()._resource_apply_dense(grad / 2, var, apply_state)
+        optimizer = Halved(0.5)
+    """,
+    "a wrapper": """
+        import tensorflow_addons as tfa
+        optimizer = tfa.optimizers.MovingAverage(tf.keras.optimizers.SGD(0.25), average_decay=0.0)
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", OF_LEGACY)
+def test_optimizers_are_those_that_keras_had(tmp_path, kind):
+    training = """
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.compile(optimizer, "mse")
+        model.fit(np.ones((1, 1)), np.zeros((1, 1)), verbose=0)
+        print("weight", model.get_weights()[0].item())
+    """
+    text = (
+        "import numpy as np\nimport tensorflow as tf\n" + textwrap.dedent(OF_LEGACY[kind]) + textwrap.dedent(training)
+    )
+    write_script(tmp_path, text)
+    code, output = npu_run("train.py", cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
+    assert code == 0 and output.splitlines()[-1] == "weight 0.5", output
 
 
 def test_the_modules_of_a_script_that_imports_npu_device(tmp_path):
