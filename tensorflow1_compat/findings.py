@@ -101,7 +101,6 @@ def survey(
     """
     known = {name: option for option in options for name in (option.name, option.key) if name}
     change = {option.name for option in of_precision}
-    roots = [*roots, *added_by(script)]
     evidence: Evidence = evidence_of(script, roots)
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
@@ -109,7 +108,7 @@ def survey(
     for facts in files:
         for finding in (*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)):
             found.setdefault((finding.kind, finding.what), finding)
-    for finding in (*_of_packages(files, roots), *_of_variables(files)):
+    for finding in (*_of_packages(files, [*roots, *added_by(script)]), *_of_variables(files)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
 

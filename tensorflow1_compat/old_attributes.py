@@ -60,7 +60,8 @@ def _complete_models(module: types.ModuleType) -> None:
 def _take_old_keywords(module: types.ModuleType) -> None:
     """Lets the optimizers of Keras take `decay`, which they refuse, and `lr`, of which they take no notice.
 
-    Who says these gets the optimizer of the time, which has all of its attributes, too.
+    Who says these gets the optimizer of the time, which has all of its attributes, too. Under `npu-run` the names lead
+    there already (`LEGACY_OPTIMIZERS`); a script under plain Python has the names of today.
     """
 
     def make(kind: type, *arguments: Any, **options: Any) -> Any:
