@@ -14,7 +14,6 @@ import re
 import types
 from typing import Any
 
-from tensorflow1_compat.old_protos import is_old_proto, rewrite_proto
 from tensorflow1_compat.proxies import MENTIONS, ROOTS
 
 __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
@@ -24,6 +23,11 @@ __all__ = ["ENTRANCE", "UserLoader", "compile_source", "prepare_namespace"]
 ENTRANCE = "__tf1__"
 _compile = functools.partial(importlib._bootstrap._call_with_frames_removed, compile)
 _WORD = re.compile(r"\w+")
+_OF_DESCRIPTION = """
+from google.protobuf.internal import builder as _builder
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, __name__, globals())
+"""
 
 
 def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeType:
@@ -36,9 +40,9 @@ def compile_source(source: bytes, path: str, optimize: int = -1) -> types.CodeTy
     Raises:
       SyntaxError: as from `compile`.
     """
-    if is_old_proto(path, source):
+    if path.endswith("_pb2.py") and b"descriptor.FileDescriptor(" in source:  # of an old protoc
         tree = _compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-        return _compile(rewrite_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
+        return _compile(_rewrite_old_proto(tree), path, "exec", dont_inherit=True, optimize=optimize)
     words = set(_WORD.findall(source.decode("latin-1")))
     roots = {root for root in ROOTS & words if root not in MENTIONS or MENTIONS[root] & words}
     if roots or "__import__" in words:
@@ -68,6 +72,18 @@ class UserLoader(importlib.machinery.SourceFileLoader):
         module = types.ModuleType(spec.name)
         prepare_namespace(module.__dict__)
         return module
+
+
+def _rewrite_old_proto(tree: ast.Module) -> ast.Module:
+    """Puts what a younger protoc writes in the place of all that comes after the description of the file.
+
+    Protobuf 4 refuses the descriptors that modules of an old protoc make by hand.
+    """
+    for number, statement in enumerate(tree.body):
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "DESCRIPTOR":
+            tree.body[number + 1 :] = ast.parse(_OF_DESCRIPTION).body
+            break
+    return tree
 
 
 def _look_like_imports(*functions: Any) -> None:
