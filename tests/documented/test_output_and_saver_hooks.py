@@ -186,15 +186,17 @@ def test_saver_hook_saves_as_the_stock_hook_and_does_not_ask_for_the_step_after_
                 def after_save(self, session, global_step_value, steps=steps):
                     steps.append(int(global_step_value))
 
-            hook, counting = kind(folder, save_steps=25, listeners=[Listener()]), Counting()
+            hook, counting = kind(folder, save_steps=50, listeners=[Listener()]), Counting()
             with tf1.train.SingularMonitoredSession([hook]) as session:
                 add_engine(session.raw_session(), counting)
-                for run in range(100):
+                for run in range(200):
                     session.run(advance, {add: moves[run % len(moves)]})
-                asked[kind] = counting.runs - 100
+                asked[kind] = counting.runs - 200
     assert saved[NPUCheckpointSaverHook] == saved[tf.estimator.CheckpointSaverHook]
-    assert asked[tf.estimator.CheckpointSaverHook] >= 100
-    assert asked[NPUCheckpointSaverHook] < 75
+    assert asked[tf.estimator.CheckpointSaverHook] >= 200
+    # A run is seen to move the step by two of them at most, for what is fetched with it races with its update; twice that
+    # is allowed for, 2 * 7 of the 50 steps between two checkpoints at most.
+    assert asked[NPUCheckpointSaverHook] < 150
 
 
 FULL_DISK = """
