@@ -73,7 +73,7 @@ def _parse(arguments):
     parser.add_argument("--out", default="out/genuine", help="folder for the record and the replay")
     parser.add_argument("--python", default=str(GENUINE), help="that of TensorFlow 1.15")
     parser.add_argument("--path", action="append", default=[], help="folder with other packages for Python 3.7")
-    parser.add_argument("--copy", action="store_true", help="run in copies of the working folder, which stays as it is")
+    parser.add_argument("--copy", action="store_true", help="run in copies of the working folder (the whole package where it is inside one)")
     parser.add_argument("--tolerance", type=float, default=1e-5)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -108,8 +108,13 @@ def _folder(given, out):
     if not given.copy:
         return "."
     shutil.rmtree(out / "folder", ignore_errors=True)
-    ignore = functools.partial(_without, out)
-    return shutil.copytree(".", out / "folder", symlinks=True, ignore=ignore)
+    ignore, here = functools.partial(_without, out), pathlib.Path.cwd()
+    top = here
+    while (top / "__init__.py").exists() and (top.parent / "__init__.py").exists():
+        top = top.parent  # a script inside a package imports from all of it
+    copy = out / "folder" / top.name
+    shutil.copytree(top, copy, symlinks=True, ignore=ignore)
+    return copy / here.relative_to(top)
 
 
 def _without(folder, where, names):

@@ -25,6 +25,10 @@ import numpy as np
 import tensorflow as tf
 from npu_bridge.npu_init import *
 from npu_bridge.estimator.npu_unary_ops import npu_unary_ops
+with tf.Graph().as_default(), tf.Session() as other:
+    other.run(tf.decode_raw(tf.constant("ab"), tf.uint8))  # a session that trains nothing is no step
+with tf.Session() as npu:
+    npu.run(npu_ops.initialize_system())
 draw = np.random.RandomState(0)
 pictures, labels = draw.randn(64, 8, 8, 1).astype("float32"), draw.randint(0, 4, 64)
 dataset = tf.data.Dataset.from_tensor_slices((pictures, labels)).shuffle(64).repeat().batch(8)
@@ -75,9 +79,9 @@ with tf.Session() as session:
 """
 
 
-def replayed(folder, text):
+def replayed(folder, text, *options):
     write_script(folder, text)
-    tool = [sys.executable, REPOSITORY / "tools/replay_on_genuine.py", "--out", folder / "out", "train.py"]
+    tool = [sys.executable, REPOSITORY / "tools/replay_on_genuine.py", *options, "--out", folder / "out", "train.py"]
     return subprocess.run(tool, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -88,6 +92,17 @@ def test_the_same_training(tmp_path, text, slots):
     assert "drawn, not replayed" not in done.stdout and "loss: nan" not in done.stdout
     compared = [int(line.split("(")[1].split()[0]) for line in done.stdout.splitlines() if line.startswith("slots")]
     assert compared[0] >= slots
+
+
+def test_a_copy_is_of_the_whole_package(tmp_path):
+    package = tmp_path / "package/inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package.parent / "words.py").write_text("START = 1.0\n")
+    text = OTHER.replace("tf.ones([3])", "START * tf.ones([3])").replace("1.001", "1.0")
+    done = replayed(package, "import sys\nsys.path.append('../..')\nfrom package.words import START\n" + text, "--copy")
+    assert done.returncode == 0 and "agrees over 10 steps" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_first_operator_that_differs_is_named(tmp_path):

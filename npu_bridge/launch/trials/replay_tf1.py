@@ -86,8 +86,11 @@ class Replay(tf.train.SessionRunHook):
         """Whether a run of these is one of the steps that were recorded: evaluations are not."""
         key = (graph.version, tuple(_elements(graph, fetches)))
         if key not in self._known:
-            updates = self._updates_in(graph.get_operations())
-            self._known[key] = not updates or bool(updates & self.needed(graph, fetches))
+            ops = graph.get_operations()
+            updates = self._updates_in(ops)
+            # A graph without what was trained, as one that reads images, trains nothing.
+            is_of_training = not self._trained or any(op.name in self._trained for op in ops)
+            self._known[key] = bool(updates & self.needed(graph, fetches)) if updates else is_of_training
         return self._known[key]
 
     def needed(self, graph, fetches):

@@ -167,6 +167,11 @@ class DynamicRNN(tf.keras.layers.Layer):
         return [h, h, *others]
 
 
+def operation(*_, **__):
+    """An operation that does nothing."""
+    return tf.no_op()
+
+
 @contextlib.contextmanager
 def scope(*_, **__):
     """Nothing is kept in it."""
@@ -250,7 +255,9 @@ STAR = {
     "set_keras_session_npu_config": session_of_keras,
     "close_session": close_session,
     "hccl_ops": module("hccl_ops", allreduce=first, broadcast=lambda tensors, *_, **__: tensors, allgather=first),
-    "npu_ops": module("npu_ops", dropout=dropout, npu_onnx_graph_op=first),
+    "npu_ops": module(
+        "npu_ops", dropout=dropout, npu_onnx_graph_op=first, initialize_system=operation, shutdown_system=operation
+    ),
     "npu_unary_ops": module("npu_unary_ops", gelu=gelu),
     "npu_scope": scopes,
     "util": util,
