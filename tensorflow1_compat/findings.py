@@ -19,6 +19,7 @@ from tensorflow1_compat.era import Evidence, evidence_of
 from tensorflow1_compat.installed import find_missing
 from tensorflow1_compat.journal import Place
 from tensorflow1_compat.missing import advice_for, shortened
+from tensorflow1_compat.reach import reached_from
 from tensorflow1_compat.reading import ANY, SET, TAKE_OPTIONS, FileFacts, Use, added_by, read_file, read_tree
 from tensorflow1_compat.signatures import complaint_about
 from tensorflow1_compat.tables import MODULES, NAMES, OF_1
@@ -105,12 +106,23 @@ def survey(
     era = era or (1 if evidence.is_tensorflow_1 else 2)
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
-    for facts in files:
-        for finding in (*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)):
-            found.setdefault((finding.kind, finding.what), finding)
-    for finding in (*_of_packages(files, [*roots, *added_by(script)]), *_of_variables(files)):
+    of_files = ((*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)) for facts in files)
+    of_all = (*_of_packages(files, [*roots, *added_by(script)]), *_of_variables(files))
+    for finding in _where_reached(files, itertools.chain(*of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
+
+
+def _where_reached(files: Sequence[FileFacts], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings; what would stop a script and is in a function that nothing calls does not."""
+    definitions = {facts.path: facts.definitions for facts in files}
+    reached = reached_from(list(definitions.values()))
+    for finding in findings:
+        around = definitions[finding.place.file].around(finding.place.line) if finding.is_fatal else None
+        if around is None or reached is None or around in reached:
+            yield finding
+        else:
+            yield finding._replace(kind="ignored", remark=f"nothing here calls {around}; {finding.remark}")
 
 
 def _of_syntax(facts: FileFacts) -> Iterator[Finding]:

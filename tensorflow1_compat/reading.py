@@ -16,6 +16,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
+from tensorflow1_compat.reach import Definitions, definitions_in
 
 __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
@@ -85,6 +86,7 @@ class FileFacts(NamedTuple):
       error: why it cannot be compiled, or None.
       aliases: what its names stand for, as far as they are modules or come from modules.
       texts: those of its texts that have the form of a module's name, such as "models.resnet.train".
+      definitions: its functions and classes, and what they need.
       variables: environment variables with the line that reads them, or `SET` where the file sets them. `ANY`: it
         sets some by names that are not written out.
     """
@@ -96,6 +98,7 @@ class FileFacts(NamedTuple):
     aliases: dict[str, str] = {}
     variables: dict[str, int] = {}
     texts: Sequence[str] = ()
+    definitions: Definitions = Definitions()
 
 
 def read_file(
@@ -120,7 +123,8 @@ def read_file(
         return FileFacts(path, [], [], problem)
     reader = _Reader(path, tree, bound_by)
     reader.visit(tree)
-    return FileFacts(path, reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
+    found = (reader.uses, reader.modules, None, reader.aliases, reader.variables, reader.texts)
+    return FileFacts(path, *found, definitions_in(tree))
 
 
 def read_tree(script: str, roots: Sequence[str]) -> Iterator[FileFacts]:

@@ -73,7 +73,7 @@ def _parse(arguments):
     parser.add_argument("--out", default="out/genuine", help="folder for the record and the replay")
     parser.add_argument("--python", default=str(GENUINE), help="that of TensorFlow 1.15")
     parser.add_argument("--path", action="append", default=[], help="folder with other packages for Python 3.7")
-    parser.add_argument("--copy", action="store_true", help="run in copies of the working folder (the whole package where it is inside one)")
+    parser.add_argument("--copy", action="store_true", help="run in copies of the working folder or package")
     parser.add_argument("--tolerance", type=float, default=1e-5)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

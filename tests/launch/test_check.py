@@ -224,3 +224,65 @@ def test_a_script_inside_its_own_package_is_read_with_the_modules_beside_it(tmp_
     assert (facts["tensorflow"], facts["files"]) == (1, 4), result.output
     code, output = npu_run("src/game/worker/optimize.py", cwd=tmp_path)
     assert code == 0 and "a session is" in output, output
+
+
+UNUSED = """
+import tensorflow as tf
+import old
+from old import by_name, renamed as other
+
+def never():
+    also_never()
+
+def also_never():
+    tf.contrib.never.f()
+
+def asked_for():
+    tf.contrib.asked_for.f()
+
+class Model(object):
+    def build(self):
+        asked_for()
+
+@tf.contrib.framework.add_arg_scope
+def registered():
+    tf.contrib.registered.f()
+
+if __name__ == "__main__":
+    Model().build()
+    getattr(old, "by_" "name")
+    other()
+"""
+OLD = """
+import tensorflow as tf
+
+def by_name():
+    tf.contrib.by_name.f()
+
+def renamed():
+    tf.contrib.renamed.f()
+
+def for_tests():
+    tf.contrib.for_tests.f()
+
+if __name__ == "__main__":
+    for_tests()
+"""
+
+
+def test_functions_that_nothing_calls_stop_no_script(tmp_path, monkeypatch):
+    write_script(tmp_path, OLD, "old.py")
+    monkeypatch.chdir(write_script(tmp_path, UNUSED).parent)
+    findings = {each["what"]: each for each in json.loads(checked(tmp_path, "--json")[1])["findings"]}
+    severity = {what.rpartition(".")[2]: findings[what]["severity"] for what in findings if "framework" not in what}
+    stops = dict.fromkeys(("asked_for", "registered", "by_name", "renamed"), "stops it")
+    assert severity == {**stops, "never": "harmless", "for_tests": "harmless"}
+    assert "nothing here calls also_never" in findings["tf.contrib.never"]["remark"]
+
+
+def test_a_script_that_looks_functions_up_may_call_any(tmp_path, monkeypatch):
+    text = UNUSED + "\nimport sys\ngetattr(old, sys.argv[1])()\n"
+    write_script(tmp_path, OLD, "old.py")
+    monkeypatch.chdir(write_script(tmp_path, text).parent)
+    findings = json.loads(checked(tmp_path, "--json")[1])["findings"]
+    assert [each["severity"] for each in findings if each["what"] == "tf.contrib.never"] == ["stops it"]

@@ -1,0 +1,83 @@
+"""Which functions of a script and its modules are named by code that runs: what the others need stops nobody."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from npu_bridge.base.search import search
+
+__all__ = ["Definitions", "definitions_in", "reached_from"]
+
+# What finds something by a name -> which argument the name is. One that is not written out may be any.
+_BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
+_ANYTHING = "*"
+
+
+class Definitions(NamedTuple):
+    """What a file defines at its top, and which names its parts say.
+
+    Attributes:
+      at_top: names that are said outside of functions and classes.
+      in_main: names under `if __name__ == "__main__"`, which imports leave out.
+      inside: function or class -> names that are said in it. One with a decorator counts as said at the top.
+      lines: function or class -> its first and last line.
+    """
+
+    at_top: frozenset[str] = frozenset()
+    in_main: frozenset[str] = frozenset()
+    inside: dict[str, frozenset[str]] = {}
+    lines: dict[str, tuple[int, int]] = {}
+
+    def around(self, line: int) -> str | None:
+        """The function or class that a line is in; None at the top."""
+        return next((name for name, (first, last) in self.lines.items() if first <= line <= last), None)
+
+
+def definitions_in(tree: ast.Module) -> Definitions:
+    """Reads a file."""
+    at_top: set[str] = set()
+    in_main: set[str] = set()
+    inside: dict[str, frozenset[str]] = {}
+    lines: dict[str, tuple[int, int]] = {}
+    for node in tree.body:
+        said = frozenset(_said_in(node))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name not in inside:
+            inside[node.name], lines[node.name] = said, (node.lineno, node.end_lineno or node.lineno)
+            at_top |= {node.name} if node.decorator_list else set()
+        elif isinstance(node, ast.If) and "__name__" in said and "__main__" in said:
+            in_main |= said
+        else:
+            at_top |= said
+    return Definitions(frozenset(at_top), frozenset(in_main), inside, lines)
+
+
+def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
+    """The names that code says which may run, of a script and its modules; None where it may reach anything."""
+
+    def said_by(name: str) -> Iterator[str]:
+        for each in files:
+            yield from each.inside.get(name, ())
+
+    begin = files[0].in_main.union(*(each.at_top for each in files))
+    reached = frozenset(search(begin, said_by))
+    return None if _ANYTHING in reached else reached
+
+
+def _said_in(part: ast.stmt) -> Iterator[str]:
+    """Names, attributes, and texts that may be a name; `_ANYTHING` where something is found by a name not written."""
+    for node in ast.walk(part):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100:
+            yield from node.value.replace(".", " ").split()
+        elif isinstance(node, ast.Call):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            place = _BY_NAME.get(function)
+            if place is not None and not isinstance((node.args[place:] or [None])[0], ast.Constant):
+                yield _ANYTHING
