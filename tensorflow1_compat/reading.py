@@ -264,13 +264,18 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there."""
+        """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there.
+
+        So it is with what follows `if "concat_v2" in dir(tf)`, or the question for a version.
+        """
         chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
+        asks = any(map(_asks_what_is_there, ast.walk(node.test)))
         self.visit(node.test)
         for statement in (*node.body, *node.orelse):
-            self._guards += _imported_as(statement) in chosen
+            is_guarded = asks or _imported_as(statement) in chosen
+            self._guards += is_guarded
             self.visit(statement)
-            self._guards -= _imported_as(statement) in chosen
+            self._guards -= is_guarded
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """`flags = tf.flags` gives another alias."""
@@ -330,6 +335,12 @@ class _Reader(ast.NodeVisitor):
 
     def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
         self.uses.append(Use(name, Place(self._path, node.lineno), is_import, self._guards > 0, **more))
+
+
+def _asks_what_is_there(node: ast.AST) -> bool:
+    """Whether an expression looks a name up by a text, or asks for a version."""
+    is_lookup = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("dir", "hasattr")
+    return is_lookup or (isinstance(node, ast.Attribute) and node.attr in ("__version__", "VERSION", "version_info"))
 
 
 def _imported_as(node: ast.stmt) -> str | None:

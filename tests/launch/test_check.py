@@ -19,6 +19,10 @@ try:
     from tensorflow.contrib import nothing_of_that_name
 except ImportError:
     pass
+if "concat_v2" in dir(tf):
+    tf.concat_v2
+if tf.__version__ < "1.0":
+    tf.pack
 x = tf.placeholder(tf.float32, [2])
 w = tf.get_variable("w", [2], initializer=tf.zeros_initializer())
 loss = tf.reduce_sum(tf.square(w * x - 1.0))
@@ -55,7 +59,7 @@ def test_a_script_that_works_is_described(tmp_path, monkeypatch):
     facts = json.loads(output)
     assert (code, facts["tensorflow"], facts["files"]) == (0, 1, 2)
     of = {each["what"]: each for each in facts["findings"]}
-    assert of["option precision_mode"]["kind"] == "option" and of["option precision_mode"]["place"] == "train.py:17"
+    assert of["option precision_mode"]["kind"] == "option" and of["option precision_mode"]["place"] == "train.py:21"
     assert of["option enable_scope_fusion_passes"]["kind"] == "ignored" and "option not_this" not in of
     assert "option **" not in of
     assert of["option precision_mode"]["severity"] == "changes numbers"
@@ -79,7 +83,7 @@ def test_what_cannot_work_is_named_and_ends_with_1(tmp_path, monkeypatch):
     code, output = checked(tmp_path, "--json")
     fatal = {each["what"]: each for each in json.loads(output)["findings"] if each["kind"] == "cannot work"}
     assert code == 1
-    assert fatal["tf.contrib.nonsense"]["place"] == "train.py:25"
+    assert fatal["tf.contrib.nonsense"]["place"] == "train.py:29"
     assert "tf.train.AdamOptimiser" in fatal and "npu_bridge.npu_init.nothing" in fatal
     assert fatal["syntax of package/old.py:1"]["remark"].endswith("make it Python 3")
     assert len(fatal) == 4
