@@ -80,8 +80,10 @@ class SourceTree:
             )
 
         sys.path_hooks.insert(0, hook)
+        # `python -m` had the current folder on `sys.path`. If the script puts it there again, it is the user's.
+        current = os.path.realpath(os.curdir)
         for path in list(sys.path_importer_cache):
-            if self.holds(path):
+            if self.holds(path) or os.path.realpath(path) == current:
                 del sys.path_importer_cache[path]
 
     def _takes(self, path: str) -> bool:
