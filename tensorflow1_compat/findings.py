@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import itertools
 import os
@@ -107,7 +108,8 @@ def survey(
     files = list(read_tree(script, roots))
     found: dict[tuple[str, str], Finding] = {}
     of_files = ((*_of_syntax(facts), *_of_options(facts, known, change), *_of_names(facts, era)) for facts in files)
-    of_all = (*_of_packages(files, [*roots, *added_by(script)]), *_of_variables(files))
+    all_roots = [*roots, *added_by(script)]
+    of_all = (*_of_packages(files, all_roots), *_of_unbuilt(files, all_roots), *_of_variables(files))
     for finding in _where_reached(files, itertools.chain(*of_files, of_all)):
         found.setdefault((finding.kind, finding.what), finding)
     return Survey(era, len(files), list(found.values()))
@@ -186,6 +188,31 @@ def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[F
                 if folder not in map(os.path.abspath, roots) and not SourceTree(roots).holds(folder):
                     remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
                     yield Finding("needed", f"package {package}", remark, use.place)
+
+
+def _of_unbuilt(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
+    """Modules of Cython that are imported, and of which only the source is there."""
+    uses = [use for facts in files for use in facts.uses if use.is_import and not use.is_guarded]
+    if any(use.name.partition(".")[0] == "pyximport" for use in uses):
+        return  # which builds them
+    for use in uses:
+        if (source := _unbuilt_source(use.name, roots)) is not None:
+            remark = "only its source is there: build it with Cython, as the project says or with `cythonize -i`"
+            yield Finding("needed", f"module {source}", remark, use.place)
+
+
+def _unbuilt_source(name: str, roots: Sequence[str]) -> str | None:
+    """The `.pyx` file of a dotted name, where it is not compiled and Python has nothing else of that name."""
+    for folder in roots:
+        for part in name.split("."):
+            at = os.path.join(folder, part)
+            if os.path.isfile(f"{at}.pyx"):
+                is_there = any(os.path.isfile(at + suffix) for suffix in importlib.machinery.all_suffixes())
+                return None if is_there or os.path.isdir(at) else os.path.relpath(f"{at}.pyx")
+            if not os.path.isdir(at):
+                break
+            folder = at
+    return None
 
 
 @functools.cache

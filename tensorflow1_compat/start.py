@@ -9,6 +9,7 @@ from npu_bridge.base.after_import import after_import
 from npu_bridge.base.tf_internals.contrib import accept_whole_floats, load_generated_code_with
 from npu_bridge.base.tf_internals.sessions import set_deterministic
 from tensorflow1_compat import journal, old_attributes, proxies, spawn
+from tensorflow1_compat.extensions import UserExtensionLoader
 from tensorflow1_compat.source import UserLoader
 from tensorflow1_compat.tables import OF_1
 from tensorflow1_compat.tables_of_2 import OF_2
@@ -43,7 +44,7 @@ def enter(roots: Sequence[str], known_paths: Sequence[str] | None = None, era: i
     decide()
     tree = SourceTree(roots, known_paths)
     proxies.serve(tree, OF_1 if era == 1 else OF_2)
-    tree.watch(UserLoader)
+    tree.watch(UserLoader, UserExtensionLoader)
     spawn.follow(tree, era, _prepare_child)
     if era == 2:
         old_attributes.give_those_of_2()

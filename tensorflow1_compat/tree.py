@@ -66,22 +66,28 @@ class SourceTree:
         places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
         return any(self.holds(place) for place in places)
 
-    def watch(self, loader: type[importlib.machinery.SourceFileLoader]) -> None:
-        """From now on, modules of the tree are loaded by `loader`."""
+    def watch(
+        self,
+        loader: type[importlib.machinery.SourceFileLoader],
+        extension_loader: type[importlib.machinery.ExtensionFileLoader],
+    ) -> None:
+        """From now on, modules of the tree are loaded by `loader`, compiled ones by `extension_loader`."""
 
         def hook(path: str) -> Any:
             if not os.path.isdir(path) or not (self.holds(path) or self._takes(path)):
                 raise ImportError(f"{path} is not in the user's source tree")
             return importlib.machinery.FileFinder(
                 path,
-                (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+                (extension_loader, importlib.machinery.EXTENSION_SUFFIXES),
                 (loader, importlib.machinery.SOURCE_SUFFIXES),
                 (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
             )
 
         sys.path_hooks.insert(0, hook)
+        # `python -m` had the current folder on `sys.path`. If the script puts it there again, it is the user's.
+        current = os.path.realpath(os.curdir)
         for path in list(sys.path_importer_cache):
-            if self.holds(path):
+            if self.holds(path) or os.path.realpath(path) == current:
                 del sys.path_importer_cache[path]
 
     def _takes(self, path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 
@@ -202,6 +203,20 @@ def test_what_another_project_has_is_still_needed(tmp_path):
         write_script(tmp_path / name, "", module)
     write_script(tmp_path / "own", "import tensorflow as tf\nimport beside_this\ntf.placeholder(tf.float32)\n")
     assert "package beside_this" in checked(tmp_path / "own")[1]
+
+
+def test_a_module_of_cython_is_to_be_built(tmp_path, monkeypatch):
+    script = "import tensorflow as tf\nfrom package.bbox import overlaps\ntf.placeholder(tf.float32)\n"
+    folder_with(tmp_path, script)
+    write_script(tmp_path / "package", "def overlaps(): pass\n", "bbox.pyx")
+    monkeypatch.chdir(tmp_path)
+    code, output = checked(tmp_path)
+    assert code == 1 and "train.py:2: module package/bbox.pyx: only its source is there" in output, output
+    for text in (script.replace("import t", "import pyximport\nimport t", 1), script):
+        write_script(tmp_path, text)
+        if text == script:
+            write_script(tmp_path / "package", "", "bbox" + importlib.machinery.EXTENSION_SUFFIXES[0])
+        assert "bbox.pyx" not in checked(tmp_path)[1]
 
 
 def test_one_of_two_imports_of_a_name_may_be_missing(tmp_path):

@@ -230,3 +230,19 @@ def test_the_project_around_the_script_sees_tensorflow_1_through_pythonpath(tmp_
     code, output = npu_run("tools/train.py", cwd=tmp_path, PYTHONPATH=paths)
     assert code == 0, output
     assert "SEES 1.15.0 2." in output
+
+
+def test_the_current_folder_is_the_users_where_the_script_adds_it(tmp_path):
+    for name in ("main", "nets"):
+        (tmp_path / name).mkdir()
+    write_script(
+        tmp_path / "main", "import os, sys\nsys.path.append(os.getcwd())\nfrom nets import model\nmodel.say()\n"
+    )
+    model = (
+        "from tensorflow.contrib import slim\nimport tensorflow as tf\ndef say():\n    print('SEES', tf.__version__)\n"
+    )
+    write_script(tmp_path / "nets", model, "model.py")
+    root = Path(__file__).resolve().parents[2]
+    code, output = npu_run("main/train.py", cwd=tmp_path, PYTHONPATH=str(root))
+    assert code == 0, output
+    assert "SEES 1.15.0" in output

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import sysconfig
 import types
 
 import pytest
@@ -117,3 +120,41 @@ def test_channels_of_pictures_as_before_scikit_image_0_21(monkeypatch):
     blur = shims._with_channels("skimage.filters", "gaussian")
     assert blur(0, 2, multichannel=True) == (2, -1) and blur(0, channel_axis=0) == (1, 0)
     assert blur(0, multichannel=False) == blur(0) == (1, None)
+
+
+COMPILED = """
+#include <Python.h>
+
+static PyObject *of_numpy(PyObject *module, const char *name) {
+    PyObject *numpy = PyObject_GetAttrString(module, "np");
+    return numpy ? PyObject_GetAttrString(numpy, name) : NULL;
+}
+static PyObject *late(PyObject *module, PyObject *unused) { return of_numpy(module, "int"); }
+static PyMethodDef methods[] = {{"late", late, METH_NOARGS, ""}, {NULL}};
+static int load(PyObject *module) {
+    if (PyModule_AddObject(module, "np", PyImport_ImportModule("numpy"))) return -1;
+    return PyModule_AddObject(module, "DTYPE", of_numpy(module, "float"));
+}
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, load}, {0}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "bbox", "", 0, methods, slots};
+PyMODINIT_FUNC PyInit_bbox(void) { return PyModuleDef_Init(&definition); }
+"""
+
+
+def test_compiled_modules_of_the_script_find_old_names_of_numpy(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler")
+    (tmp_path / "bbox.c").write_text(COMPILED)
+    name, include = "bbox" + sysconfig.get_config_var("EXT_SUFFIX"), sysconfig.get_path("include")
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", "bbox.c", "-o", name], cwd=tmp_path, check=True)
+    script = """
+    import sys
+    import tensorflow as tf
+    import bbox
+    assert not hasattr(sys.modules["numpy"], "float") and tf.placeholder
+    print("HAS", bbox.DTYPE, bbox.late())
+    """
+    write_script(tmp_path, script)
+    code, output = finish(start("train.py", cwd=tmp_path))
+    assert code == 0, output
+    assert "HAS <class 'float'> <class 'int'>" in output
