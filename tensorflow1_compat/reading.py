@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import os
@@ -62,7 +63,7 @@ class Use(NamedTuple):
       name: with aliases resolved: `tensorflow.contrib.layers.batch_norm`.
       place: where it is used.
       is_import: it is imported rather than looked up.
-      is_guarded: it is inside a `try` that has handlers, so it may be missing.
+      is_guarded: it is inside a `try` that has handlers, or behind `hasattr`, so it may be missing.
       call: what it is called with, where it is called right there.
       alias: what the first word of it stands for.
     """
@@ -212,6 +213,7 @@ class _Reader(ast.NodeVisitor):
         self._bound_by = bound_by
         self._bound_here = _bound_in(tree)
         self._guards = 0
+        self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
         self._call: ast.Call | None = None
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -262,11 +264,24 @@ class _Reader(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there."""
         chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
-        self.visit(node.test)
-        for statement in (*node.body, *node.orelse):
-            self._guards += _imported_as(statement) in chosen
-            self.visit(statement)
-            self._guards -= _imported_as(statement) in chosen
+        with self._asking(node.test):
+            self.visit(node.test)
+            for statement in (*node.body, *node.orelse):
+                self._guards += _imported_as(statement) in chosen
+                self.visit(statement)
+                self._guards -= _imported_as(statement) in chosen
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        with self._asking(node.test):
+            self.generic_visit(node)
+
+    @contextlib.contextmanager
+    def _asking(self, test: ast.expr) -> Iterator[None]:
+        """Inside, names are guarded whose presence a test looks for."""
+        before = len(self._asked_for)
+        self._asked_for.extend(_asked_in(test))
+        yield
+        del self._asked_for[before:]
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """`flags = tf.flags` gives another alias."""
@@ -325,7 +340,8 @@ class _Reader(ast.NodeVisitor):
         return ".".join([self.aliases[node.id], *reversed(parts)])
 
     def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
-        self.uses.append(Use(name, Place(self._path, node.lineno), is_import, self._guards > 0, **more))
+        is_guarded = self._guards > 0 or not {*self._asked_for}.isdisjoint(name.split("."))
+        self.uses.append(Use(name, Place(self._path, node.lineno), is_import, is_guarded, **more))
 
 
 def _imported_as(node: ast.stmt) -> str | None:
@@ -333,6 +349,22 @@ def _imported_as(node: ast.stmt) -> str | None:
     if not isinstance(node, (ast.Import, ast.ImportFrom)) or len(node.names) > 1:
         return None
     return node.names[0].asname or node.names[0].name
+
+
+def _asked_in(test: ast.expr) -> Iterator[str]:
+    """Names that `hasattr(tf, "name")` or `"name" in dir(tf)` in a test asks for."""
+    for node in ast.walk(test):
+        asked: ast.expr | None = None
+        if isinstance(node, ast.Call) and len(node.args) > 1 and _is_call_of(node, "hasattr", "getattr"):
+            asked = node.args[1]
+        elif isinstance(node, ast.Compare) and _is_call_of(node.comparators[0], "dir", "vars"):
+            asked = node.left
+        if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
+            yield asked.value
+
+
+def _is_call_of(node: ast.expr, *names: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def _call_of(node: ast.Call) -> Call:
