@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from npu_bridge.base.search import search
 
-__all__ = ["Definitions", "definitions_in", "reached_from"]
+__all__ = ["Definitions", "asked_in", "definitions_in", "reached_from"]
 
 # What finds something by a name -> which argument the name is. One that is not written out may be any.
 _BY_NAME = {"getattr": 1, "globals": 0, "eval": 0, "exec": 0, "import_module": 0, "__import__": 0, "attrgetter": 0}
@@ -63,6 +63,22 @@ def reached_from(files: Sequence[Definitions]) -> frozenset[str] | None:
     begin = files[0].in_main.union(*(each.at_top for each in files))
     reached = frozenset(search(begin, said_by))
     return None if _ANYTHING in reached else reached
+
+
+def asked_in(test: ast.expr) -> Iterator[str]:
+    """Names that `hasattr(tf, "name")` or `"name" in dir(tf)` in a test asks for."""
+    for node in ast.walk(test):
+        asked: ast.expr | None = None
+        if isinstance(node, ast.Call) and len(node.args) > 1 and _is_call_of(node, "hasattr", "getattr"):
+            asked = node.args[1]
+        elif isinstance(node, ast.Compare) and _is_call_of(node.comparators[0], "dir", "vars"):
+            asked = node.left
+        if isinstance(asked, ast.Constant) and isinstance(asked.value, str):
+            yield asked.value
+
+
+def _is_call_of(node: ast.expr, *names: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def _said_in(part: ast.stmt) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import os
@@ -16,7 +17,7 @@ from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
 from tensorflow1_compat.installed import exported_by
 from tensorflow1_compat.journal import Place
-from tensorflow1_compat.reach import Definitions, definitions_in
+from tensorflow1_compat.reach import Definitions, asked_in, definitions_in
 
 __all__ = ["ANY", "METHODS_OF_LEGACY", "SET", "Call", "FileFacts", "Use", "added_by", "read_file", "read_tree"]
 
@@ -29,6 +30,7 @@ _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 # What a script uses that defines how an optimizer of Keras of its own updates variables, as until TensorFlow 2.10.
 METHODS_OF_LEGACY = "methods of a legacy optimizer"
 _OF_LEGACY = {"_prepare_local", "_resource_apply_dense", "_resource_apply_sparse"}
+_VERSIONS = ("__version__", "VERSION", "version_info")
 _LOOKED_AT = ("tensorflow.", "keras.", "npu_bridge.", "npu_device")
 
 # Classes of `npu_bridge.npu_init` whose keywords are options.
@@ -63,7 +65,7 @@ class Use(NamedTuple):
       name: with aliases resolved: `tensorflow.contrib.layers.batch_norm`.
       place: where it is used.
       is_import: it is imported rather than looked up.
-      is_guarded: it is inside a `try` that has handlers, so it may be missing.
+      is_guarded: it is inside a `try` that has handlers, or behind `hasattr`, so it may be missing.
       call: what it is called with, where it is called right there.
       alias: what the first word of it stands for.
     """
@@ -216,6 +218,7 @@ class _Reader(ast.NodeVisitor):
         self._bound_by = bound_by
         self._bound_here = _bound_in(tree)
         self._guards = 0
+        self._asked_for: list[str] = []  # last words of names of which the branches being read were asked
         self._call: ast.Call | None = None
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -266,16 +269,29 @@ class _Reader(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         """`if is_py2: import Queue as queue`, `else: import queue`: only one of the two is there.
 
-        So it is with what follows `if "concat_v2" in dir(tf)`, or the question for a version.
+        So it is with `concat_v2` after `if "concat_v2" in dir(tf)`, and with all that follows a question for a version.
         """
         chosen = set.intersection(*({*map(_imported_as, part)} for part in (node.body, node.orelse))) - {None}
-        asks = any(map(_asks_what_is_there, ast.walk(node.test)))
-        self.visit(node.test)
-        for statement in (*node.body, *node.orelse):
-            is_guarded = asks or _imported_as(statement) in chosen
-            self._guards += is_guarded
-            self.visit(statement)
-            self._guards -= is_guarded
+        asks_version = any(getattr(each, "attr", "") in _VERSIONS for each in ast.walk(node.test))
+        with self._asking(node.test):
+            self.visit(node.test)
+            for statement in (*node.body, *node.orelse):
+                is_guarded = asks_version or _imported_as(statement) in chosen
+                self._guards += is_guarded
+                self.visit(statement)
+                self._guards -= is_guarded
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        with self._asking(node.test):
+            self.generic_visit(node)
+
+    @contextlib.contextmanager
+    def _asking(self, test: ast.expr) -> Iterator[None]:
+        """Inside, names are guarded whose presence a test looks for."""
+        before = len(self._asked_for)
+        self._asked_for.extend(asked_in(test))
+        yield
+        del self._asked_for[before:]
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """`flags = tf.flags` gives another alias."""
@@ -334,13 +350,8 @@ class _Reader(ast.NodeVisitor):
         return ".".join([self.aliases[node.id], *reversed(parts)])
 
     def _use(self, name: str, node: ast.AST, is_import: bool = False, **more: object) -> None:
-        self.uses.append(Use(name, Place(self._path, node.lineno), is_import, self._guards > 0, **more))
-
-
-def _asks_what_is_there(node: ast.AST) -> bool:
-    """Whether an expression looks a name up by a text, or asks for a version."""
-    is_lookup = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("dir", "hasattr")
-    return is_lookup or (isinstance(node, ast.Attribute) and node.attr in ("__version__", "VERSION", "version_info"))
+        is_guarded = self._guards > 0 or not {*self._asked_for}.isdisjoint(name.split("."))
+        self.uses.append(Use(name, Place(self._path, node.lineno), is_import, is_guarded, **more))
 
 
 def _imported_as(node: ast.stmt) -> str | None:

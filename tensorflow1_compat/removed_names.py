@@ -80,6 +80,7 @@ WRAPPED: dict[str, str] = {
     "networkx.normalized_laplacian_matrix": "tensorflow1_compat.shims:normalized_laplacian_matrix",
     "numpy.array": "tensorflow1_compat.shims:array",
     "numpy.asarray": "tensorflow1_compat.shims:asarray",
+    "numpy.loadtxt": "tensorflow1_compat.shims:loadtxt",
     "numpy.save": "tensorflow1_compat.shims:save",
     "numpy.savez": "tensorflow1_compat.shims:savez",
     "numpy.savez_compressed": "tensorflow1_compat.shims:savez_compressed",
@@ -87,6 +88,7 @@ WRAPPED: dict[str, str] = {
     "skimage.filters.gaussian": "tensorflow1_compat.shims:gaussian",
     "skimage.metrics.structural_similarity": "tensorflow1_compat.shims:structural_similarity",
     "skimage.transform.rescale": "tensorflow1_compat.shims:rescale",
+    "tfdeterminism.patch": "tensorflow1_compat.shims:deterministic",
     "yaml.load": "tensorflow1_compat.shims:yaml_load",
     "yaml.load_all": "tensorflow1_compat.shims:yaml_load_all",
 }

@@ -8,11 +8,13 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import platform
 import random
 import re
 from typing import Any
 
+from npu_bridge.base.environment import write_variable
 from tensorflow1_compat.journal import say_once
 
 ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
@@ -128,6 +130,45 @@ def _save() -> Any:
     return save
 
 
+def _load_text() -> Any:
+    """`numpy.loadtxt`, also with a delimiter of several characters."""
+    numpy = importlib.import_module("numpy")
+    real = numpy.loadtxt
+    one_character = "\x1f"  # which ASCII has for this, and texts do not
+
+    @functools.wraps(real)
+    def load(*arguments: Any, **options: Any) -> Any:
+        given = inspect.signature(real).bind(*arguments, **options).arguments
+        delimiter = _decoded(given.get("delimiter"))
+        if not isinstance(delimiter, str) or len(delimiter) < 2:
+            return real(*arguments, **options)
+        say_once("numpy.loadtxt(delimiter=) of several characters", "refused since numpy 1.23; it splits as it did")
+        with contextlib.ExitStack() as files:
+            lines, encoding = given.pop("fname"), given.get("encoding", "bytes")
+            if isinstance(lines, (str, os.PathLike)):
+                encoding = "latin1" if encoding == "bytes" else encoding
+                opened = numpy.lib.npyio.DataSource(None).open(os.fspath(lines), "rt", encoding=encoding)
+                lines = files.enter_context(opened)
+            changed = (_decoded(line).replace(delimiter, one_character) for line in lines)
+            return real(changed, **{**given, "delimiter": one_character})
+
+    return load
+
+
+def _decoded(text: Any) -> Any:
+    return text.decode("latin1") if isinstance(text, bytes) else text
+
+
+def _deterministic() -> Any:
+    """`patch` of the package tensorflow-determinism; its own bias_add, which is for GPUs, is left out."""
+
+    def patch() -> None:
+        say_once("tfdeterminism.patch", "refuses TensorFlow since 2.1; only TF_CUDNN_DETERMINISTIC=1 is set, as by it")
+        write_variable("TF_CUDNN_DETERMINISTIC", "1")
+
+    return patch
+
+
 def _with_channels(module: str, name: str) -> Any:
     """A function of scikit-image that also takes `multichannel`, as before 0.21."""
     real = getattr(importlib.import_module(module), name)
@@ -193,6 +234,8 @@ _LATE = {
     "gaussian": lambda: _with_channels("skimage.filters", "gaussian"),
     "rescale": lambda: _with_channels("skimage.transform", "rescale"),
     "structural_similarity": lambda: _with_channels("skimage.metrics", "structural_similarity"),
+    "deterministic": _deterministic,
+    "loadtxt": _load_text,
     "save": _save,
     "savez": lambda: _save_several("savez"),
     "savez_compressed": lambda: _save_several("savez_compressed"),

@@ -119,6 +119,12 @@ tf.layers.dense(1)
 tf.nn.gelu(1)
 scope = "a name of its own, not that of the star"
 scope.upper()
+join = tf.concat_v2 if hasattr(tf, "concat_v2") else tf.concat
+if "image_summary" in dir(tf) and scope:
+    tf.image_summary("x", tf.nn.nosuch2)
+else:
+    tf.summary.image("x", 1)
+tf.scalar_summary
 try:
     tf.reduce_sum(1, of="what may fail")
 except TypeError:
@@ -150,7 +156,7 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
     assert "has no argument 'loss_scale'" in stops.pop("npu_bridge.npu_init.NPUOptimizer(...)")
     assert stops.pop("tf.placeholder(...)") == "it takes 3 arguments without a name, not 4"
     assert stops.pop("tf.layers.dense(...)") == "it needs the argument 'units'"
-    assert set(stops) == {"tf.contrib.layers.nosuch", "tf.nn.nosuch"}
+    assert set(stops) == {"tf.contrib.layers.nosuch", "tf.nn.nosuch", "tf.nn.nosuch2", "tf.scalar_summary"}
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import types
 import pytest
 import scipy.sparse
 
-from tensorflow1_compat import shims
+from tensorflow1_compat import proxies, shims
 from tests.launch.launching import finish, start, write_script
 
 SCRIPT = """
@@ -56,6 +57,12 @@ for save in (np.savez, np.savez_compressed):
     save("rows.npz", [4, [5]], params=[[1, 2], [3]], one=1)
     kept = np.load("rows.npz", allow_pickle=True)
     assert list(kept["arr_0"]) == [4, [5]] and list(kept["params"]) == [[1, 2], [3]] and kept["one"] == 1
+with open("rows.dat", "w") as file:
+    file.write("1::2::3.5\\n# of rows\\n4::5::6 # the last\\n")
+assert np.loadtxt("rows.dat", delimiter="::").tolist() == [[1, 2, 3.5], [4, 5, 6]]
+assert np.loadtxt("rows.dat", float, "#", b"::", usecols=[2], unpack=True).tolist() == [3.5, 6]
+assert np.loadtxt([b"1::2"], delimiter="::", converters={0: lambda text: float(text) * 10}).tolist() == [10, 2]
+assert np.loadtxt(["1,2", "3,4"], delimiter=",").tolist() == [[1, 2], [3, 4]]
 assert eigsh(np.eye(4), 2)[0].shape == (2,)
 try:
     np.array([[1, 2], [3]], dtype=float)
@@ -101,6 +108,15 @@ def test_neighbours_work_and_frictions_are_healed_for_the_script_alone(tmp_path)
             line for line in output.splitlines() if line.startswith("npu-run: train.py:") and f" {friction}:" in line
         ]
         assert len(lines) == 1, friction
+
+
+def test_a_patch_for_determinism_refuses_no_version(monkeypatch):
+    package = types.ModuleType("tfdeterminism")
+    package.patch = lambda: pytest.fail("No patch available for version 2.15.1 of TensorFlow")
+    monkeypatch.setitem(sys.modules, "tfdeterminism", package)
+    monkeypatch.setenv("TF_CUDNN_DETERMINISTIC", "0")
+    proxies.proxy("tfdeterminism").take("patch")()
+    assert os.environ["TF_CUDNN_DETERMINISTIC"] == "1" and not proxies.is_plain("tfdeterminism")
 
 
 def test_graphs_become_matrices_as_before_networkx_3():

@@ -1,6 +1,7 @@
 """`tf.contrib.opt`: optimizers of TensorFlow 1.15, with the slots and variable names they had."""
 
 from tensorflow1_compat.contrib.opt.adams import AdaMaxOptimizer, LazyAdamOptimizer, NadamOptimizer
+from tensorflow1_compat.contrib.opt.external import ExternalOptimizerInterface, ScipyOptimizerInterface
 from tensorflow1_compat.contrib.opt.lars import LARSOptimizer
 from tensorflow1_compat.contrib.opt.signs import get_cosine_decay_fn, get_linear_decay_fn, get_restart_decay_fn
 from tensorflow1_compat.contrib.opt.weight_decay import (

@@ -183,9 +183,7 @@ def case_names_that_few_scripts_used_say_what_to_use():
         ("learn.python.learn.estimators", "tf.estimator"),
         ("opt.AddSignOptimizer", "tf.train.AdamOptimizer"),
         ("opt.python.training.shampoo.ShampooOptimizer", "LARSOptimizer"),
-        ("opt.ExternalOptimizerInterface", "scipy.optimize.minimize"),
         ("opt.PowerSignOptimizer", "tf.train.AdamOptimizer"),
-        ("opt.ScipyOptimizerInterface", "scipy.optimize.minimize"),
     ):
         try:
             proxies.proxy(f"tensorflow.contrib.{name}")

@@ -15,6 +15,7 @@ from tensorflow1_compat.contrib import (
     cluster_resolver,
     estimator,
     learn,
+    opt,
     predictor,
     tpu,
     training,
@@ -72,6 +73,41 @@ def case_tpu_operators():
     with tpu.bfloat16_scope():
         assert tf.layers.dense(tf.ones([2, 3], tf.bfloat16), 4).dtype == tf.bfloat16
     assert cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["a:1"]})).cluster_spec()
+
+
+def case_optimizers_outside_of_the_graph():
+    point, matrix = tf.Variable([7.0, 7.0]), tf.Variable(tf.ones([2, 3]))
+    target = tf.placeholder(tf.float32, [2, 3])
+    loss = tf.reduce_sum(tf.square(point)) + tf.reduce_sum(tf.square(matrix - target))
+    losses, steps = [], []
+    wanted = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def minimum(over=loss, callbacks=(None, None), **options):
+        optimizer = opt.ScipyOptimizerInterface(over, **options)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            optimizer.minimize(session, {target: wanted}, [over], *callbacks)
+            return session.run([point, matrix])
+
+    found = minimum(callbacks=(lambda weights: steps.append(weights.shape), losses.append), options={"maxiter": 50})
+    close(found[0], [0, 0], 1e-3)
+    close(found[1], wanted, 1e-3)
+    assert losses[0] == 98 + np.square(wanted - 1).sum() and losses[-1] < 1e-5 and set(steps) == {(8,)}
+    close(minimum(var_list=[point])[1], np.ones([2, 3]))
+    bounds = {point: ([1, 2], np.inf), matrix: (-np.inf, [[1], [3]])}
+    bounded = minimum(var_to_bounds=bounds)
+    close(bounded[0], [1, 2], 1e-3)
+    close(bounded[1], np.minimum(wanted, [[1], [3]]), 1e-3)
+    constrained = minimum(equalities=[point[1] - 1.0], inequalities=[point[0] - 1.0], method="SLSQP")
+    close(constrained[0], [1, 1], 1e-3)
+    assert minimum(tf.reduce_sum(tf.square(point)), options={"maxiter": 1})[1].shape == (2, 3)  # no gradient of it
+    for names, error in (({"bounds": [(0, 1)]}, ValueError), ({"jac": False}, ValueError)):
+        try:
+            minimum(**names)
+        except error as told:
+            assert str(told).startswith(f"ScipyOptimizerInterface: {[*names][0]} is set by this class")
+        else:
+            raise AssertionError(names)
 
 
 def case_learn():

@@ -1,0 +1,146 @@
+"""Optimizers that run outside of the graph: a training is a call, and not an operator."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+class ExternalOptimizerInterface:
+    """Base of optimizers that see all weights as one vector; a subclass writes `_minimize`.
+
+    Args:
+      loss: scalar tensor that becomes small.
+      var_list: variables that change; all trainable ones by default.
+      equalities: scalar tensors that have to be 0.
+      inequalities: scalar tensors that must not be negative.
+      var_to_bounds: variable -> (low, high), numbers or arrays that broadcast to its shape.
+      **optimizer_kwargs: for `_minimize`.
+
+    Graph: a placeholder and an assignment of each variable, and the gradients of the loss and of what is constrained.
+    """
+
+    def __init__(self, loss, var_list=None, equalities=None, inequalities=None, var_to_bounds=None, **optimizer_kwargs):
+        self._loss = loss
+        self._equalities, self._inequalities = list(equalities or ()), list(inequalities or ())
+        self._vars = tf.trainable_variables() if var_list is None else list(var_list)
+        self._shapes = [var.get_shape().as_list() for var in self._vars]
+        self._bounds = None if var_to_bounds is None else self._flat_bounds(var_to_bounds)
+        self._fed = [tf.placeholder(var.dtype.base_dtype, shape) for var, shape in self._parts()]
+        self._updates = [var.assign(value) for var, value in zip(self._vars, self._fed)]
+        self.optimizer_kwargs = optimizer_kwargs
+        self._weights = _flat(self._vars)
+        self._loss_slope = self._gradient(loss)
+        self._equality_slopes = [self._gradient(tensor) for tensor in self._equalities]
+        self._inequality_slopes = [self._gradient(tensor) for tensor in self._inequalities]
+
+    def minimize(
+        self, session=None, feed_dict=None, fetches=None, step_callback=None, loss_callback=None, **run_kwargs
+    ):
+        """Runs the optimizer to its end, and then gives the variables their new values.
+
+        Args:
+          session: the default session if None.
+          feed_dict: for every run that computes the loss or a constraint.
+          fetches: tensors whose values `loss_callback` gets, one argument each.
+          step_callback: gets the vector of all weights after each step of the optimizer.
+          loss_callback: called whenever the loss was computed.
+          **run_kwargs: for the run that assigns the variables.
+        """
+        session = session or tf.get_default_session()
+
+        def function_of(*tensors, callback=None):
+            return self._function(session, tensors, feed_dict or {}, list(fetches or ()), callback)
+
+        values = self._minimize(
+            initial_val=session.run(self._weights),
+            loss_grad_func=function_of(self._loss, self._loss_slope, callback=loss_callback),
+            equality_funcs=[function_of(tensor) for tensor in self._equalities],
+            equality_grad_funcs=[function_of(tensor) for tensor in self._equality_slopes],
+            inequality_funcs=[function_of(tensor) for tensor in self._inequalities],
+            inequality_grad_funcs=[function_of(tensor) for tensor in self._inequality_slopes],
+            packed_bounds=self._bounds,
+            step_callback=step_callback or (lambda weights: None),
+            optimizer_kwargs=self.optimizer_kwargs,
+        )
+        session.run(self._updates, dict(zip(self._fed, self._split(values))), **run_kwargs)
+
+    def _minimize(
+        self, initial_val, loss_grad_func, equality_funcs, equality_grad_funcs, inequality_funcs,
+        inequality_grad_funcs, packed_bounds, step_callback, optimizer_kwargs,
+    ):  # fmt: skip
+        """The best vector of weights, from the first one; the functions return lists of arrays."""
+        raise NotImplementedError("ExternalOptimizerInterface: a subclass has to write _minimize().")
+
+    def _parts(self):
+        return zip(self._vars, self._shapes)
+
+    def _flat_bounds(self, var_to_bounds):
+        lows, highs = [], []
+        for var, shape in self._parts():
+            low, high = var_to_bounds.get(var, (-np.inf, np.inf))
+            lows.extend(np.broadcast_to(low, shape).flat)
+            highs.extend(np.broadcast_to(high, shape).flat)
+        return list(zip(lows, highs))
+
+    def _gradient(self, tensor):
+        found = zip(tf.gradients(tensor, self._vars), self._vars)
+        return _flat([tf.zeros_like(var) if grad is None else grad for grad, var in found])
+
+    def _split(self, values):
+        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(values, ends), self._shapes)]
+
+    def _function(self, session, tensors, feed_dict, fetches, callback):
+        """A function from a vector of weights, which are fed, to the values of tensors."""
+
+        def compute(weights):
+            fed = {**dict(zip(self._vars, self._split(weights))), **feed_dict}
+            found = session.run([*tensors, *fetches], fed)
+            if callback is not None:
+                callback(*found[len(tensors) :])
+            return found[: len(tensors)]
+
+        return compute
+
+
+class ScipyOptimizerInterface(ExternalOptimizerInterface):
+    """Trains with `scipy.optimize.minimize`; its arguments `method` ("L-BFGS-B") and `options` are given here."""
+
+    _DEFAULT_METHOD = "L-BFGS-B"
+
+    def _minimize(
+        self, initial_val, loss_grad_func, equality_funcs, equality_grad_funcs, inequality_funcs,
+        inequality_grad_funcs, packed_bounds, step_callback, optimizer_kwargs,
+    ):  # fmt: skip
+        constraints = [
+            {"type": kind, "fun": _in_float64(function), "jac": _in_float64(gradient)}
+            for kind, functions, gradients in (
+                ("eq", equality_funcs, equality_grad_funcs),
+                ("ineq", inequality_funcs, inequality_grad_funcs),
+            )
+            for function, gradient in zip(functions, gradients)
+        ]
+        own = {"jac": True, "callback": step_callback, "constraints": constraints, "bounds": packed_bounds}
+        for name in own.keys() & optimizer_kwargs.keys():
+            cure = "give var_to_bounds" if name == "bounds" else "leave it out"
+            raise ValueError(f"ScipyOptimizerInterface: {name} is set by this class; {cure}.")
+        arguments = {"method": self._DEFAULT_METHOD, **own, **optimizer_kwargs}
+        found = importlib.import_module("scipy.optimize").minimize(
+            _in_float64(loss_grad_func), np.asarray(initial_val, np.float64), **arguments
+        )
+        told = f"{found.get('nit', '?')} iterations, {found.get('nfev', '?')} evaluations, loss {found.fun:.6g}"
+        tf.logging.info("ScipyOptimizerInterface: %s (%s)", told, found.message)
+        return found.x
+
+
+def _in_float64(function):
+    """The same function with results in float64: not every method of SciPy converts them."""
+    return lambda weights: [np.asarray(found, np.float64)[()] for found in function(weights)]
+
+
+def _flat(tensors):
+    """All elements of tensors as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
