@@ -45,6 +45,7 @@ NOT_COVERED = {
      "call_logit_fn dnn_logit_fn_builder forward_features linear_logit_fn_builder logistic_regression_head "
      "multi_class_head multi_head multi_label_head poisson_regression_head regression_head "
      "replicate_model_fn"): "the heads are those of TensorFlow 2.15",
+    ("opt", "ExternalOptimizerInterface ScipyOptimizerInterface"): "steps of SciPy: `contrib_cases/of_training.py`",
     ("predictor", "from_estimator"): "`from_saved_model` after an export",
     ("summary", "SummaryWriter all_summary_ops always_record_summaries audio create_file_writer "
      "create_summary_file_writer eval_dir flush generic graph histogram image import_event initialize "
