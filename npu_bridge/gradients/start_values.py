@@ -105,13 +105,13 @@ class SeenVariables:
                 owner,
                 new,
                 read=lambda positions: [new[position].numpy() for position in positions],
-                write=lambda position, value: new[position].assign(value),
+                write=lambda positions, values: [new[at].assign(value) for at, value in zip(positions, values)],
                 line=_IN_FUNCTION,
             )
             _spread(
                 new_kept,
                 read=lambda positions: [new_kept[position].numpy() for position in positions],
-                write=lambda position, value: new_kept[position].assign(value),
+                write=lambda positions, values: [new_kept[at].assign(value) for at, value in zip(positions, values)],
             )
 
 
@@ -159,17 +159,27 @@ class _GraphCheck(first_run.CheckOfTransfers):
 
 
 def _in_session(session, variables):
-    """Functions that read variables by their positions, and that write one."""
+    """Functions that read variables by their positions, and that write them."""
     tensors = [session.graph.as_graph_element(variable) for variable in variables]
 
     def read(positions):
         return run_quietly(session, [tensors[position] for position in positions])
 
-    def write(position, value):
+    def write(positions, values):
         # What `Variable.load` does: it works in a finalized graph, and adds nothing to one.
-        # The initializer is a tensor where a variable of TensorFlow 1 starts from a checkpoint.
-        initializer = getattr(variables[position].initializer, "op", variables[position].initializer)
-        run_quietly(session, targets=[initializer], feeds={initializer.inputs[1]: value})
+        left = list(zip(positions, values))
+        while left:
+            targets, feeds, later = [], {}, []
+            for position, value in left:
+                # The initializer is a tensor where a variable of TensorFlow 1 starts from a checkpoint.
+                initializer = getattr(variables[position].initializer, "op", variables[position].initializer)
+                if initializer.inputs[1] in feeds:  # two variables that start from one tensor
+                    later.append((position, value))
+                else:
+                    targets.append(initializer)
+                    feeds[initializer.inputs[1]] = value
+            run_quietly(session, targets=targets, feeds=feeds)
+            left = later
 
     return read, write
 
@@ -182,7 +192,7 @@ def _start_alike(owner, variables, read, write, line):
 
     Args:
       read: gives the values of variables by a list of their positions.
-      write: takes a position and a value.
+      write: takes a list of positions and their values.
       line: what a script would add to do it itself.
     """
     ranks = collective.current()
@@ -222,8 +232,7 @@ def _start_alike(owner, variables, read, write, line):
         values = read(batch)
         if not all(variables[position].shape.is_fully_defined() for position in batch):
             values = _shaped_as_on_rank_0(ranks, values)
-        for position, value in zip(batch, _of_rank_0(ranks, values)):
-            write(position, value)
+        write(batch, _of_rank_0(ranks, values))
     return True
 
 
@@ -240,9 +249,8 @@ def _spread(variables, read, write):
     of_ranks = np.reshape(_all_gather(ranks, held), [ranks.size, -1])
     missed = [position for position, column in enumerate(of_ranks.T) if column[0] and not column.all()]
     for batch in _batches(missed, variables):
-        for position, value in zip(batch, _of_rank_0(ranks, read(batch))):
-            if not held[position]:
-                write(position, value)
+        sent = [pair for pair in zip(batch, _of_rank_0(ranks, read(batch))) if not held[pair[0]]]
+        write([position for position, _ in sent], [value for _, value in sent])
 
 
 def _comparable(variables):

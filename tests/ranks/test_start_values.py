@@ -306,3 +306,22 @@ def test_optimizers_with_other_slots_are_refused(on_ranks):
     for sentence in on_ranks(2, with_an_optimizer_of_rank_1):
         assert "rank 1 and rank 0 train other variables. Expected the 4 variables of rank 0" in sentence
         assert "got 14." in sentence
+
+
+def test_a_session_writes_many_values_in_one_run(monkeypatch):
+    targets_of_runs, run_quietly = [], start_values.run_quietly
+
+    def counted(session, fetches=(), targets=(), feeds=None):
+        targets_of_runs.append(len(targets))
+        return run_quietly(session, fetches, targets, feeds)
+
+    monkeypatch.setattr(start_values, "run_quietly", counted)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        shared = tf.zeros([1])
+        variables = [tf1.Variable(start) for start in ([1.0], [2.0], shared, shared)]
+        session.run(tf1.global_variables_initializer())
+        read, write = start_values._in_session(session, variables)
+        write(range(4), np.float32([[5], [6], [7], [8]]))
+        assert np.ravel(read(range(4))).tolist() == [5, 6, 7, 8]
+        write([], [])
+    assert targets_of_runs == [3, 1, 0]  # two start from one tensor, which has one value in a run
