@@ -81,7 +81,7 @@ with tf.Session() as session:
 
 def replayed(folder, text, *options):
     write_script(folder, text)
-    tool = [sys.executable, REPOSITORY / "tools/replay_on_genuine.py", *options, "--out", folder / "out", "train.py"]
+    tool = [sys.executable, REPOSITORY / "tools/replay_on_genuine.py", "--out", folder / "out", *options, "train.py"]
     return subprocess.run(tool, cwd=folder, capture_output=True, text=True, check=False)
 
 
