@@ -15,7 +15,10 @@ MIRROR  ?=
 PATH37  ?=
 TF1_EXAMPLES := digits/train_session.py digits/train_estimator.py accelerate/train.py
 
-bin := .venv/bin
+TF      ?=
+export TF
+
+bin := .venv$(addprefix -tf,$(TF))/bin
 # One rank alone needs no distributed optimizer.
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
@@ -25,7 +28,7 @@ distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
 
-venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 chooses the interpreter)
+venv:  ## .venv with TensorFlow, Horovod and this package (PYTHON=python3.10 and TF=2.21 choose which)
 	@PYTHON="$(PYTHON)" sh tools/setup_env.sh all
 
 venv-for-train:
@@ -88,4 +91,4 @@ clean:  ## remove what builds and tests leave behind; .venv and out/ stay
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## `make clean`, and .venv too
-	@rm -rf .venv .venv-tf115
+	@rm -rf .venv .venv-tf*

@@ -1,4 +1,4 @@
-"""Installs everything into .venv, step by step, and writes down at the end that it is complete.
+"""Installs everything into .venv or .venv-tfVERSION, step by step, and writes down at the end that it is complete.
 
 Started by setup_env.sh, which has already chosen the Python that runs this and found a compiler and cmake.
 Every step may be run again on top of a half-finished one: pip passes over what is there, and a step counts as
@@ -19,9 +19,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from npu_bridge.launch.doctor.build import Installer, InstallError  # of this checkout; it needs no other package
 
-VENV = Path(".venv")
+CHOSEN = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
+VENV = Path(f".venv-tf{CHOSEN}" if CHOSEN else ".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
+TENSORFLOW = CHOSEN or ("2.15" if sys.version_info < (3, 12) else "2.21")
 # What may be wanted, each with all before it: one rank, several ranks, the test tools.
 PARTS = ("alone", "ranks", "all")
 
@@ -30,17 +32,13 @@ def main(key: str, parts: str) -> None:
     """Runs the steps for `parts` and writes `key` into .venv/ready.PARTS, for what they include as well."""
     marks = [VENV / f"ready.{name}" for name in PARTS]
     began = time.monotonic()
-    say(f"making .venv with Python {platform.python_version()} (full log: {LOG})")
+    say(f"making {VENV} with Python {platform.python_version()} and TensorFlow {TENSORFLOW} (full log: {LOG})")
     for mark in marks:
         mark.unlink(missing_ok=True)
     make_venv()
     INSTALLER.pip("pip, wheel, setuptools", ["--upgrade", "pip", "wheel", "setuptools>=64,<81"])
-    extra = tensorflow_extra()
-    others, title = ("test", " and the test tools") if parts == "all" else ("examples", "")
-    packages = ["--editable", f".[{extra},{others}]"]
-    install(
-        f"TensorFlow, npu_bridge{title or ' and what its examples need'}", packages, "import tensorflow, npu_bridge"
-    )
+    title = " and the test tools" if parts == "all" else " and what its examples need"
+    install(f"TensorFlow, npu_bridge{title}", packages_for(parts), "import tensorflow, npu_bridge")
     if parts != "alone":
         INSTALLER.install_horovod()
     for mark in marks[: PARTS.index(parts) + 1]:
@@ -60,24 +58,32 @@ def make_venv() -> None:
         fail(f"python -m venv did not work: {(finished.stdout + finished.stderr).strip()}")
 
 
-def tensorflow_extra() -> str:
-    """The extra that names the right TensorFlow: a much smaller one where no NVIDIA GPU can be used."""
+def packages_for(parts: str) -> list[list[str]]:
+    """What pip is given, call by call."""
     has_gpu = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
     is_plain_linux = sys.platform == "linux" and platform.machine() == "x86_64"
-    return "cpu" if is_plain_linux and not has_gpu else "tensorflow"
+    # The one that is called cpu is much smaller.
+    name, extra = ("tensorflow-cpu", "cpu") if is_plain_linux and not has_gpu else ("tensorflow", "tensorflow")
+    if TENSORFLOW == "2.15":
+        return [["--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
+    versions = [f"{name}=={TENSORFLOW}.*", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
+    # Keras 2 asks for the package tensorflow, whichever of the two is there.
+    return [[*versions, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
+            ["--no-deps", f"tf-keras=={TENSORFLOW}.*"]]  # fmt: skip
 
 
-def install(title: str, packages: list[str], probe: str) -> None:
+def install(title: str, calls: list[list[str]], probe: str) -> None:
     """Installs packages and checks that `probe` runs; if not, once more from scratch.
 
     An interrupted installation looks installed but does not import.
     """
-    INSTALLER.pip(title, packages)
+    for packages in calls:
+        INSTALLER.pip(title, packages)
     if INSTALLER.run([str(PYTHON), "-c", probe]) == 0:
         return
-    INSTALLER.pip(
-        "it does not import; once more without pip's cache", ["--force-reinstall", "--no-cache-dir", *packages]
-    )
+    for packages in calls:
+        again = "it does not import; once more without pip's cache"
+        INSTALLER.pip(again, ["--force-reinstall", "--no-cache-dir", *packages])
     if INSTALLER.run([str(PYTHON), "-c", probe]) != 0:
         fail("what was installed does not import")
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv, or completes one that was interrupted; says nothing when it is ready.
+# Makes .venv, or completes one that was interrupted; says nothing when it is ready. TF=2.21 in the environment makes
+# .venv-tf2.21 with that TensorFlow instead: without, it is the one that the Python found is for.
 #
 # How much is wanted: `alone` is enough for training on one rank, `ranks` adds Horovod, `all` (the default) the test tools.
 #
@@ -17,22 +18,35 @@ version_of() {
     "$1" -c 'import sys; sys.stdout.write("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
+tf=${TF:-}
+venv=.venv${tf:+-tf$tf}
+# TensorFlow 2.15 is for Python 3.9 to 3.11; without a choice, Pythons after that get 2.21.
+case "$tf" in
+    "") pythons="3.11 3.10 3.9 3.13 3.12" ;;
+    2.15) pythons="3.11 3.10 3.9" ;;
+    2.16 | 2.17 | 2.18 | 2.19) pythons="3.12 3.11 3.10 3.9" ;;
+    2.20) pythons="3.13 3.12 3.11 3.10 3.9" ;;
+    2.21) pythons="3.13 3.12 3.11 3.10" ;;
+    *) fail "TF=$tf is not supported. Expected 2.15, 2.16, 2.17, 2.18, 2.19, 2.20 or 2.21." ;;
+esac
+needed="One of Python $(echo $pythons | sed 's/ /, /g') is needed${tf:+ for TensorFlow $tf}"
+
 suitable() {
-    case "$1" in
-        3.9 | 3.10 | 3.11) return 0 ;;
+    case " $pythons " in
+        *" $1 "*) return 0 ;;
         *) return 1 ;;
     esac
 }
 
 # An environment is ready when setup_env.py came to its end with these files, in this folder: only then
-# .venv/ready.PARTS holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
+# $venv/ready.PARTS holds this text. Finding out starts no Python (unless PYTHON=... asks for one), so a second `make train` is quick.
 parts=${1:-all}
 wanted() {
     { cat setup.cfg tools/setup_env.sh tools/setup_env.py; pwd; } | cksum
 }
-if [ -x .venv/bin/python ] && [ -f ".venv/ready.$parts" ]; then
-    if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of .venv/bin/python)" ]; then
-        if [ "$(cat ".venv/ready.$parts")" = "$(wanted)" ]; then
+if [ -x $venv/bin/python ] && [ -f "$venv/ready.$parts" ]; then
+    if [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of $venv/bin/python)" ]; then
+        if [ "$(cat "$venv/ready.$parts")" = "$(wanted)" ]; then
             exit 0
         fi
     fi
@@ -43,12 +57,12 @@ brew install python@3.11 (macOS); or name one: make venv PYTHON=/path/to/python3
 python=
 if [ -n "${PYTHON:-}" ]; then
     found=$(version_of "$PYTHON")
-    [ -n "$found" ] || fail "PYTHON=$PYTHON does not run. Python 3.9, 3.10 or 3.11 is needed. $fix"
-    suitable "$found" || fail "PYTHON=$PYTHON is Python $found; 3.9, 3.10 or 3.11 is needed. $fix"
+    [ -n "$found" ] || fail "PYTHON=$PYTHON does not run. $needed. $fix"
+    suitable "$found" || fail "PYTHON=$PYTHON is Python $found. $needed. $fix"
     python=$PYTHON
 else
     seen=
-    for candidate in python3.11 python3.10 python3.9 python3 python; do
+    for candidate in $(printf 'python%s ' $pythons) python3 python; do
         found=$(version_of "$candidate")
         if suitable "$found"; then
             python=$candidate
@@ -56,7 +70,7 @@ else
         fi
         [ -z "$found" ] || seen="${seen:+$seen, }$candidate is $found"
     done
-    [ -n "$python" ] || fail "Python 3.9, 3.10 or 3.11 is needed; found ${seen:-no Python at all}. $fix"
+    [ -n "$python" ] || fail "$needed; found ${seen:-no Python at all}. $fix"
 fi
 
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -69,7 +83,7 @@ for wheel in "${XDG_CACHE_HOME:-${HOME:-}/.cache}"/npu_bridge/wheels/python"$(ve
     [ -f "$wheel" ] && kept=yes
 done
 if [ "$parts" = alone ] || [ $kept = yes ]; then
-    exec "$python" tools/setup_env.py "$(wanted)" "$parts"
+    exec "$python" tools/setup_env.py "$(wanted)" "$parts" "$tf"
 fi
 
 compiler=
@@ -85,4 +99,4 @@ apt-get install g++ (Debian/Ubuntu), dnf install gcc-c++ (Fedora), xcode-select 
 cmake --version >/dev/null 2>&1 || fail "cmake is missing (Horovod is compiled with it). Install it: \
 apt-get install cmake (Debian/Ubuntu), dnf install cmake (Fedora), brew install cmake (macOS)"
 
-exec "$python" tools/setup_env.py "$(wanted)" "$parts"
+exec "$python" tools/setup_env.py "$(wanted)" "$parts" "$tf"

@@ -1,9 +1,29 @@
 """Commands that install what may be missing, in their one place."""
 
-TENSORFLOW = "2.15"
-INSTALL_TENSORFLOW = (
-    f"Install it: pip install 'tensorflow-cpu=={TENSORFLOW}.*', or 'tensorflow=={TENSORFLOW}.*' for GPUs."
-)
+import importlib.util
+import sys
+
+_OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
+TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
+CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the former has no wheels for later Pythons
+INSTALL_TENSORFLOW = f"Install it: pip install 'tensorflow-cpu=={CHOSEN}.*', or 'tensorflow=={CHOSEN}.*' for GPUs."
+# What TensorFlow was until 2.15, and is in packages of its own now.
+_APART = {"tensorflow_estimator": "tensorflow-estimator==2.15.*", "tf_keras": "tf-keras=={version}.*"}
+
+
+def is_supported(version: str) -> bool:
+    """Whether this package works beside a version of TensorFlow, such as "2.18.1"."""
+    major, minor, *_ = (*version.split("."), "0")
+    return major == "2" and minor.isdigit() and _OLDEST <= int(minor) <= _NEWEST
+
+
+def missing_beside(version: str) -> str:
+    """A command for the packages that a TensorFlow from 2.16 on needs beside it and that are not there, or ""."""
+    missing = [name for name in _APART if importlib.util.find_spec(name) is None]
+    packages = [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
+    return f"pip install --no-deps {' '.join(packages)}" if packages else ""
+
+
 HOROVOD = "horovod==0.28.1"
 # TensorFlow over Gloo, and nothing else.
 HOROVOD_CHOICES = {

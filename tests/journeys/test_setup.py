@@ -103,9 +103,21 @@ def test_missing_compiler(machine):
 def test_wrong_python(machine):
     machine.add("g++")
     machine.add("cmake")
-    machine.add_python("python3", "3.12")
-    line = assert_refused(machine, "found python3 is 3.12")
-    assert "3.9, 3.10 or 3.11" in line and "apt-get install python3.11" in line
+    machine.add_python("python3", "3.14")
+    line = assert_refused(machine, "found python3 is 3.14")
+    assert "One of Python 3.11, 3.10, 3.9, 3.13, 3.12 is needed" in line and "apt-get install python3.11" in line
+
+
+@pytest.mark.parametrize(
+    "chosen, python, told",
+    [
+        ("2.15", "3.12", "One of Python 3.11, 3.10, 3.9 is needed for TensorFlow 2.15; found python3 is 3.12"),
+        ("2.22", "3.12", "TF=2.22 is not supported. Expected 2.15, 2.16, 2.17, 2.18, 2.19, 2.20 or 2.21."),
+    ],
+)
+def test_wrong_tensorflow(machine, chosen, python, told):
+    machine.add_python("python3", python)
+    assert_refused(machine, told, f"TF={chosen}")
 
 
 def test_wrong_python_by_choice(machine):

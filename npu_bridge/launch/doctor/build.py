@@ -31,6 +31,11 @@ _TENSORFLOW = (
     "print(*sorted({f'{d.name}-{d.version}' for d in m.distributions() "
     "if d.name in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
 )
+# Where TensorFlow has its headers, found without loading it.
+_INCLUDE = "import importlib.util as u; print(u.find_spec('tensorflow').submodule_search_locations[0] + '/include')"
+_XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"  # as Horovod includes it
+_XLA_BUILDERS = ("xla/hlo/builder/xla_builder.h", "xla/client/xla_builder.h")
+_BROUGHT = ("highwayhash", "farmhash_archive/src")
 
 
 class InstallError(RuntimeError):
@@ -72,7 +77,8 @@ class Installer:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as built:
             build = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", built]
-            if self.run([self._python, "-m", "pip", *build, HOROVOD], _build_environment()) != 0:
+            environment = _build_environment(self._headers(Path(built)))
+            if self.run([self._python, "-m", "pip", *build, HOROVOD], environment) != 0:
                 raise InstallError("Horovod could not be compiled")
             (wheel,) = Path(built).glob("horovod-*.whl")
             if not self._try_wheel("Horovod, from the wheel that was compiled", wheel):
@@ -129,6 +135,24 @@ class Installer:
         self.pip(title, ["--no-deps", "--force-reinstall", str(wheel)])
         return self.run([self._python, "-c", _PROBE]) == 0
 
+    def _headers(self, folder: Path) -> list[str]:
+        """Folders of headers that Horovod's sources or those of TensorFlow look for elsewhere.
+
+        TensorFlow from 2.16 on has the builder of XLA under another name, and includes two libraries as if they were
+        installed, though it brings them. One header that leads to the builder is written to a folder.
+        """
+        found = subprocess.run([self._python, "-c", _INCLUDE], capture_output=True, text=True)
+        include = Path(found.stdout.strip())
+        if (include / _XLA_BUILDER).exists():
+            return []
+        new = next((name for name in _XLA_BUILDERS if (include / name).exists()), None)
+        if new is not None:
+            header = folder / "include" / _XLA_BUILDER
+            header.parent.mkdir(parents=True)
+            header.write_text(f'#include "{new}"\n')
+        folders = (folder / "include", *(include / "external" / name for name in _BROUGHT))
+        return [str(each) for each in folders if each.is_dir()]
+
     def _wheel_folder(self) -> Path:
         """Where wheels are kept that were compiled for this Python and its TensorFlow; setup_env.sh knows it, too."""
         found = subprocess.run([self._python, "-c", _TENSORFLOW], capture_output=True, text=True)
@@ -149,10 +173,12 @@ def _missing_tools() -> str:
     )
 
 
-def _build_environment() -> dict[str, str]:
-    """TensorFlow over Gloo, on as many cores as the memory allows."""
+def _build_environment(headers: Sequence[str]) -> dict[str, str]:
+    """TensorFlow over Gloo, on as many cores as the memory allows, with further folders of headers."""
     # One compiler process on TensorFlow's headers takes up to about 2 GiB.
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     jobs = max(1, min(os.cpu_count() or 1, int(memory_gib / 2)))
     # A `make` that started us offers its job slots through MAKEFLAGS; Horovod's own make cannot reach them.
-    return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}"}
+    paths = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPLUS_INCLUDE_PATH")])])
+    more = {"CPLUS_INCLUDE_PATH": paths} if headers else {}
+    return {**os.environ, **HOROVOD_CHOICES, "MAKEFLAGS": f"-j{jobs}", **more}

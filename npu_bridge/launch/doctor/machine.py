@@ -5,27 +5,30 @@ from __future__ import annotations
 import platform
 import sys
 
+from npu_bridge.base.install import CHOSEN, TENSORFLOWS, is_supported, missing_beside
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
+from npu_bridge.base.tf_internals import names
 from npu_bridge.launch.doctor.page import Problem, Section
 
 __all__ = ["machine_section", "versions_section"]
 
-_EXPECTED = {"tensorflow": "2.15", "horovod": "0.28.1"}
+_HOROVOD = "0.28.1"
 
 
 def versions_section() -> tuple[Section, list[Problem]]:
     """Versions of everything that takes part, and those that do not fit."""
     problems = []
-    if not (3, 9) <= sys.version_info[:2] <= (3, 11):
-        problems.append(
-            Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9, 3.10 or 3.11.")
-        )
-    for package, expected in _EXPECTED.items():
-        found = installed_version(package)
-        if found and not f"{found}.".startswith(f"{expected}."):
-            problems.append(
-                Problem(f"{package} is {found}; made for {expected}", f"pip install '{package}=={expected}.*'", False)
-            )
+    if not (3, 9) <= sys.version_info[:2] <= (3, 13):
+        problems.append(Problem(f"Python {platform.python_version()} is not supported", "Use Python 3.9 to 3.13."))
+    tensorflow, horovod = installed_version("tensorflow"), installed_version("horovod")
+    if tensorflow and not is_supported(tensorflow):
+        fix = f"pip install 'tensorflow=={CHOSEN}.*'"
+        problems.append(Problem(f"tensorflow is {tensorflow}; made for {TENSORFLOWS}", fix, False))
+    elif tensorflow and not names.HAS_ESTIMATORS and (command := missing_beside(tensorflow)):
+        problems.append(Problem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
+    if horovod and not f"{horovod}.".startswith(f"{_HOROVOD}."):
+        fix = f"pip install 'horovod=={_HOROVOD}.*'"
+        problems.append(Problem(f"horovod is {horovod}; made for {_HOROVOD}", fix, False))
     return Section("versions", version_rows(), "versions"), problems
 
 

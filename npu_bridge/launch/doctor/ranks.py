@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npu_bridge.base.install import FIX_HOROVOD, INSTALL_HOROVOD
+from npu_bridge.base.install import CHOSEN, FIX_HOROVOD, INSTALL_HOROVOD
 from npu_bridge.launch.doctor.page import Problem, Section
 from npu_bridge.launch.doctor.trial import MARK
 
 __all__ = ["RunningTrial", "Trial", "horovod_section", "lacks_horovod", "run_trials"]
 
-_INSTALL_TENSORFLOW = "pip install 'tensorflow-cpu==2.15.*' (or 'tensorflow==2.15.*' where there is a GPU)"
+_INSTALL_TENSORFLOW = f"pip install 'tensorflow-cpu=={CHOSEN}.*' (or 'tensorflow=={CHOSEN}.*' where there is a GPU)"
 _SCRIPT = "import sys\nfrom npu_bridge.launch.doctor.trial import main\n\nmain(sys.argv[1:])\n"
 # What says which rank a process is; the trial must not inherit it.
 _PLACEMENT = ("RANK_", "CM_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "DEVICE_I", "ASCEND_DEVICE_ID")
