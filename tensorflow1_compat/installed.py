@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from npu_bridge.base.reading import open_file
 from npu_bridge.base.search import search
+from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.insides import SPLIT, inner_module, module_around
 from tensorflow1_compat.tables import INSIDES, MODULES, NAMES, OF_1
 
@@ -24,9 +25,9 @@ _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
     "tensorflow": "tensorflow._api.v2.compat.v1",
     "tensorflow.contrib": "tensorflow1_compat.contrib",
-    "tensorflow.layers": "keras.api._v1.keras.__internal__.legacy.layers",
-    "tensorflow.nn.rnn_cell": "keras.api._v1.keras.__internal__.legacy.rnn_cell",
-    "tensorflow.keras": "keras.api._v1.keras",
+    "tensorflow.layers": f"{KERAS}.api._v1.keras.__internal__.legacy.layers",
+    "tensorflow.nn.rnn_cell": f"{KERAS}.api._v1.keras.__internal__.legacy.rnn_cell",
+    "tensorflow.keras": f"{KERAS}.api._v1.keras",
     "tensorflow.estimator": "tensorflow_estimator.python.estimator.api._v1.estimator",
     "npu_bridge.npu_init.tf": "tensorflow._api.v2.compat.v1",
 }
@@ -90,8 +91,8 @@ def _follow(name: str) -> Located:
             real = _API.get(old) or _API.get(MODULES[old]) or MODULES[old]
         elif (below := f"{real}.{parts[number]}") and _file_of(below):
             real = below
-        elif parts[0] == "keras" and _file_of(f"keras.src.{'.'.join(parts[1 : number + 1])}"):
-            real = f"keras.src.{'.'.join(parts[1 : number + 1])}"
+        elif parts[0] == "keras" and _file_of(f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"):
+            real = f"{KERAS}.src.{'.'.join(parts[1 : number + 1])}"
         elif old.startswith(INSIDES) and _file_of(old):
             real = old
         elif _is_below(old, MODULES) and parts[number] not in _names_of(real):

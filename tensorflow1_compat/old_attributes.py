@@ -5,10 +5,12 @@ They are set on the real classes, which everybody sees; what a class has by itse
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
 from npu_bridge.base.after_import import when_loaded
+from npu_bridge.base.tf_internals.names import KERAS
 
 __all__ = ["give", "give_those_of_2"]
 
@@ -20,10 +22,10 @@ def give() -> None:
     give_those_of_2()
     _set(tf.Tensor, "_keras_shape", property(_shape_of, _set_shape))
     _set(tf.Tensor, "_uses_learning_phase", False)
-    when_loaded("keras.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
-    for name in ("keras.backend", "keras.api._v2.keras.backend"):  # where Horovod's callbacks look for the session
+    when_loaded(f"{KERAS}.src.engine.base_layer_v1", lambda module: _set(module.Layer, "apply", _apply))
+    for name in ("keras.backend", f"{KERAS}.api._v2.keras.backend"):  # where Horovod's callbacks look for the session
         when_loaded(name, _give_sessions)
-    convolutions = "keras.src.layers.convolutional.base"
+    convolutions = f"{KERAS}.src.layers.convolutional.base"
     when_loaded(f"{convolutions}_separable_conv", lambda module: _allow_dilated_strides(module.SeparableConv))
     when_loaded(f"{convolutions}_depthwise_conv", lambda module: _allow_dilated_strides(module.DepthwiseConv))
 
@@ -31,15 +33,15 @@ def give() -> None:
 def give_those_of_2() -> None:
     """Gives what a younger TensorFlow 2 had as well, each once its module has been loaded."""
     when_loaded("tensorflow.python.framework.ops", _complete_graphs)
-    when_loaded("keras.src.engine.sequential", _complete_models)
-    when_loaded("keras.src.optimizers.optimizer", _take_old_keywords)
+    when_loaded(f"{KERAS}.src.engine.sequential", _complete_models)
+    when_loaded(f"{KERAS}.src.optimizers.optimizer", _take_old_keywords)
 
 
 def _give_sessions(module: types.ModuleType) -> None:
     def give_from(backend: types.ModuleType) -> None:
         module.get_session, module.set_session = backend.get_session, backend.set_session
 
-    when_loaded("keras.api._v1.keras.backend", give_from)
+    when_loaded(f"{KERAS}.api._v1.keras.backend", give_from)
 
 
 def _set(kind: type, name: str, value: Any) -> None:
@@ -65,8 +67,8 @@ def _take_old_keywords(module: types.ModuleType) -> None:
     """
 
     def make(kind: type, *arguments: Any, **options: Any) -> Any:
-        if {"decay", "lr"} & options.keys() and kind.__module__.startswith("keras."):
-            from keras.optimizers import legacy
+        if {"decay", "lr"} & options.keys() and kind.__module__.startswith(f"{KERAS}."):
+            legacy = sys.modules["tensorflow"].keras.optimizers.legacy
 
             if hasattr(legacy, kind.__name__):
                 return getattr(legacy, kind.__name__)(*arguments, **options)

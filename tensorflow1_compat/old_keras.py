@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 
 import tensorflow.compat.v1 as tf
-from keras.src.engine.functional import Functional as Network  # noqa: F401
-from keras.src.engine.input_layer import InputLayer  # noqa: F401
-from keras.src.engine.input_spec import InputSpec  # noqa: F401
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.contrib import engine_classes
 
+Network, InputLayer, InputSpec = engine_classes()
 keras = tf.keras
 Layer, Model, Input = keras.layers.Layer, keras.models.Model, keras.layers.Input
 get_session, set_session = keras.backend.get_session, keras.backend.set_session

@@ -12,6 +12,7 @@ import importlib.util
 import types
 from typing import Any
 
+from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat import journal, missing, removed_names
 from tensorflow1_compat.insides import inner_module, module_around, moved
 from tensorflow1_compat.tables import INSIDES, OF_1, Tables
@@ -22,9 +23,9 @@ __all__ = ["MENTIONS", "ROOTS", "ModuleProxy", "proxy", "is_plain", "serve"]
 _TENSORFLOW_ROOTS = ("tensorflow", "keras")
 _CONTRIB = "tensorflow.contrib"
 # Bases whose submodules are of version 2, or have been looked at as attributes already.
-_INTERFACES = ("tensorflow._api", "tensorflow.compat", "keras.api")
+_INTERFACES = ("tensorflow._api", "tensorflow.compat", f"{KERAS}.api")
 # Bases that do not change once they are loaded, whose names can be kept.
-_CONSTANT = ("tensorflow._api", "keras.api", "npu_bridge")
+_CONSTANT = ("tensorflow._api", f"{KERAS}.api", "npu_bridge")
 _REMOVED = (*removed_names.GONE_NAMES, *removed_names.GONE_MODULES, *removed_names.WRAPPED)
 _BELOW_REMOVED = {key.rpartition(".")[0] for key in _REMOVED} | set(removed_names.GONE_MODULES)
 # Names for which a file's import of a root is redirected; roots that are not here always are, since files hand them on.
@@ -211,7 +212,7 @@ def _in_base(full: str, base: types.ModuleType, name: str) -> Any:
     else:
         candidates = [full] if full.startswith((*INSIDES, "keras.")) else []
     if full.startswith("keras."):
-        candidates.append(f"keras.src.{full[6:]}")
+        candidates.append(f"{KERAS}.src.{full[6:]}")
     for candidate in candidates:
         try:
             return importlib.import_module(candidate)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from npu_bridge.base.tf_internals.names import KERAS
+
 _CONTRIB = "tensorflow1_compat.contrib"
 _OLD = "tensorflow.contrib"
 _MNIST = f"{_CONTRIB}.learn.datasets.mnist"
-_KERAS = "keras.api._v1.keras"
+_KERAS = f"{KERAS}.api._v1.keras"
 _INNER_KERAS = "tensorflow.python.keras"
 
 # Parts of the real TensorFlow that are under the same name in 1.15; what is elsewhere below `tensorflow` is version 2.
@@ -77,17 +79,17 @@ MODULES: dict[str, str] = {
     "tensorflow.python.training.tracking.util": "tensorflow.python.checkpoint.checkpoint",
     "tensorflow.python.training.saving.functional_saver": "tensorflow.python.checkpoint.functional_saver",
     "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
-    _INNER_KERAS: "keras.src",
-    f"{_INNER_KERAS}._impl": "keras.src",
+    _INNER_KERAS: f"{KERAS}.src",
+    f"{_INNER_KERAS}._impl": f"{KERAS}.src",
     f"{_INNER_KERAS}._impl.keras": _KERAS,
     f"{_INNER_KERAS}.applications": f"{_KERAS}.applications",
-    f"{_INNER_KERAS}.datasets": "keras.src.datasets",
+    f"{_INNER_KERAS}.datasets": f"{KERAS}.src.datasets",
     f"{_INNER_KERAS}.layers": f"{_KERAS}.layers",
     f"{_INNER_KERAS}.preprocessing": f"{_KERAS}.preprocessing",
     f"{_INNER_KERAS}.models": f"{_KERAS}.models",
     f"{_INNER_KERAS}.optimizers": f"{_KERAS}.optimizers",
-    f"{_INNER_KERAS}.keras_parameterized": "keras.src.testing_infra.test_combinations",
-    f"{_INNER_KERAS}.testing_utils": "keras.src.testing_infra.test_utils",
+    f"{_INNER_KERAS}.keras_parameterized": f"{KERAS}.src.testing_infra.test_combinations",
+    f"{_INNER_KERAS}.testing_utils": f"{KERAS}.src.testing_infra.test_utils",
     f"{_INNER_KERAS}.utils": f"{_KERAS}.utils",
 }
 
@@ -98,7 +100,7 @@ _KERAS_LAYERS = (
 )  # fmt: skip
 # The layers and cells of version 1 are one family with those of Keras, whatever the path; TensorFlow has a second copy.
 for _name in ("base", "convolutional", "core", "normalization", "pooling"):
-    MODULES[f"tensorflow.python.layers.{_name}"] = f"keras.src.legacy_tf_layers.{_name}"
+    MODULES[f"tensorflow.python.layers.{_name}"] = f"{KERAS}.src.legacy_tf_layers.{_name}"
 for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.keras"):
     MODULES.update({f"{_root}.layers.{_name}": f"{_KERAS}.layers" for _name in _KERAS_LAYERS})
     MODULES[f"{_root}.backend.tensorflow_backend"] = f"{_KERAS}.backend"
@@ -106,9 +108,9 @@ for _root in ("keras", "tensorflow.keras", _INNER_KERAS, f"{_INNER_KERAS}._impl.
     MODULES[f"{_root}.engine.topology"] = "tensorflow1_compat.old_keras"
     MODULES[f"{_root}.mixed_precision.experimental"] = "tensorflow1_compat.keras_policies"
     for _name in ("hdf5_format", "model_config", "save", "saved_model", "saving_utils"):
-        MODULES[f"{_root}.saving.{_name}"] = f"keras.src.saving.legacy.{_name}"
-    MODULES[f"{_root}.optimizer_v2"] = "keras.src.optimizers.legacy"
-    MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = "keras.src.optimizers.legacy.optimizer_v2"
+        MODULES[f"{_root}.saving.{_name}"] = f"{KERAS}.src.saving.legacy.{_name}"
+    MODULES[f"{_root}.optimizer_v2"] = f"{KERAS}.src.optimizers.legacy"
+    MODULES[f"{_root}.optimizer_v2.optimizer_v2"] = f"{KERAS}.src.optimizers.legacy.optimizer_v2"
 
 # "old.module.attribute" -> "module:attribute" (`module` alone is the module itself), imported when asked for.
 _V1 = "tensorflow.compat.v1"
@@ -116,7 +118,7 @@ _PYTHON = "tensorflow.python"
 NAMES: dict[str, str] = {
     "tensorflow.app.flags": f"{_V1}:flags",
     "tensorflow.app.UsageError": "absl.app:UsageError",
-    "tensorflow.python.layers.base.InputSpec": "keras.src.engine.input_spec:InputSpec",
+    "tensorflow.python.layers.base.InputSpec": f"{KERAS}.src.engine.input_spec:InputSpec",
     "tensorflow.core.protobuf.config_pb2.RPCOptions": "tensorflow.core.protobuf.rpc_options_pb2:RPCOptions",
     "tensorflow.math.maximum": "tensorflow1_compat.old_rules:maximum",
     "tensorflow.math.minimum": "tensorflow1_compat.old_rules:minimum",

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from npu_bridge.base.tf_internals.names import KERAS
 from tensorflow1_compat.tables import MODULES, NAMES, Tables
 
 __all__ = ["LEGACY_OPTIMIZERS", "OF_2"]
 
-_KERAS_OF_1, _KERAS = "keras.api._v1.keras", "keras.api._v2.keras"
+_KERAS_OF_1, _KERAS = f"{KERAS}.api._v1.keras", f"{KERAS}.api._v2.keras"
 _ROOTS = ("keras.", "tensorflow.keras.", "tensorflow.python.", "npu_ops")
 # Modules of the package keras 2.4 to 2.12 that are not of its interface.
 _INSIDES = (
@@ -20,7 +21,7 @@ _INSIDES = (
     "utils.metrics_utils", "utils.mode_keys", "utils.np_utils", "utils.object_identity", "utils.tf_contextlib",
     "utils.tf_inspect", "utils.tf_utils", "utils.version_utils", "utils.vis_utils",
 )  # fmt: skip
-_TESTING = "keras.src.testing_infra"
+_TESTING = f"{KERAS}.src.testing_infra"
 # Optimizers of Keras until TensorFlow 2.10. Their names are also those of a younger generation, so they tell no age.
 LEGACY_OPTIMIZERS: dict[str, str] = {
     f"{root}.optimizers.{name}": f"{_KERAS}.optimizers.legacy:{name}"
@@ -31,8 +32,8 @@ LEGACY_OPTIMIZERS: dict[str, str] = {
 OF_2 = Tables(
     modules={
         **{old: place.replace(_KERAS_OF_1, _KERAS) for old, place in MODULES.items() if old.startswith(_ROOTS)},
-        **{f"keras.{name}": f"keras.src.{name}" for name in _INSIDES},
-        "keras.initializers.initializers_v2": "keras.src.initializers.initializers",
+        **{f"keras.{name}": f"{KERAS}.src.{name}" for name in _INSIDES},
+        "keras.initializers.initializers_v2": f"{KERAS}.src.initializers.initializers",
         "keras.keras_parameterized": f"{_TESTING}.test_combinations",
         "keras.testing_utils": f"{_TESTING}.test_utils",
         "keras.combinations": f"{_TESTING}.test_combinations",

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.base import horovod_internals
-from npu_bridge.base.tf_internals import contrib, graphs, sessions, training
+from npu_bridge.base.tf_internals import contrib, estimators, graphs, sessions, training
 from npu_bridge.base.tf_internals.inherited import INHERITED
 from tests.canaries import (
     CANARIES,
@@ -51,6 +51,7 @@ INHERITED_NAMES = {name for names in INHERITED.values() for name in names}
 # Each module and its canaries.
 MODULES = {
     contrib: of_contrib,
+    estimators: of_contrib,
     graphs: of_graphs,
     sessions: of_sessions,
     training: of_training,
@@ -167,7 +168,7 @@ def test_what_subclasses_override_is_listed():
         if not own.__module__.startswith(("npu_bridge.", "npu_device.")):
             continue
         for base in own.__mro__:
-            if base.__module__.split(".")[0] in ("tensorflow", "tensorflow_estimator", "keras"):
+            if base.__module__.split(".")[0] in ("tensorflow", "tensorflow_estimator", "keras", "tf_keras"):
                 overridden = {name for name in vars(own) if is_private(name) and name in vars(base)}
                 overridden -= {name for name in overridden if name.startswith(("_abc_", "_tf_api_", "_keras_api_"))}
                 missing |= {f"{own.__name__}.{name} of {base.__name__}" for name in overridden - INHERITED_NAMES}

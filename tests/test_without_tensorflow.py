@@ -12,9 +12,12 @@ import pytest
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What `pip install .` brings, with what these packages need themselves.
 INSTALLED = ("click", "markdown_it", "mdurl", "numpy", "pygments", "rich", "tomli")
-INSTALL = "Install it: pip install 'tensorflow-cpu==2.15.*', or 'tensorflow==2.15.*' for GPUs."
-MISSING = f"ModuleNotFoundError: npu_bridge: TensorFlow is not installed. Expected 2.15; got none. {INSTALL}"
-OTHER = f"ImportError: npu_bridge: TensorFlow is of another version. Expected 2.15; got 2.16.1. {INSTALL}"
+VERSION = "2.15" if sys.version_info < (3, 12) else "2.21"
+INSTALL = f"Install it: pip install 'tensorflow-cpu=={VERSION}.*', or 'tensorflow=={VERSION}.*' for GPUs."
+MISSING = f"ModuleNotFoundError: npu_bridge: TensorFlow is not installed. Expected 2.15 to 2.21; got none. {INSTALL}"
+OTHER = f"ImportError: npu_bridge: TensorFlow is of another version. Expected 2.15 to 2.21; got 2.22.0. {INSTALL}"
+APART = "ImportError: npu_bridge: TensorFlow 2.18.1 has no Estimator and no Keras 2 of its own. Install them: "
+APART += "pip install --no-deps tensorflow-estimator==2.15.* tf-keras==2.18.*"
 DOORS = (
     "import npu_bridge.npu_init",
     "from npu_bridge.estimator.npu.npu_config import NPURunConfig",
@@ -86,10 +89,11 @@ def test_a_page_of_a_training_needs_none(python, tmp_path):
     assert 'data-last-step="1"' in (run / "report.html").read_text()
 
 
-def test_another_version_is_refused_by_every_door_and_by_nobody_else(python, tmp_path):
+@pytest.mark.parametrize("version, text", [("2.22.0", OTHER), ("2.18.1", APART)])
+def test_another_version_is_refused_by_every_door_and_by_nobody_else(python, tmp_path, version, text):
     (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow" / "__init__.py").write_text("__version__ = '2.16.1'\n")
+    (tmp_path / "tensorflow" / "__init__.py").write_text(f"__version__ = '{version}'\n")
     for first in ((), ("import tensorflow",), ("import npu_bridge", "import tensorflow")):
         lines = python("-c", TRY_ALL, *first, *DOORS)
         assert lines[: len(first)] == ["imported"] * len(first)
-        assert lines[len(first) :] == [OTHER] * len(DOORS)
+        assert lines[len(first) :] == [text] * len(DOORS)

@@ -6,21 +6,29 @@ import functools
 import warnings
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from npu_bridge import collective
 
 tf1 = tf.compat.v1
 
-with warnings.catch_warnings():  # tensorflow-addons announces its end of life at import
-    warnings.simplefilter("ignore")
-    import tensorflow_addons as tfa
+try:
+    with warnings.catch_warnings():  # tensorflow-addons announces its end of life at import
+        warnings.simplefilter("ignore")
+        import tensorflow_addons as tfa
+    LAMB = tfa.optimizers.LAMB
+except ModuleNotFoundError:  # it is for TensorFlow 2.15
+    from npu_bridge.optimizers.keras_legacy import LAMB
+
+    tfa = None
+beside_addons = pytest.mark.skipif(tfa is None, reason="tensorflow-addons is for TensorFlow 2.15")
 
 OPTIMIZERS = {
     "sgd": lambda: tf1.train.GradientDescentOptimizer(0.1),
     "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
     "adam": lambda: tf1.train.AdamOptimizer(0.1),
-    "lamb": lambda: tfa.optimizers.LAMB(0.1, weight_decay=0.01, exclude_from_weight_decay=["embedding"]),
+    "lamb": lambda: LAMB(0.1, weight_decay=0.01, exclude_from_weight_decay=["embedding"]),
     "keras_legacy_adam": lambda: tf.keras.optimizers.legacy.Adam(0.1),
     "keras_adam": lambda: tf.keras.optimizers.Adam(0.1),
 }

@@ -7,6 +7,7 @@ loaded, launchers) start Python anew.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -58,9 +59,12 @@ class WarmPython:
 
 def _serve():
     import tensorflow as tf
-    import tensorflow_addons  # noqa: F401
 
-    assert tf.estimator.Estimator and tf.keras.optimizers.legacy.Adam  # they are loaded when asked for
+    with contextlib.suppress(ModuleNotFoundError):  # it is for TensorFlow 2.15
+        import tensorflow_addons  # noqa: F401
+
+    # They are loaded when asked for; from TensorFlow 2.16 on a script's `import npu_bridge` brings the first.
+    assert tf.keras.optimizers.legacy.Adam and (not hasattr(tf, "estimator") or tf.estimator.Estimator)
     gc.collect()
     gc.freeze()  # children look for garbage among what is theirs, and copy no page for that
     for line in sys.stdin:

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.base.after_import import after_import, importer
-from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOW
+from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supported, missing_beside
+from npu_bridge.base.tf_internals import names
 
 __all__ = ["explain_global_step", "watch"]
 
@@ -35,6 +36,7 @@ _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
 _SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read when `tf.keras` is used first; 1 for Keras 2
 
 
 def watch() -> None:
@@ -56,12 +58,26 @@ def explain_global_step() -> None:
 
 def _see_to(tensorflow: types.ModuleType) -> None:
     found = str(getattr(tensorflow, "__version__", "unknown"))
-    if not found.startswith(f"{TENSORFLOW}."):
-        text = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOW}; got {found}. {INSTALL_TENSORFLOW}"
+    problem, fix = "", INSTALL_TENSORFLOW
+    if not is_supported(found):
+        problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
+    elif not names.HAS_ESTIMATORS and (command := missing_beside(found)):
+        problem = f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
+        fix = ""
+    if problem:
+        text = f"{problem} {fix}".rstrip()
         sys.meta_path.insert(0, _Refusal(text))
         if _is_ours(importer()):
             raise ImportError(text, name="tensorflow")
-    elif not _is_verbose():
+        return
+    if not names.HAS_ESTIMATORS:
+        from npu_bridge.base import environment
+        from npu_bridge.base.tf_internals.estimators import bring_back
+
+        if environment.read_variable(_KERAS_CHOICE) is None:
+            environment.write_variable(_KERAS_CHOICE, 1)
+        bring_back(tensorflow)
+    if not _is_verbose():
         logging.getLogger("tensorflow").addFilter(_is_no_advice)
         logging.getLogger("tensorflow").addFilter(_alarms())
         # After the script's own filters, which decide first.
@@ -81,7 +97,7 @@ def _without_notes() -> Iterator[None]:
 
 def _explain_absence() -> None:
     if _is_ours(importer()):
-        text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOW}; got none. {INSTALL_TENSORFLOW}"
+        text = f"npu_bridge: TensorFlow is not installed. Expected {TENSORFLOWS}; got none. {INSTALL_TENSORFLOW}"
         raise ModuleNotFoundError(text, name="tensorflow")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.data import Dataset, Iterator, TFRecordDataset
 from tensorflow.compat.v1.data.experimental import (
-    CheckpointInputPipelineHook,
     Counter,
     CsvDataset,
     RandomDataset,
@@ -37,6 +36,9 @@ from tensorflow.compat.v1.data.experimental import (
     unbatch,
     unique,
 )
+
+if hasattr(tf.data.experimental, "CheckpointInputPipelineHook"):  # until TensorFlow 2.15
+    CheckpointInputPipelineHook = tf.data.experimental.CheckpointInputPipelineHook
 
 from npu_bridge.base.tf_internals.contrib import flat_element, packed_element
 

@@ -1,3 +1,5 @@
 """`tf.contrib.keras`: Keras, as `tf.keras`."""
 
-from keras.api._v1.keras import *
+from npu_bridge.base.tf_internals.contrib import keras_of_1
+
+globals().update({name: value for name, value in vars(keras_of_1()).items() if not name.startswith("_")})

@@ -1,7 +1,8 @@
-"""Canaries of `npu_bridge/base/tf_internals/contrib.py`."""
+"""Canaries of `npu_bridge/base/tf_internals/contrib.py` and `estimators.py`."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import os
 import tempfile
@@ -10,7 +11,7 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
-from npu_bridge.base.tf_internals import contrib
+from npu_bridge.base.tf_internals import contrib, estimators
 from tests.canaries import canary_of, expect
 
 v1 = tf.compat.v1
@@ -135,6 +136,38 @@ def _():
         tf.keras.optimizers.legacy.SGD(0.1), dynamic=False, initial_scale=8.0
     )
     expect(float(optimizer.loss_scale) == 8.0, "the scale is another one")
+
+
+@canary_of(contrib.keras_of_1, contrib.layer_of_cells)
+def _():
+    cells = v1.nn.rnn_cell
+    expect(contrib.keras_of_1().layers.Dense is v1.keras.layers.Dense, "Keras is another one")
+    expect(issubclass(contrib.layer_of_cells(), cells.RNNCell), "it is no cell")
+    expect(issubclass(cells.BasicLSTMCell, contrib.layer_of_cells()), "cells have another base")
+
+
+@canary_of(contrib.engine_classes)
+def _():
+    functional, layer, spec = contrib.engine_classes()
+    inputs = tf.keras.Input([2])
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(inputs))
+    expect(isinstance(model, functional) and isinstance(model.layers[0], layer), "they are of other classes")
+    expect(spec(shape=[None, 2]).shape == (None, 2), "the shape is another one")
+
+
+@canary_of(contrib.background_saver_hook)
+def _():
+    hook = contrib.background_saver_hook()(tempfile.mkdtemp(), save_steps=1)
+    expect(isinstance(hook, v1.train.SessionRunHook), "it is no hook")
+
+
+@canary_of(estimators.bring_back)
+def _():
+    expect(issubclass(tf.estimator.Estimator, v1.estimator.Estimator), "the two classes are strangers")
+    config = v1.estimator.RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0"))
+    expect(config.is_chief, "it is one of several processes")
+    tpu = importlib.import_module("tensorflow.compat.v1.estimator").tpu
+    expect(tpu.TPUEstimatorSpec(mode="eval", loss=tf.constant(1.0)).mode == "eval", "the mode is another one")
 
 
 @canary_of(contrib.modules_with_fewer_names)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from npu_bridge.optimizers import keras
-from tests.training import tfa
+from tests.training import beside_addons, tfa
 
 _DECAYING = tf.keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
 _v1 = tf.compat.v1.train
@@ -69,11 +69,12 @@ ALIKE = {
         keras.SGD(0.05, weight_decay=0.1),
         _new.SGD(0.05, weight_decay=0.1),
     ),
-    "LAMB is tensorflow-addons' LAMB": lambda: (
+}
+if tfa is not None:
+    ALIKE["LAMB is tensorflow-addons' LAMB"] = lambda: (
         keras.LAMB(0.05, weight_decay=0.1),
         tfa.optimizers.LAMB(0.05, weight_decay=0.1),
-    ),
-}
+    )
 
 
 @pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
@@ -116,6 +117,7 @@ def test_where_adams_epsilon_stands_matters_for_tiny_gradients_only():
     assert _difference(placed("tf"), placed("corrected"), tiny) > 1e-2
 
 
+@beside_addons
 def test_lamb_stays_with_tensorflow_addons_for_100_steps_in_float32():
     gradients = _gradients(100)
     ours = _trained(keras.LAMB(0.01, weight_decay=0.01), gradients, np.float32)

@@ -10,6 +10,7 @@ from npu_bridge import optimizers
 from npu_bridge.estimator.npu.npu_loss_scale_manager import FixedLossScaleManager
 from npu_bridge.estimator.npu.npu_optimizer import NPUDistributedOptimizer, NPUOptimizer
 from npu_bridge.optimizers import keras, keras_legacy, rules, tf1
+from tests.training import beside_addons, tfa
 
 Halving = tf.keras.optimizers.schedules.ExponentialDecay
 
@@ -166,9 +167,8 @@ class TestGroups:
             keras.SGD(0.5, groups=[{"match": "a", "momentum": -1}])
 
 
+@beside_addons
 def test_exclusions_are_those_of_tensorflow_addons():
-    from tests.training import tfa
-
     def trained(module, **given):
         variables = [tf.Variable([1.0, 2.0], name=name) for name in ("dense/kernel", "dense/bias", "norm/gamma")]
         optimizer = module.LAMB(0.1, weight_decay=0.5, exclude_from_weight_decay=["bias"], **given)

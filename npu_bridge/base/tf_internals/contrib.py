@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
+
+from npu_bridge.base.tf_internals.names import KERAS
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -110,9 +113,7 @@ def write_profile(profiler: Any, path: str) -> None:
 
 def keras_loss_scale_optimizer() -> type:
     """Loss scaling of legacy Keras optimizers (`loss_scale_optimizer.LossScaleOptimizer`, Keras 2.15)."""
-    from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
-
-    return LossScaleOptimizer
+    return importlib.import_module(f"{KERAS}.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
 
 
 def modules_with_fewer_names() -> dict[types.ModuleType, tuple[str, ...]]:
@@ -139,17 +140,11 @@ def modules_of_layers() -> dict[types.ModuleType, types.ModuleType]:
 
     Seen in TF 2.15: the modules in `tensorflow.python.layers` look for a package that need not be installed.
     """
-    from keras.src.legacy_tf_layers import convolutional, core, normalization, pooling
-    from tensorflow.python.layers import convolutional as old_convolutional
-    from tensorflow.python.layers import core as old_core
-    from tensorflow.python.layers import normalization as old_normalization
-    from tensorflow.python.layers import pooling as old_pooling
-
     return {
-        old_convolutional: convolutional,
-        old_core: core,
-        old_normalization: normalization,
-        old_pooling: pooling,
+        importlib.import_module(f"tensorflow.python.layers.{name}"): importlib.import_module(
+            f"{KERAS}.src.legacy_tf_layers.{name}"
+        )
+        for name in ("convolutional", "core", "normalization", "pooling")
     }
 
 
@@ -167,3 +162,35 @@ def load_generated_code_with(loader: type) -> None:
         spec_from_file_location=spec_from_file_location, module_from_spec=importlib.util.module_from_spec
     )
     loader_of_autograph.importlib = types.SimpleNamespace(util=util)
+
+
+def keras_of_1() -> types.ModuleType:
+    """`tf.keras` as `tf.compat.v1` has it (`keras.api._v1.keras`, Keras 2.15)."""
+    return importlib.import_module(f"{KERAS}.api._v1.keras")
+
+
+def layer_of_cells() -> type:
+    """The class of cells that make their variables as layers do (`legacy_cells.LayerRNNCell`, Keras 2.15)."""
+    return importlib.import_module(f"{KERAS}.src.layers.rnn.legacy_cells").LayerRNNCell
+
+
+def engine_classes() -> tuple[type, type, type]:
+    """A model of layers, a layer of inputs, and what a layer takes (`keras.src.engine`, Keras 2.15)."""
+    functional, layer, spec = (
+        importlib.import_module(f"{KERAS}.src.engine.{name}") for name in ("functional", "input_layer", "input_spec")
+    )
+    return functional.Functional, layer.InputLayer, spec.InputSpec
+
+
+def background_saver_hook() -> type:
+    """Saves while training goes on (`tpu.async_checkpoint.AsyncCheckpointSaverHook`, TF 2.15).
+
+    TensorFlow 2.16 has none any more; the hook that saves between steps takes its place.
+    """
+    import tensorflow.compat.v1 as tf
+
+    try:
+        from tensorflow.python.tpu.async_checkpoint import AsyncCheckpointSaverHook
+    except ModuleNotFoundError:
+        return tf.train.CheckpointSaverHook
+    return AsyncCheckpointSaverHook

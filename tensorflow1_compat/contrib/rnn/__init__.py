@@ -1,18 +1,6 @@
 """`tf.contrib.rnn`: cells, wrappers and loops of recurrent networks, with the variable names of TensorFlow 1.15."""
 
-from keras.api._v1.keras.__internal__.legacy.rnn_cell import (
-    BasicLSTMCell,
-    BasicRNNCell,
-    DeviceWrapper,
-    DropoutWrapper,
-    GRUCell,
-    LSTMCell,
-    LSTMStateTuple,
-    MultiRNNCell,
-    ResidualWrapper,
-    RNNCell,
-)
-from keras.src.layers.rnn.legacy_cells import LayerRNNCell
+import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.nn import (
     bidirectional_dynamic_rnn,
     static_bidirectional_rnn,
@@ -20,6 +8,7 @@ from tensorflow.compat.v1.nn import (
     static_state_saving_rnn,
 )
 
+from npu_bridge.base.tf_internals.contrib import layer_of_cells
 from tensorflow1_compat.contrib.rnn.blocks import (
     GRUBlockCell,
     GRUBlockCellV2,
@@ -55,3 +44,16 @@ from tensorflow1_compat.contrib.rnn.wrappers import (
     InputProjectionWrapper,
     OutputProjectionWrapper,
 )
+
+_CELLS = tf.nn.rnn_cell
+BasicLSTMCell = _CELLS.BasicLSTMCell
+BasicRNNCell = _CELLS.BasicRNNCell
+DeviceWrapper = _CELLS.DeviceWrapper
+DropoutWrapper = _CELLS.DropoutWrapper
+GRUCell = _CELLS.GRUCell
+LSTMCell = _CELLS.LSTMCell
+LSTMStateTuple = _CELLS.LSTMStateTuple
+MultiRNNCell = _CELLS.MultiRNNCell
+ResidualWrapper = _CELLS.ResidualWrapper
+RNNCell = _CELLS.RNNCell
+LayerRNNCell = layer_of_cells()

@@ -6,12 +6,12 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.estimator.tpu import InputPipelineConfig, RunConfig, TPUConfig, TPUEstimatorSpec
 from tensorflow.compat.v1.tpu import CrossShardOptimizer as _CrossShardOptimizer
 from tensorflow.compat.v1.tpu import PaddingSpec, XLAOptions, bfloat16_scope
-from tensorflow.python.tpu.async_checkpoint import AsyncCheckpointSaverHook
 from tensorflow.python.tpu.device_assignment import DeviceAssignment, device_assignment
 from tensorflow.python.tpu.topology import Topology
 from tensorflow.python.tpu.tpu_function import get_tpu_context
 
 from npu_bridge.base.errors import say_once
+from npu_bridge.base.tf_internals.contrib import background_saver_hook
 from tensorflow1_compat.contrib.tpu.ops import (
     batch_parallel,
     core,
@@ -23,6 +23,8 @@ from tensorflow1_compat.contrib.tpu.ops import (
     shard,
     shutdown_system,
 )
+
+AsyncCheckpointSaverHook = background_saver_hook()
 
 
 class TPUEstimator(tf.estimator.tpu.TPUEstimator):
