@@ -57,18 +57,11 @@ def explain_global_step() -> None:
 
 
 def _see_to(tensorflow: types.ModuleType) -> None:
-    found = str(getattr(tensorflow, "__version__", "unknown"))
-    problem, fix = "", INSTALL_TENSORFLOW
-    if not is_supported(found):
-        problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
-    elif not names.HAS_ESTIMATORS and (command := missing_beside(found)):
-        problem = f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
-        fix = ""
+    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown")))
     if problem:
-        text = f"{problem} {fix}".rstrip()
-        sys.meta_path.insert(0, _Refusal(text))
+        sys.meta_path.insert(0, _Refusal(problem))
         if _is_ours(importer()):
-            raise ImportError(text, name="tensorflow")
+            raise ImportError(problem, name="tensorflow")
         return
     if not names.HAS_ESTIMATORS:
         from npu_bridge.base import environment
@@ -83,6 +76,17 @@ def _see_to(tensorflow: types.ModuleType) -> None:
         # After the script's own filters, which decide first.
         for notice in (_CLOSING_NOTICE, _LAYER_ADVICE):
             warnings.filterwarnings("ignore", notice, UserWarning, append=True)
+
+
+def _problem_of(found: str) -> str:
+    """Why this package cannot work beside a version of TensorFlow, and what to do; "" if it can."""
+    if not is_supported(found):
+        problem = f"npu_bridge: TensorFlow is of another version. Expected {TENSORFLOWS}; got {found}."
+        return f"{problem} {INSTALL_TENSORFLOW}"
+    command = "" if names.HAS_ESTIMATORS else missing_beside(found)
+    return command and (
+        f"npu_bridge: TensorFlow {found} has no Estimator and no Keras 2 of its own. Install them: {command}"
+    )
 
 
 @contextlib.contextmanager
