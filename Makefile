@@ -51,8 +51,7 @@ replay := $(CURDIR)/$(bin)/python $(CURDIR)/tools/replay_on_genuine.py --copy --
   $(addprefix --path ,$(PATH37))
 
 test-tf115: venv venv-tf115  ## what we supply of TensorFlow 1.15, and whole trainings, against the genuine one
-	@$(bin)/python -m pytest $(addprefix tests/tensorflow1_compat/,test_genuine.py genuine/check_answers.py \
-	  test_whole_scripts.py) $(ARGS)
+	@$(bin)/python -m pytest tests/tensorflow1_compat/test_genuine.py tests/tensorflow1_compat/test_whole_scripts.py $(ARGS)
 	@[ ! -x .venv-tf115/bin/python ] || for script in $(TF1_EXAMPLES); do (cd examples/$$(dirname $$script) && \
 	  $(replay) --out $(CURDIR)/out/genuine/$$script $$(basename $$script)) || exit 1; done
 	@# MIRROR= of public scripts, CLIENTS= with run_clients.py and data for them, PATH37= with their packages for Python 3.7
@@ -89,7 +88,7 @@ bench: venv  ## every benchmark in benchmarks/
 
 clean:  ## remove what builds and tests leave behind; .venv and out/ stay
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -type d -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## `make clean`, and .venv too
 	@rm -rf .venv .venv-tf*

@@ -25,6 +25,7 @@ _API = {
     "tensorflow.compat.v1": "tensorflow._api.v2.compat.v1",
     "tensorflow": "tensorflow._api.v2.compat.v1",
     "tensorflow.contrib": "tensorflow1_compat.contrib",
+    "tensorflow.contrib.keras": f"{KERAS}.api._v1.keras",
     "tensorflow.layers": f"{KERAS}.api._v1.keras.__internal__.legacy.layers",
     "tensorflow.nn.rnn_cell": f"{KERAS}.api._v1.keras.__internal__.legacy.rnn_cell",
     "tensorflow.keras": f"{KERAS}.api._v1.keras",

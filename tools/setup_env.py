@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from npu_bridge.launch.doctor.build import Installer, InstallError  # of this checkout; it needs no other package
+from npu_bridge.base.install import CHOSEN  # both are of this checkout, and need no other package
+from npu_bridge.launch.doctor.build import Installer, InstallError
 
-CHOSEN = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
-VENV = Path(f".venv-tf{CHOSEN}" if CHOSEN else ".venv")
+ASKED_FOR = sys.argv[3] if sys.argv[3:] else ""  # a version of TensorFlow
+VENV = Path(f".venv-tf{ASKED_FOR}" if ASKED_FOR else ".venv")
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
-TENSORFLOW = CHOSEN or ("2.15" if sys.version_info < (3, 12) else "2.21")
+TENSORFLOW = ASKED_FOR or CHOSEN
 # What may be wanted, each with all before it: one rank, several ranks, the test tools.
 PARTS = ("alone", "ranks", "all")
 

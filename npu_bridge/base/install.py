@@ -5,6 +5,7 @@ import sys
 
 _OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
 TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
+# What is installed unless another one is asked for.
 CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the former has no wheels for later Pythons
 INSTALL_TENSORFLOW = f"Install it: pip install 'tensorflow-cpu=={CHOSEN}.*', or 'tensorflow=={CHOSEN}.*' for GPUs."
 # What TensorFlow was until 2.15, and is in packages of its own now.

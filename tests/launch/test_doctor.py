@@ -282,3 +282,21 @@ def test_page(is_terminal):
 def test_notes_do_not_fail_the_run():
     page = Page(problems=[Problem("a note", is_fatal=False)])
     assert (page.exit_code, page.verdict) == (0, "A run works here.")
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["2.15", "later"])
+def test_headers_that_are_elsewhere_are_led_to(tmp_path, is_there):
+    include, built = tmp_path / "include", tmp_path / "built"
+    asked_for = "tensorflow/compiler/xla/client/xla_builder.h"
+    for name in ("xla/hlo/builder/xla_builder.h", "external/highwayhash/hash.h", *[asked_for] * is_there):
+        (include / name).parent.mkdir(parents=True)
+        (include / name).touch()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {include}\n")
+    python.chmod(0o755)
+    folders = Installer(str(python), tmp_path / "log", print)._headers(built)
+    if is_there:
+        assert folders == []
+    else:
+        assert folders == [str(built / "include"), str(include / "external/highwayhash")]
+        assert (built / "include" / asked_for).read_text() == '#include "xla/hlo/builder/xla_builder.h"\n'

@@ -59,7 +59,8 @@ def case_names_of_split_modules():
         module, _, leaf = f"tensorflow.python.{name}".rpartition(".")
         assert proxies.proxy(module).take(leaf) is what, name
         assert find_missing(f"tensorflow.python.{name}") is None, name
-    assert find_missing("tensorflow.python.ops.variables.NoSuch") is not None
+    for name in ("python.ops.variables.NoSuch", "contrib.keras.no_such"):
+        assert find_missing(f"tensorflow.{name}") is not None, name
     for root in ("tensorflow.python.keras", "keras", "tensorflow.keras"):
         assert callable(proxies.proxy(f"{root}.saving.hdf5_format").save_model_to_hdf5), root
     operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
