@@ -26,10 +26,11 @@ __all__ = ["InstallError", "Installer", "cache_folder"]
 _HEARTBEAT_SECS = 20
 _LOG_TAIL_LINES = 30
 _PROBE = "import horovod.tensorflow as hvd, sys; sys.exit(not hvd.gloo_built())"
+# Its wheels spell the name of the smaller one with a dash, or, from 2.18 on, with an underscore.
 _TENSORFLOW = (
     "import importlib.metadata as m; "
-    "print(*sorted({f'{d.name}-{d.version}' for d in m.distributions() "
-    "if d.name in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
+    "print(*sorted({f'{name}-{d.version}' for d in m.distributions() "
+    "if (name := d.name.replace('_', '-')) in ('tensorflow', 'tensorflow-cpu')}), sep='_')"
 )
 # Where TensorFlow has its headers, found without loading it.
 _INCLUDE = "import importlib.util as u; print(u.find_spec('tensorflow').submodule_search_locations[0] + '/include')"
