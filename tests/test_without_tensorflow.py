@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from npu_bridge.base.tf_internals.names import KERAS
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # What `pip install .` brings, with what these packages need themselves.
@@ -97,3 +100,58 @@ def test_another_version_is_refused_by_every_door_and_by_nobody_else(python, tmp
         lines = python("-c", TRY_ALL, *first, *DOORS)
         assert lines[: len(first)] == ["imported"] * len(first)
         assert lines[len(first) :] == [text] * len(DOORS)
+
+
+@pytest.mark.parametrize("tensorflow, is_refused", [("2.15.1", True), ("2.17.1", True), ("2.18.0", False)])
+def test_numpy_2_is_refused_beside_a_tensorflow_that_was_built_for_the_one_before(
+    python, tmp_path, tensorflow, is_refused
+):
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('this one was tried')\n")
+    for name, version in (("tensorflow_cpu", tensorflow), ("numpy", "2.1.3")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    text = f"numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got 2.1.3."
+    said = f"ImportError: npu_bridge: {text} Install it: pip install 'numpy<2'."
+    lines = python("-c", TRY_ALL, *DOORS)
+    assert lines == [said if is_refused else "ImportError: this one was tried"] * len(DOORS)
+
+
+@pytest.mark.skipif(KERAS == "keras", reason="tf.keras is Keras 2 in this TensorFlow")
+@pytest.mark.parametrize(
+    "choice, first, cause",
+    [
+        (None, "tf.keras.layers", "it was used before npu_bridge was imported"),
+        ("0", "", "TF_USE_LEGACY_KERAS is '0'"),
+        (None, "", None),
+        ("1", "tf.keras.layers", None),
+        (None, "import keras", None),
+    ],
+)
+def test_keras_3_under_the_name_of_keras_2_is_refused(choice, first, cause):
+    code = f"import tensorflow as tf\n{first}\nimport npu_bridge.npu_init\nprint(tf.keras.__name__)"
+    environment = {name: text for name, text in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    environment |= {} if choice is None else {"TF_USE_LEGACY_KERAS": choice}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    if cause is None:
+        assert done.returncode == 0 and done.stdout.startswith("tf_keras."), done.stderr
+    else:
+        said = f"ImportError: npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; "
+        assert done.stderr.splitlines()[-1].startswith(said)
+
+
+@pytest.mark.skipif(KERAS == "keras", reason="TensorFlow 2.15 greets at a level that is set")
+def test_tensorflow_does_not_greet_and_other_lines_stay():
+    code = "import os, npu_bridge\nimport tensorflow\nos.write(2, b'last')"
+    environment = {name: text for name, text in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    said = {}
+    for verbose in ("0", "1"):
+        command = [sys.executable, "-X", "importtime", "-c", code]
+        changed = {**environment, "NPU_BRIDGE_VERBOSE": verbose}
+        done = subprocess.run(command, cwd=REPOSITORY, env=changed, capture_output=True, text=True, timeout=300)
+        said[verbose] = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+        assert " tensorflow\n" in done.stderr and done.returncode == 0  # a line of Python itself, while it is loaded
+    assert said["0"] == ["last"]
+    assert any("oneDNN" in line for line in said["1"])

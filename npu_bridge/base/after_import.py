@@ -28,7 +28,7 @@ def after_import(
     Args:
       name: of the module.
       change: may raise; then the import fails.
-      while_loading: makes the context in which the module is loaded.
+      while_loading: makes the context in which the module is loaded. It may raise on entry, at each import.
       if_missing: called whenever the module is looked for and not installed. It may raise.
     """
     sys.meta_path.insert(0, _Finder(name, change, while_loading, if_missing))
@@ -78,9 +78,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             load = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
                 with self._while_loading():
+                    if self in sys.meta_path:
+                        sys.meta_path.remove(self)
                     load(module)
                 self._change(module)
 

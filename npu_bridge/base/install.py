@@ -1,9 +1,11 @@
 """Commands that install what may be missing, in their one place."""
 
+import importlib.metadata
 import importlib.util
 import sys
 
 _OLDEST, _NEWEST = 15, 21  # of TensorFlow 2
+_BESIDE_NUMPY_2 = 18  # from this one on
 TENSORFLOWS = f"2.{_OLDEST} to 2.{_NEWEST}"
 # What is installed unless another one is asked for.
 CHOSEN = f"2.{_OLDEST if sys.version_info < (3, 12) else _NEWEST}"  # the former has no wheels for later Pythons
@@ -23,6 +25,31 @@ def missing_beside(version: str) -> str:
     missing = [name for name in _APART if importlib.util.find_spec(name) is None]
     packages = [_APART[name].format(version=".".join(version.split(".")[:2])) for name in missing]
     return f"pip install --no-deps {' '.join(packages)}" if packages else ""
+
+
+def numpy_problem() -> str:
+    """Why the installed TensorFlow cannot be loaded beside the installed numpy, and what to do; "" if it can.
+
+    Without, numpy prints forty lines about modules that were compiled for another version.
+    """
+    found = _version_of("numpy")
+    tensorflow = _version_of("tensorflow") or _version_of("tensorflow-cpu")
+    if not found or int(found.split(".")[0]) < 2 or not is_supported(tensorflow):
+        return ""
+    if int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
+        return ""
+    return (
+        f"npu_bridge: numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got {found}. "
+        "Install it: pip install 'numpy<2'."
+    )
+
+
+def _version_of(package: str) -> str:
+    """The version of an installed package, or ""."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 HOROVOD = "horovod==0.28.1"

@@ -11,15 +11,17 @@ import contextlib
 import functools
 import importlib.abc
 import logging
+import os
 import re
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from npu_bridge.base.after_import import after_import, importer
-from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supported, missing_beside
+from npu_bridge.base.install import INSTALL_TENSORFLOW, TENSORFLOWS, is_supported, missing_beside, numpy_problem
 from npu_bridge.base.tf_internals import names
 
 __all__ = ["explain_global_step", "watch"]
@@ -36,7 +38,9 @@ _STANDS_STILL = "It seems that global step"
 _SLOW_CALLBACK = re.compile(r"Callback method `(\w+)` is slow .* time: ([\d.]+)s\)")
 _SHORT_SECS = 0.01  # ours: beside a step that is shorter still, anything is slow
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_GREETINGS = (b"WARNING: All log messages before absl::InitializeLog()", b"port.cc", b"cpu_feature_guard.cc")
 _KERAS_CHOICE = "TF_USE_LEGACY_KERAS"  # read when `tf.keras` is used first; 1 for Keras 2
+_KERAS_2 = ("1", "true", "True")
 
 
 def watch() -> None:
@@ -48,7 +52,7 @@ def watch() -> None:
     if "tensorflow" in sys.modules:
         _see_to(sys.modules["tensorflow"])
     else:
-        after_import("tensorflow", _see_to, _without_notes, _explain_absence)
+        after_import("tensorflow", _see_to, _while_loading, _explain_absence)
 
 
 def explain_global_step() -> None:
@@ -57,7 +61,7 @@ def explain_global_step() -> None:
 
 
 def _see_to(tensorflow: types.ModuleType) -> None:
-    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown")))
+    problem = _problem_of(str(getattr(tensorflow, "__version__", "unknown"))) or _problem_of_keras(tensorflow)
     if problem:
         sys.meta_path.insert(0, _Refusal(problem))
         if _is_ours(importer()):
@@ -89,14 +93,57 @@ def _problem_of(found: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    """TensorFlow reads the level of its C++ messages once, while it is loaded."""
+def _problem_of_keras(tensorflow: types.ModuleType) -> str:
+    """Why `tf.keras` cannot be what this package calls by that name, Keras 2, and what to do; "" if it can."""
     from npu_bridge.base import environment
 
-    level = {} if _is_verbose() or environment.read_variable(_LEVEL) else {_LEVEL: "1"}
-    with environment.temporarily(lambda: level):
+    choice = environment.read_variable(_KERAS_CHOICE)
+    if names.HAS_ESTIMATORS or (choice in (None, *_KERAS_2) and not names.is_keras_3(tensorflow)):
+        return ""
+    cause = "it was used before npu_bridge was imported" if choice is None else f"{_KERAS_CHOICE} is {choice!r}"
+    return (
+        f"npu_bridge: tf.keras is Keras 3, because {cause}. Expected Keras 2 under this name; Keras 3 is there by "
+        f"`import keras`. Import npu_bridge first, or set {_KERAS_CHOICE}=1."
+    )
+
+
+@contextlib.contextmanager
+def _while_loading() -> Iterator[None]:
+    """TensorFlow reads the level of its C++ messages once, while it is loaded.
+
+    From 2.16 on its libraries greet before they read it.
+    """
+    from npu_bridge.base import environment
+
+    problem = numpy_problem()
+    if problem:
+        raise ImportError(problem, name="tensorflow")
+    is_told = _is_verbose() or environment.read_variable(_LEVEL) is not None
+    level = {} if is_told else {_LEVEL: "1"}
+    is_greeting = not is_told and not names.HAS_ESTIMATORS
+    with environment.temporarily(lambda: level), _without_greetings() if is_greeting else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def _without_greetings() -> Iterator[None]:
+    """Keeps what goes to the standard error of this process, also from C++, and hands on what is no greeting."""
+    try:
+        original = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(original, 2)
+            os.close(original)
+            said.seek(0)
+            for line in said:
+                if not any(greeting in line for greeting in _GREETINGS):
+                    os.write(2, line)
 
 
 def _explain_absence() -> None:

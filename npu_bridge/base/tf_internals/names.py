@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import types
 
 
 def _has_estimators() -> bool:
@@ -23,6 +24,15 @@ _OF_ESTIMATORS = ("python", "distribute", "estimator_training.py")
 HAS_ESTIMATORS = _has_estimators()
 # The package that `tf.keras` is, and Keras 2 in it: beside later versions it has a name of its own.
 KERAS = "keras" if HAS_ESTIMATORS else "tf_keras"
+
+
+def is_keras_3(tensorflow: types.ModuleType) -> bool:
+    """Whether `tf.keras` has been used and was Keras 3 then (`util.lazy_loader.KerasLazyLoader`); loads neither."""
+    keras = vars(tensorflow).get("keras")
+    known = vars(keras) if isinstance(keras, types.ModuleType) else {}
+    found = str(known.get("_tfll_keras_version") or known.get("__version__", ""))
+    return found == "keras_3" or found.startswith("3.")
+
 
 SESSION_MODULE = "tensorflow.python.client.session"  # where the class of all sessions is defined
 ESTIMATOR_MODULE = "tensorflow_estimator.python.estimator.estimator"  # where Estimators settle on their RunConfig
