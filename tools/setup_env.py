@@ -67,7 +67,9 @@ def packages_for(parts: str) -> list[list[str]]:
     name, extra = ("tensorflow-cpu", "cpu") if is_plain_linux and not has_gpu else ("tensorflow", "tensorflow")
     if TENSORFLOW == "2.15":
         return [["--editable", f".[{extra},{'test' if parts == 'all' else 'examples'}]"]]
-    versions = [f"{name}=={TENSORFLOW}.*", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
+    # TensorFlow 2.21 no longer brings TensorBoard.
+    beside = ["tensorboard", "tensorflow-estimator==2.15.*", "scikit-learn>=1.3,<1.8"]
+    versions = [f"{name}=={TENSORFLOW}.*", *beside]
     # Keras 2 asks for the package tensorflow, whichever of the two is there.
     return [[*versions, "--editable", f".[{'plot,tools' if parts == 'all' else 'plot'}]"],
             ["--no-deps", f"tf-keras=={TENSORFLOW}.*"]]  # fmt: skip

@@ -118,10 +118,10 @@ def _while_loading() -> Iterator[None]:
     problem = numpy_problem()
     if problem:
         raise ImportError(problem, name="tensorflow")
-    is_told = _is_verbose() or environment.read_variable(_LEVEL) is not None
-    level = {} if is_told else {_LEVEL: "1"}
-    is_greeting = not is_told and not names.HAS_ESTIMATORS
-    with environment.temporarily(lambda: level), _without_greetings() if is_greeting else contextlib.nullcontext():
+    given = "0" if _is_verbose() else environment.read_variable(_LEVEL)
+    level = {} if given else {_LEVEL: "1"}
+    greets = given == "0" or names.HAS_ESTIMATORS
+    with environment.temporarily(lambda: level), contextlib.nullcontext() if greets else _without_greetings():
         yield
 
 

@@ -91,3 +91,18 @@ def test_tail_keeps_the_last_lines(ranks):
 def test_any_bytes_pass(stream, ranks):
     ranks[0].feed(b"\xff\xfe\n", 0.0)
     assert stream.getvalue() == b"\xff\xfe\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"2026-11-25 10:20:30.123456: W tensorflow/core/framework/op_kernel.cc:1839] OP_REQUIRES failed: ",
+        b"W0000 00:00:1795652460.298987   28541 local_rendezvous.cc:412] Local rendezvous is aborting: ",
+        b"W1125 10:20:30.298987   28541 op_kernel.cc:1858] OP_REQUIRES failed at mpi_ops.cc:651: ",
+    ],
+)
+def test_what_a_rank_logs_because_another_one_failed_is_left_out(stream, ranks, start):
+    operator = b"\t [[{{node transfers/fragment_0}}]]\n"
+    ranks[0].feed(start + b"Horovod has been shut down. This was caused by\n" + operator + b"mine\n" + operator, 0.0)
+    ranks[0].feed(start + b"resource exhausted\n" + operator, 0.0)
+    assert stream.getvalue() == b"mine\n" + operator + start + b"resource exhausted\n" + operator

@@ -25,12 +25,14 @@ _PARTIAL_LINE_SECS = 0.05
 _TAIL_LINE_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _GAP = "--- {count} bytes are not here: {reason}\n"
-# What TensorFlow, Horovod and Gloo log on a rank after another one has failed (2.15, 0.28): the launcher says it once.
+# What TensorFlow, Horovod and Gloo log on a rank after another one has failed: the launcher says it once. TensorFlow
+# 2.15 and Horovod 0.28 log with a date; from 2.16 on TensorFlow does as absl, and adds a line with the operator.
 _SECONDARY_MESSAGES = re.compile(
-    rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |  what\(\):  ).*"
+    rb"(\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*: [WEF] |[WEF]\d{4} [\d:.]+ +\d+ |  what\(\):  ).*"
     rb"(Horovod has been shut down|Horovod background loop uncaught|/gloo/transport/tcp/)"
     rb"|terminate called after throwing an instance of 'gloo::"
 )
+_THEIR_OPERATOR = b"\t [[{{node "
 
 
 class ReaderGoneError(Exception):
@@ -99,6 +101,7 @@ class RankOutput:
         self._joint = joint
         self._log = log
         self._held = bytearray()
+        self._has_left_out = False
         self._held_since = 0.0
 
     def feed(self, text: bytes, now: float) -> None:
@@ -137,7 +140,9 @@ class RankOutput:
     def _pass_on(self, line: bytes) -> None:
         final = _last_state(line).rstrip(b"\r")
         self.tail.append(final[-_TAIL_LINE_BYTES:].decode(errors="replace"))
-        if _SECONDARY_MESSAGES.match(final):
+        goes_on = self._has_left_out and final.startswith(_THEIR_OPERATOR)
+        self._has_left_out = goes_on or _SECONDARY_MESSAGES.match(final) is not None
+        if self._has_left_out:
             return  # it stays in the log
         if self._prefix:
             self._joint.write_line(self._prefix + final)
