@@ -176,18 +176,34 @@ def _complaint_about(use: Use) -> str | None:
 
 
 def _of_packages(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
-    """Packages that are imported and neither installed nor part of the project."""
+    """Packages that are imported and not found: they are not installed, or Python does not look where they are."""
+    adds_folders = any(map(_changes_path, files))
+    own, *others = map(os.path.realpath, roots)
+    searched = {own, *(root for root in others if not own.startswith(os.path.join(root, "")))}
     for facts in files:
         for use in facts.uses:
             package = use.name.partition(".")[0]
-            if use.is_import and not use.is_guarded and not _is_there(package, roots):
+            if not use.is_import or use.is_guarded:
+                continue
+            folder = "" if _is_installed(package) else _folder_with(use.name, roots)
+            if folder is None:
                 fix = _INSTALLED_AS.get(package, package)
                 remark = f"it is not installed: pip install {fix}, or name its folder with --tree"
                 yield Finding("needed", f"package {package}", remark, use.place)
-            elif use.is_import and not use.is_guarded and (folder := _folder_of_helper(package)):
+            elif folder and not adds_folders and os.path.realpath(folder) not in searched:
+                place = os.path.relpath(folder)
+                remark = f"it is in {place}, where Python does not look: start with PYTHONPATH={place}"
+                yield Finding("needed", f"package {package}", remark, use.place)
+            elif folder := _folder_of_helper(package):
                 if folder not in map(os.path.abspath, roots) and not SourceTree(roots).holds(folder):
                     remark = f"it is written for TensorFlow 1: start with npu-run --tree {folder}"
                     yield Finding("needed", f"package {package}", remark, use.place)
+
+
+def _changes_path(facts: FileFacts) -> bool:
+    """Whether a file may add folders to where Python looks for modules."""
+    with open_file(facts.path, errors="replace") as file:
+        return "sys.path" in file.read()
 
 
 def _of_unbuilt(files: Sequence[FileFacts], roots: Sequence[str]) -> Iterator[Finding]:
@@ -228,26 +244,46 @@ def _folder_of_helper(package: str) -> str | None:
     return folder if evidence_of(spec.origin, [os.path.dirname(folder)]).is_tensorflow_1 else None
 
 
-def _is_there(package: str, roots: Sequence[str]) -> bool:
-    known = package in sys.stdlib_module_names or package in MODULES or package in OF_1.same
-    if known or importlib.util.find_spec(package) is not None:
+def _is_installed(package: str) -> bool:
+    if package in sys.stdlib_module_names or package in MODULES or package in OF_1.same:
         return True
-    # A script may add any folder of its project to sys.path.
-    return any(package in _modules_below(root) for root in roots)
+    spec = importlib.util.find_spec(package)
+    # `python -m` adds the current folder, for this command alone.
+    current = os.path.join(os.getcwd(), "")
+    is_added = sys.path[0] in ("", current[:-1]) and current[:-1] not in sys.path[1:]
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return spec is not None and not (is_added and any(place.startswith(current) for place in places))
+
+
+def _folder_with(name: str, roots: Sequence[str]) -> str | None:
+    """The folder of the project that holds the package or module of a dotted name; None if none does."""
+    package, *inner = name.split(".")
+    folders = [folder for root in roots for folder in _modules_below(root).get(package, ())]
+    for folder in folders:  # several may have a package of that name
+        if not inner or _is_in(inner[0], os.path.join(folder, package)):
+            return folder
+    return folders[0] if folders else None
+
+
+def _is_in(name: str, package: str) -> bool:
+    return os.path.isfile(f"{package}.py") or any(
+        os.path.exists(os.path.join(package, name + end)) for end in ("", ".py")
+    )
 
 
 @functools.cache
-def _modules_below(root: str) -> frozenset[str]:
-    """Names of the folders and files around a script: its own folder, those below, and those beside it."""
-    found: set[str] = set()
+def _modules_below(root: str) -> dict[str, list[str]]:
+    """By the names of folders and files around a script, where they are: in its own folder, below and beside it."""
+    found: dict[str, list[str]] = {}
     is_top = any(name.upper().startswith(_AT_THE_TOP) for name in os.listdir(root))
     for folder, depth in [(root, _DEEPEST), (os.path.dirname(root), 2)][: 1 if is_top else 2]:
         for at, folders, names in itertools.islice(os.walk(folder), _MOST_FOLDERS):
-            found.update(folders)
-            found.update(name.partition(".")[0] for name in names if name.endswith((".py", ".so")))
+            modules = (name.partition(".")[0] for name in names if name.endswith((".py", ".so")))
+            for name in (*folders, *modules):
+                found.setdefault(name, []).append(at)
             if at[len(folder) :].count(os.sep) >= depth:
                 folders.clear()
-    return frozenset(found)
+    return found
 
 
 def _of_variables(files: Sequence[FileFacts]) -> Iterator[Finding]:

@@ -58,11 +58,13 @@ def test_trains_evaluates_predicts_and_saves_the_scale(kind, tmp_path):
     assert {"good_steps", "bad_steps", "kernel", "kernel/Adam", "beta1_power"} <= set(values)
 
 
-def test_npu_estimator_trains_like_the_stock_estimator(tmp_path):
+# Scripts calculate how many steps they want, as pictures / batch * epochs.
+@pytest.mark.parametrize("count", [{"steps": 20}, {"steps": 8.0}, {"steps": 7.5}, {"max_steps": 7.5}])
+def test_npu_estimator_trains_like_the_stock_estimator(tmp_path, count):
     values = {}
     for estimator_class in (NPUEstimator, tf.estimator.Estimator):
         folder = str(tmp_path / estimator_class.__name__)
-        estimator_class(model_fn, config=NPURunConfig(model_dir=folder, tf_random_seed=1)).train(input_fn, steps=20)
+        estimator_class(model_fn, config=NPURunConfig(model_dir=folder, tf_random_seed=1)).train(input_fn, **count)
         values[estimator_class] = checkpoint_values(folder)
     ours, stock = values[NPUEstimator], values[tf.estimator.Estimator]
     assert set(ours) == set(stock)

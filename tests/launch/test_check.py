@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import os
+import sys
 
 from click.testing import CliRunner
 
@@ -151,6 +152,7 @@ def test_stars_aliases_calls_packages_and_variables_are_looked_at(tmp_path, monk
     assert stops.pop("package helper_of_tensorflow_1").endswith(f"start with npu-run --tree {helper}")
     assert "package helper_of" not in checked(tmp_path, "--json", "--tree", str(elsewhere))[1]  # a folder above it
     assert "pip install not_installed_anywhere" in stops.pop("package not_installed_anywhere")
+    assert stops.pop("package lib_of_project").endswith("start with PYTHONPATH=src/deep")
     assert "without a default" in stops.pop("environment variable OF_NOBODY")
     assert "has no argument 'rate'; it has learning_rate" in stops.pop("tf.train.AdamOptimizer(...)")
     assert "has no argument 'loss_scale'" in stops.pop("npu_bridge.npu_init.NPUOptimizer(...)")
@@ -209,6 +211,27 @@ def test_what_another_project_has_is_still_needed(tmp_path):
         write_script(tmp_path / name, "", module)
     write_script(tmp_path / "own", "import tensorflow as tf\nimport beside_this\ntf.placeholder(tf.float32)\n")
     assert "package beside_this" in checked(tmp_path / "own")[1]
+
+
+def test_a_module_where_python_does_not_look_is_named_with_its_folder(tmp_path, monkeypatch):
+    for folder in ("own/package", "own/tools"):
+        (tmp_path / folder).mkdir(parents=True)
+    own, script = tmp_path / "own", "import tensorflow as tf\nfrom package import old\ntf.placeholder\n"
+    write_script(own / "package", "A = 1\n", "old.py")
+    write_script(own / "tools", script)
+    write_script(own / "tools", "", "__init__.py")
+    monkeypatch.chdir(own)
+    monkeypatch.setattr("sys.path", [str(own), *sys.path])  # as `python -m` has it
+    said = "train.py:2: package package: it is in ., where Python does not look: start with PYTHONPATH=."
+    code, output = checked(own / "tools")
+    assert code == 1 and said in output, output
+    assert "ModuleNotFoundError: No module named 'package'" in npu_run("tools/train.py", cwd=own)[1]
+    assert npu_run("tools/train.py", cwd=own, PYTHONPATH=os.pathsep.join([".", *sys.path[1:]]))[0] == 0
+    monkeypatch.setattr("sys.path", [sys.path[0], str(own), *sys.path[1:]])  # by PYTHONPATH
+    assert checked(own / "tools")[0] == 0
+    monkeypatch.setattr("sys.path", sys.path[:1] + sys.path[2:])
+    write_script(own / "tools", f"import sys\nsys.path.append({str(own)!r})\n{script}")
+    assert checked(own / "tools")[0] == 0
 
 
 def test_a_module_of_cython_is_to_be_built(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import string
@@ -219,7 +220,8 @@ class NPUEstimator(tf.estimator.Estimator):
     def _convert_train_steps_to_hooks(self, steps, max_steps):
         hooks = super()._convert_train_steps_to_hooks(steps, max_steps)
         if self._is_talkative:
-            hooks.append(_OwnProgress(total_steps=max_steps, more_steps=steps, stream=sys.stderr))
+            total, more = (None if count is None else math.ceil(count) for count in (max_steps, steps))
+            hooks.append(_OwnProgress(total_steps=total, more_steps=more, stream=sys.stderr))
         hooks.append(_OwnAlarm())
         return hooks
 
