@@ -65,6 +65,7 @@ MODULES: dict[str, str] = {
     f"{_OLD}.image.ops.gen_image_ops": "tensorflow.python.ops.gen_image_ops",
     f"{_OLD}.all_reduce.python.all_reduce": "tensorflow.python.distribute.v1.all_reduce",
     # Elsewhere in TensorFlow.
+    "tensorflow.python.estimator": "tensorflow_estimator.python.estimator",
     "tensorflow.python.layers.layers": f"{_KERAS}.__internal__.legacy.layers",
     "tensorflow.examples": f"{_CONTRIB}.learn.datasets",
     "tensorflow.examples.tutorials": f"{_CONTRIB}.learn.datasets",

@@ -199,7 +199,7 @@ def _is_of_others(method: str) -> bool:
         frame = frame.f_back
     if frame is None:
         return True
-    known = (*_OURS, "npu_device", "keras", "horovod")
+    known = (*_OURS, "npu_device", "keras", "tf_keras", "horovod")
     methods = (method, method.replace("train_", ""))  # as older scripts call it
     for kind in map(type, frame.f_locals["self"].callbacks):
         makers = [base for base in kind.__mro__ if any(name in vars(base) for name in methods)]

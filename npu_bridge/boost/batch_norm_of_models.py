@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from npu_bridge.base.tf_internals.names import KERAS
 from npu_bridge.base.tf_internals.training import is_graph_network
 from npu_bridge.boost import batch_norm_patterns as patterns
 
@@ -47,7 +48,7 @@ def why_not_functional(model: Any) -> str:
         return f"{type(model).__name__} is no Keras model"
     if isinstance(model, tf.keras.Sequential):
         return "layers of a Sequential model follow each other, so it has no residual or dense block"
-    if not is_graph_network(model) or not type(model).__module__.startswith("keras."):
+    if not is_graph_network(model) or not type(model).__module__.startswith(f"{KERAS}."):
         return f"{type(model).__name__} is not a functional model, and only that says how its layers are connected"
     return ""
 

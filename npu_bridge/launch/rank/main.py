@@ -35,7 +35,7 @@ __all__ = ["main"]
 
 _ALONE = Launched(rank=0, size=1, local_rank=0, local_size=1)
 # Packages that everything here needs, and after which people call their scripts.
-_HIDEABLE = ("horovod", "keras", "npu_bridge", "numpy", "tensorflow")
+_HIDEABLE = ("horovod", "keras", "npu_bridge", "numpy", "tensorflow", "tf_keras")
 _INTERRUPTED = 128 + signal.SIGINT
 
 

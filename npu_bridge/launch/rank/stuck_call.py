@@ -27,7 +27,7 @@ _NOTICE_SECS = 2.0
 # costs a thousandth, a step of a training far more.
 _AGAIN_SECS = 2.0
 _BUSY_SHARE = 0.02
-_RUNTIMES = ("tensorflow", "horovod", "keras", "tensorflow_estimator")
+_RUNTIMES = ("tensorflow", "horovod", "keras", "tf_keras", "tensorflow_estimator")
 # Where a rank waits for others in this package's own code.
 _MEETINGS = ("npu_bridge.collective.rendezvous", "npu_bridge.collective.horovod_restart")
 _CODE_CHARACTERS = 60

@@ -92,6 +92,8 @@ def _rebuilt(model, dtypes, owner):
     config = copy.deepcopy(model.get_config())
     layers = {layer.name: layer for layer in _list_layers(model)}
     for piece in _find_pieces(config):
+        # The layers are built when the model is. A TimeDistributed layer that was built from this holds another shape.
+        piece.pop("build_config", None)
         _change(piece, dtypes, classes, layers, functions)
     try:
         with tf.keras.utils.custom_object_scope({**classes, **functions}):

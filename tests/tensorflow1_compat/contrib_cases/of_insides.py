@@ -65,7 +65,10 @@ def case_names_of_split_modules():
         assert callable(proxies.proxy(f"{root}.saving.hdf5_format").save_model_to_hdf5), root
     operators = proxies.proxy("tensorflow.python.framework.op_def_registry").get_registered_ops()
     assert operators["MatMul"].input_arg[1].name == "b" and len(operators) > 1000
-    assert find_missing("tensorflow.python.estimator.estimator._check_hooks_type") is None  # by a star
+    assert find_missing("tensorflow.python.estimator.estimator._check_hooks_type") is None
+    assert find_missing("tensorflow.python.estimator.estimator.nosuch") is not None
+    named = proxies.proxy("tensorflow.python.estimator.run_config").RunConfig
+    assert named is proxies.proxy("tensorflow.estimator").RunConfig
     assert proxies.proxy("tensorflow.core.protobuf.config_pb2").RPCOptions().compression_algorithm == ""
     assert proxies.proxy("tensorflow.python.training.tracking.util").take("capture_dependencies")
 
