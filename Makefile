@@ -1,4 +1,4 @@
-# `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.11, a C++ compiler and cmake (the latter two
+# `make train` and `make test` need nothing but this checkout, Python 3.9 to 3.13, a C++ compiler and cmake (the latter two
 # for several ranks only): the first of them makes .venv, later ones find it ready. `make help` lists the rest.
 
 RANKS   ?= 2
@@ -18,12 +18,16 @@ TF1_EXAMPLES := digits/train_session.py digits/train_estimator.py accelerate/tra
 TF      ?=
 export TF
 
+VERSIONS ?= 2.15 2.16 2.18 2.21
+# What another TensorFlow may break first: its private names, and what scripts are promised.
+ROOMS   ?= tests/test_internals.py tests/test_without_tensorflow.py tests/documented
+
 bin := .venv$(addprefix -tf,$(TF))/bin
 # One rank alone needs no distributed optimizer.
 distributed := $(if $(filter-out 1,$(RANKS)),--distributed)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-for-train venv-tf115 train test test-hosts test-tf115 explore lint docs modules dist format bench clean distclean
+.PHONY: help venv venv-for-train venv-tf115 train test test-versions test-hosts test-tf115 explore lint docs modules dist format bench clean distclean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /  make \1 @/p' Makefile | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -43,6 +47,10 @@ train: venv-for-train  ## a small BERT on RANKS=2 local ranks for STEPS=300 into
 
 test: venv  ## the whole test suite (ARGS="-k launcher" and the like go to pytest, WORKERS=0 for one process)
 	@$(bin)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-versions:  ## ROOMS= that another TensorFlow may break, on each of VERSIONS="2.15 2.16 2.18 2.21"
+	@for version in $(VERSIONS); do echo "== TensorFlow $$version" && \
+	  $(MAKE) --no-print-directory test TF=$$version ARGS="$(ROOMS) $(ARGS)" || exit 1; done
 
 test-hosts: venv  ## jobs over two hosts that are network namespaces with a link of 1 Gbit/s; needs root
 	@$(bin)/python -m pytest -m hosts tests/hosts $(ARGS)

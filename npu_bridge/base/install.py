@@ -1,6 +1,5 @@
 """Commands that install what may be missing, in their one place."""
 
-import importlib.metadata
 import importlib.util
 import sys
 
@@ -27,29 +26,17 @@ def missing_beside(version: str) -> str:
     return f"pip install --no-deps {' '.join(packages)}" if packages else ""
 
 
-def numpy_problem() -> str:
-    """Why the installed TensorFlow cannot be loaded beside the installed numpy, and what to do; "" if it can.
+def numpy_problem(tensorflow: str, numpy: str) -> str:
+    """Why a version of TensorFlow cannot be loaded beside one of numpy, and what to do; "" if it can.
 
     Without, numpy prints forty lines about modules that were compiled for another version.
     """
-    found = _version_of("numpy")
-    tensorflow = _version_of("tensorflow") or _version_of("tensorflow-cpu")
-    if not found or int(found.split(".")[0]) < 2 or not is_supported(tensorflow):
-        return ""
-    if int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
+    if int(numpy.split(".")[0]) < 2 or not is_supported(tensorflow) or int(tensorflow.split(".")[1]) >= _BESIDE_NUMPY_2:
         return ""
     return (
-        f"npu_bridge: numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got {found}. "
+        f"npu_bridge: numpy is of another version. Expected one before 2 beside TensorFlow {tensorflow}; got {numpy}. "
         "Install it: pip install 'numpy<2'."
     )
-
-
-def _version_of(package: str) -> str:
-    """The version of an installed package, or ""."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 HOROVOD = "horovod==0.28.1"

@@ -113,9 +113,10 @@ def _while_loading() -> Iterator[None]:
 
     From 2.16 on its libraries greet before they read it.
     """
-    from npu_bridge.base import environment
+    from npu_bridge.base import environment, inventory
 
-    problem = numpy_problem()
+    versions = [inventory.installed_version(name) for name in ("tensorflow", "numpy")]
+    problem = numpy_problem(*versions) if all(versions) else ""
     if problem:
         raise ImportError(problem, name="tensorflow")
     given = "0" if _is_verbose() else environment.read_variable(_LEVEL)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from npu_bridge.launch.doctor.build import Installer, InstallError, cache_folder
-from npu_bridge.launch.doctor.machine import machine_section
+from npu_bridge.launch.doctor.machine import machine_section, versions_section
 from npu_bridge.launch.doctor.options import config_section, environment_section, rank_table_section
 from npu_bridge.launch.doctor.page import Page, Problem, Section, print_page
 from npu_bridge.launch.doctor.ranks import Trial, horovod_section
@@ -163,6 +163,17 @@ def test_tensorflow_that_is_missing(tmp_path):
     assert code == 1
     assert "No module named 'tensorflow'" in output
     assert "fix: pip install 'tensorflow-cpu==2.15.*'" in output
+
+
+@pytest.mark.parametrize("tensorflow, fits", [("2.15.1", False), ("2.18.0", True)])
+def test_numpy_of_the_wrong_side_is_a_problem(tmp_path, monkeypatch, tensorflow, fits):
+    for name, version in (("tensorflow", tensorflow), ("numpy", "2.1.3")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [problem for problem in versions_section()[1] if "numpy" in problem.what]
+    assert [problem.fix for problem in found] == ([] if fits else ["pip install 'numpy<2'"])
 
 
 def test_what_hangs_is_cut_short(tmp_path):

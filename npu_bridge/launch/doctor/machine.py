@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from npu_bridge.base.install import CHOSEN, TENSORFLOWS, is_supported, missing_beside
+from npu_bridge.base.install import CHOSEN, TENSORFLOWS, is_supported, missing_beside, numpy_problem
 from npu_bridge.base.inventory import installed_version, machine_rows, version_rows
 from npu_bridge.base.tf_internals import names
 from npu_bridge.launch.doctor.page import Problem, Section
@@ -26,6 +26,11 @@ def versions_section() -> tuple[Section, list[Problem]]:
         problems.append(Problem(f"tensorflow is {tensorflow}; made for {TENSORFLOWS}", fix, False))
     elif tensorflow and not names.HAS_ESTIMATORS and (command := missing_beside(tensorflow)):
         problems.append(Problem(f"TensorFlow {tensorflow} has no Estimator and no Keras 2 of its own", command))
+    numpy = installed_version("numpy")
+    if tensorflow and numpy and numpy_problem(tensorflow, numpy):
+        problems.append(
+            Problem(f"numpy is {numpy}; TensorFlow {tensorflow} is made for one before 2", "pip install 'numpy<2'")
+        )
     if horovod and not f"{horovod}.".startswith(f"{_HOROVOD}."):
         fix = f"pip install 'horovod=={_HOROVOD}.*'"
         problems.append(Problem(f"horovod is {horovod}; made for {_HOROVOD}", fix, False))
