@@ -1,4 +1,4 @@
-"""What imports in the user's files call: each gives what the statement in the file would bind.
+"""What imports in the user's files call: each gives what the statement would bind. `calls.py` is for what else calls.
 
 Modules that the user's tree has under the same name (a folder `keras` beside the script) are the user's.
 """
@@ -11,8 +11,19 @@ import types
 from typing import Any
 
 from tensorflow1_compat import proxies
+from tensorflow1_compat.calls import having, single, singles
 
-__all__ = ["import_by_call", "import_module", "load", "load_root", "take", "take_all"]
+__all__ = [
+    "having",
+    "import_by_call",
+    "import_module",
+    "load",
+    "load_root",
+    "single",
+    "singles",
+    "take",
+    "take_all",
+]
 
 
 def load(name: str) -> Any:

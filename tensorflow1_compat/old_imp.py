@@ -16,7 +16,8 @@ from typing import Any
 __all__ = [
     "C_BUILTIN", "C_EXTENSION", "PKG_DIRECTORY", "PY_COMPILED", "PY_FROZEN", "PY_SOURCE", "acquire_lock",
     "cache_from_source", "find_module", "get_magic", "get_suffixes", "get_tag", "init_builtin", "is_builtin",
-    "load_compiled", "load_dynamic", "load_module", "load_package", "load_source", "lock_held", "new_module", "release_lock", "reload",
+    "load_compiled", "load_dynamic", "load_module", "load_package", "load_source", "lock_held", "new_module",
+    "release_lock", "reload",
     "source_from_cache",
 ]  # fmt: skip
 
@@ -94,7 +95,7 @@ def find_module(name: str, path: list[str] | None = None) -> tuple[Any, str | No
 
 
 def _opened(path: str, mode: str) -> Any:
-    file = io.open_code(path)
+    file = io.open_code(path)  # noqa: SIM115 - the caller closes it
     if mode == "rb":
         return file
     encoding, _ = tokenize.detect_encoding(file.readline)

@@ -12,8 +12,8 @@ from typing import Any
 
 __all__ = [
     "Path", "asbytes", "asbytes_nested", "asstr", "asunicode", "asunicode_nested", "basestring", "bytes",
-    "contextlib_nullcontext", "getexception", "integer_types", "is_pathlib_path", "isfileobj", "long", "npy_load_module",
-    "os_PathLike", "os_fspath", "pickle", "sixu", "strchar", "unicode",
+    "contextlib_nullcontext", "getexception", "integer_types", "is_pathlib_path", "isfileobj", "long",
+    "npy_load_module", "os_PathLike", "os_fspath", "pickle", "sixu", "strchar", "unicode",
 ]  # fmt: skip
 
 long, unicode, basestring, bytes = int, str, str, bytes

@@ -20,19 +20,17 @@ _IS_2 = numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0"
 
 
 def _array(name: str) -> Any:
-    """`array` or `asarray`: rows of different lengths, `copy=False` where a copy is needed, numbers that wrap around."""
+    """`array` or `asarray`, also of rows of different lengths, of numbers beyond the type, and with `copy=False`."""
     real = getattr(numpy, name)
 
     @functools.wraps(real)
     def make(*arguments: Any, **options: Any) -> Any:
-        if _IS_2 and options.get("copy") is False:
-            say_once(
-                f"numpy.{name}(copy=False)", "refused since numpy 2 where a copy is needed; it copies there, as it did"
-            )
-            options["copy"] = None
         try:
             return real(*arguments, **options)
         except ValueError as error:
+            if _IS_2 and options.get("copy") is False and "avoid copy" in str(error):
+                say_once(f"numpy.{name}(copy=False)", "refused since numpy 2 where a copy is needed; it copies")
+                return make(*arguments, **{**options, "copy": None})
             if "inhomogeneous" not in str(error) or len(arguments) > 1 or options.get("dtype") is not None:
                 raise
             say_once(

@@ -38,9 +38,9 @@ GONE_BEFORE_2: dict[str, str] = {
 GONE_SINCE_2: dict[str, str] = {
     **_renamed(
         "Inf=inf Infinity=inf NAN=nan NaN=nan PINF=inf infty=inf alltrue=all cfloat=complex128 clongfloat=clongdouble "
-        "complex_=complex128 cumproduct=cumprod float_=float64 longcomplex=clongdouble longfloat=longdouble mat=asmatrix "
-        "product=prod round_=round row_stack=vstack singlecomplex=complex64 sometrue=any string_=bytes_ "
-        "trapz=trapezoid unicode_=str_ "
+        "complex_=complex128 cumproduct=cumprod float_=float64 longcomplex=clongdouble longfloat=longdouble "
+        "mat=asmatrix product=prod round_=round row_stack=vstack singlecomplex=complex64 sometrue=any string_=bytes_ "
+        "trapz=trapezoid unicode_=str_"
     ),
     **_places(
         "numpy.exceptions",
@@ -91,7 +91,6 @@ GONE_MODULES: dict[str, str] = {
 METHODS: dict[str, str] = {
     "numpy.generic.ptp": "numpy:ptp",
     "numpy.generic.tostring": "tobytes",
-    "numpy.ma.MaskedArray.tostring": "tobytes",
     "numpy.ndarray.itemset": f"{_OLD}:itemset",
     "numpy.ndarray.newbyteorder": f"{_OLD}:newbyteorder",
     "numpy.ndarray.ptp": "numpy:ptp",
