@@ -72,8 +72,7 @@ def format_number(format: str, value: Any, grouping: bool = False, monetary: boo
 
 def resetlocale(category: int = locale.LC_ALL) -> None:
     """`locale.resetlocale`: the locale of the environment."""
-    name, encoding = locale.getdefaultlocale()
-    locale.setlocale(category, f"{name}.{encoding}" if encoding else name or "C")
+    locale.setlocale(category, "")
 
 
 def _loader_of(prefix: str, sort_using: Callable | None, suite: type) -> unittest.TestLoader:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import collections.abc
 import sys
+from collections.abc import Iterable
 
 from tensorflow1_compat import removed_of_numpy
 
-__all__ = ["GONE_METHODS", "GONE_MODULES", "GONE_NAMES", "REUSED", "UP", "WRAPPED"]
+__all__ = [
+    "GONE_METHODS", "GONE_MODULES", "GONE_NAMES", "OF_OLD", "OLD_ANYWHERE", "OLD_BESIDE_NUMPY_2", "REUSED", "UP",
+    "WRAPPED",
+]  # fmt: skip
 
 _SHIMS, _PYTHON = "tensorflow1_compat.shims", "tensorflow1_compat.old_python"
 
@@ -117,23 +121,40 @@ _ASSERTIONS = {
     "failIfAlmostEqual": "assertNotAlmostEqual", "failIfEqual": "assertNotEqual", "failUnless": "assertTrue",
     "failUnlessAlmostEqual": "assertAlmostEqual", "failUnlessEqual": "assertEqual", "failUnlessRaises": "assertRaises",
     "assertDictContainsSubset": f"{_PYTHON}:assert_dict_contains_subset",
-    "assertItemsEqual": f"{_PYTHON}:assert_count_equal",
 }  # fmt: skip
+_METHODS_SINCE_3_12 = {
+    **{f"unittest.case.TestCase.{old}": new for old, new in _ASSERTIONS.items()},
+    "configparser.RawConfigParser.readfp": f"{_PYTHON}:read_fp",
+}
 GONE_METHODS: dict[str, str] = {
     **removed_of_numpy.METHODS,
-    **{f"unittest.case.TestCase.{old}": new for old, new in _ASSERTIONS.items()},
+    **(_METHODS_SINCE_3_12 if sys.version_info >= (3, 12) else {}),
     "array.array.fromstring": "frombytes",
     "array.array.tostring": "tobytes",
-    "configparser.RawConfigParser.readfp": f"{_PYTHON}:read_fp",
     "html.parser.HTMLParser.unescape": f"{_PYTHON}:unescape",
     "threading.Thread.isAlive": "is_alive",
     "xml.etree.ElementTree.Element.getchildren": f"{_PYTHON}:children_of",
     "xml.etree.ElementTree.Element.getiterator": f"{_PYTHON}:elements_of",
+    "unittest.case.TestCase.assertItemsEqual": f"{_PYTHON}:assert_count_equal",  # TensorFlow's own tests still have it
     "xml.etree.ElementTree.ElementTree.getiterator": f"{_PYTHON}:elements_of",
 }
 
 # Names that mean something else by now: scripts of TensorFlow 1 get what `GONE_NAMES` says all the same.
 REUSED = frozenset({"numpy.bool", "numpy.long"})
+
+# What tells an old script, as `reading.py` names it; some of it only where numpy 2 is installed.
+OF_OLD = "an old"  # comes before a method, and before a mode of `open`
+
+
+def _said_of(methods: Iterable[str]) -> frozenset[str]:
+    return frozenset(f"{OF_OLD}.{name.rpartition('.')[2]}" for name in methods) - {f"{OF_OLD}.assertItemsEqual"}
+
+
+OLD_BESIDE_NUMPY_2 = _said_of(removed_of_numpy.METHODS).union(
+    removed_of_numpy.GONE_SINCE_2, removed_of_numpy.GONE_MODULES, ("numpy.fromstring", "numpy.lib.pad")
+)
+_OTHERS = (f"{OF_OLD}.open", "numpy.core.umath_tests", *(("imp",) if sys.version_info >= (3, 12) else ()))
+OLD_ANYWHERE = _said_of(GONE_METHODS).union(GONE_NAMES, GONE_MODULES, _OTHERS) - OLD_BESIDE_NUMPY_2
 
 # Taken the place of always: what was accepted then is an error or something else now.
 WRAPPED: dict[str, str] = {

@@ -6,7 +6,7 @@ numpy 2 is installed.
 
 from __future__ import annotations
 
-__all__ = ["GONE_BEFORE_2", "GONE_MODULES", "GONE_SINCE_2", "METHODS", "WRAPPED"]
+__all__ = ["GONE_BEFORE_2", "GONE_MODULES", "GONE_SINCE_2", "KEYWORDS", "METHODS", "WRAPPED"]
 
 _OLD = "tensorflow1_compat.old_numpy"
 _RULES = "tensorflow1_compat.old_numpy_rules"
@@ -95,6 +95,14 @@ METHODS: dict[str, str] = {
     "numpy.ndarray.newbyteorder": f"{_OLD}:newbyteorder",
     "numpy.ndarray.ptp": "numpy:ptp",
     "numpy.ndarray.tostring": "tobytes",
+}
+# Keywords that numpy 2 has no more, or that mean something else.
+KEYWORDS: dict[str, frozenset[str]] = {
+    "numpy.array": frozenset({"copy"}),
+    "numpy.histogram": frozenset({"normed"}),
+    "numpy.percentile": frozenset({"interpolation"}),
+    "numpy.quantile": frozenset({"interpolation"}),
+    "numpy.reshape": frozenset({"newshape"}),
 }
 # What is called as before and refuses, or answers otherwise, since.
 WRAPPED: dict[str, str] = {"numpy.core.umath_tests": "tensorflow1_compat.old_umath_tests"} | _places(
