@@ -11,6 +11,7 @@ import pytest
 
 from tensorflow1_compat import proxies, removed_names
 from tensorflow1_compat.tree import SourceTree
+from tests.launch.launching import npu_run, write_script
 from tests.tensorflow1_compat.old_scripts import answer_of
 
 # What a script says -> what it got.
@@ -202,3 +203,42 @@ def test_every_name_of_the_tables_has_a_case():
         if name.startswith("collections.") or "fail" in name or name in ("time.clock", "locale.resetlocale")
     }
     assert [name for name in names if name.rpartition(".")[2] not in said and name not in without] == []
+
+
+def test_a_script_without_tensorflow_and_its_modules_have_old_names_and_nobody_else(tmp_path):
+    (tmp_path / "own").mkdir()
+    write_script(tmp_path / "own", OWN, "helper.py")
+    write_script(tmp_path, SCRIPT)
+    (tmp_path / "installed" / "site-packages").mkdir(parents=True)
+    write_script(tmp_path / "installed" / "site-packages", INSTALLED, "neighbour.py")
+    code, output = npu_run("train.py", cwd=tmp_path)
+    assert code == 0 and "said 6 False b'\\x01' 2 ['product', 'float']" in output, output
+    assert "own/helper.py:3: numpy.float: numpy no longer has it; builtins.float is used" in output
+
+
+OWN = """
+import numpy as np
+np.float
+from imp import reload
+
+def found():
+    return [np.product([2, 3]), np.zeros(1, np.uint8).ptp() > 0, np.array([1], np.uint8).tostring()]
+"""
+SCRIPT = """
+import sys
+from own import helper
+import numpy as np
+sys.path.append("installed/site-packages")
+import neighbour
+import threading
+threading.Thread().isAlive()
+print("said", *helper.found(), len(np.array([[1], [2, 3]])), neighbour.lacks())
+"""
+INSTALLED = """
+import numpy
+
+def lacks():
+    has_product = int(numpy.__version__.partition(".")[0]) < 2
+    assert hasattr(numpy, "product") == has_product and not hasattr(numpy, "float")
+    return ["product", "float"]
+"""
